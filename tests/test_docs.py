@@ -230,7 +230,7 @@ def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names()
 
 
 @pytest.mark.slow
-def test_links_lead_somewhere() -> None:
+def test_links_in_the_documentation_are_not_broken() -> None:
     generated = {ROOT / "docs" / path for path in _reference().pages()}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -35,7 +35,7 @@ def scores(body: str, checker: str) -> dict[str, float]:
         ("total = a + b; value = total; return value", "assert True", (1, 0, 1, 1, 3)),
     ],
 )
-def test_an_edit_is_scored_by_the_checker_it_left_and_by_the_one_it_was_given(
+def test_an_edit_of_a_checker_is_scored_by_the_old_and_the_new_checker(
     body: str, checker: str, expected: tuple[int, ...]
 ) -> None:
     from claims.edit_agent import MOST

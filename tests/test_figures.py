@@ -82,7 +82,7 @@ def test_a_saving_of_tokens_is_the_change_of_their_sum() -> None:
     assert (mean, low, high) == (-0.5, -math.inf, math.inf)  # 20 / 40 - 1; no interval of two tasks
 
 
-def test_a_saving_outside_the_margin_is_not_reached() -> None:
+def test_a_saving_with_a_loss_above_the_margin_is_not_chosen() -> None:
     from claims.table import cheaper
 
     tasks = [str(number) for number in range(400)]
@@ -126,7 +126,7 @@ def test_a_relative_change_needs_its_mean_and_an_interval_without_zero() -> None
     assert (scored.before, scored.after) == ("100 %, 100 % right", "20 %, 20 % right")
 
 
-def test_only_a_significant_loss_is_one() -> None:
+def test_only_a_significant_loss_counts_as_a_loss() -> None:
     from claims.table import not_below
 
     tasks = [str(number) for number in range(40)]

@@ -58,7 +58,7 @@ def test_every_question_has_rows_that_answer_it(agent: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_the_agent_tries_again_with_what_the_database_said(agent: ModuleType) -> None:
+def test_the_agent_retries_with_the_error_of_the_database(agent: ModuleType) -> None:
     queries, asked = (
         iter(["SELECT COUNT(*) FROM Client", "SELECT COUNT(*) FROM Customer WHERE Country = 'Norway'"]),
         list[str](),
@@ -93,7 +93,7 @@ def test_the_agent_tries_again_with_what_the_database_said(agent: ModuleType) ->
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n",
     ],
 )
-def test_what_is_no_reading_query_or_does_not_end_is_refused(agent: ModuleType, sql: str) -> None:
+def test_queries_that_write_or_do_not_end_are_refused(agent: ModuleType, sql: str) -> None:
     with pytest.raises((sqlite3.Error, sqlite3.Warning)):
         agent.query(sql)
     assert agent.query("SELECT COUNT(*) FROM Album") == [[3]]

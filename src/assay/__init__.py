@@ -39,6 +39,7 @@ _WHERE = {
     "record": "assay.api.record",
     "recorded": "assay.api.record",
     "run": "assay.api.run",
+    "side_effects": "assay.traces.replaying",
     "train": "assay.api.train",
     "tune": "assay.api.tune",
 }
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from assay.runs.project import project_settings
     from assay.traces import Store
     from assay.traces.collector import DataCollector
+    from assay.traces.replaying import side_effects
 
 
 def __getattr__(name: str) -> Any:

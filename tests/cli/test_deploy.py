@@ -20,7 +20,7 @@ def test_a_worse_candidate_is_rolled_back_and_the_shares_add_up() -> None:
     assert {"requests_median", "candidate_requests_median", "runs"} < report.keys()
 
 
-def test_a_plan_of_ones_own_is_simulated_and_a_goal_replaces_its_goal(tmp_path: Path) -> None:
+def test_a_custom_plan_is_simulated_and_its_goal_can_be_overridden(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("steps:\n- {weight: 50, decides: true, max_requests: 300}\nmetrics:\n- {success_gain: 0.0}\n")
     options = {"plan": str(path), "effect": 0.3, "runs": 10}

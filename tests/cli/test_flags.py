@@ -198,7 +198,7 @@ model = "openai/r"
 [compile]
 demos = 2
 seed = 4
-sizes = {val = 20}
+val_size = 20
 
 [serve]
 port = 0
@@ -277,6 +277,9 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[judge]\nmodel = 5", "[judge] model=5 must be a string"),
         ("[judge.audit]\npass_at = true", "[judge.audit] pass_at=True must be a number"),
         ("[export.sft]\nadvantage = 'batch'", "[export.sft] has no setting 'advantage'"),
+        ("[compile]\nsizes = {val = 3}", "[compile] has no setting 'sizes'"),
+        ("[evaluate]\nval_size = 3", "[evaluate] has no setting 'val_size'; did you mean 'size'?"),
+        ("[compile]\nval_size = 0", "[compile] val_size=0 must be at least 1"),
         ("[compile", "cannot be read"),
     ],
 )
@@ -322,7 +325,7 @@ def test_flags_override_the_project_file(project: Path) -> None:
     Path("d.jsonl").write_text("\n".join(rows))
     Path("assay.toml").write_text(
         PROJECT.replace('api_base = "http://localhost:1/v1"', "").replace(
-            "[compile]", "[evaluate]\nsplit = 'gate'\n\n[compile]"
+            "[compile]", "[evaluate]\nsplit = 'gate'\nsize = 3\n\n[compile]"
         )
     )
     settings = [
@@ -331,10 +334,24 @@ def test_flags_override_the_project_file(project: Path) -> None:
             .invoke(group, ["evaluate", "--json", *flags], standalone_mode=False, catch_exceptions=False)
             .stdout.splitlines()[-1]
         )
-        for flags in ([], ["--split", "train", "--size", "2"])
+        for flags in ([], ["--split", "train", "--size", "2"], ["--split", "train"])
     ]
-    assert [settings["split"] for settings in settings] == ["gate", "train"]
-    assert settings[1]["result"]["n"] == 2
+    assert [settings["split"] for settings in settings] == ["gate", "train", "train"]
+    assert [settings["result"]["n"] for settings in settings] == [3, 2, 3]
+
+
+def test_numbers_of_tasks_have_the_keys_of_their_flags(tmp_path: Path) -> None:
+    sizes = {"size", "train_size", "val_size", "gate_size", "test_size"}
+    for name in COMMANDS.keys() - {"train sft"}:  # --test-size of its --program, which the file does not set
+        flags = sizes & {str(option.name) for option in command_of(name).params}
+        table = ".".join(f'"{word}"' for word in name.split())
+        for key in sorted(sizes):
+            (tmp_path / "assay.toml").write_text(f"[{table}]\n{key} = 3")
+            try:
+                found = "sizes" in project_settings(name, tmp_path)
+            except ProjectError:
+                found = False
+            assert found == (key in flags), (name, key)
 
 
 def test_an_artifact_keeps_its_own_model(project: Path) -> None:

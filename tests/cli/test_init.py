@@ -55,7 +55,7 @@ def test_new_project_compiles_with_its_settings(tmp_path: Path, monkeypatch: pyt
     assert 0 < report["test"]["baseline"]["score"] < 1
 
 
-SMALL = "max_search_calls = 12\nsizes = {val = 4, gate = 5, test = 5}"
+SMALL = "max_search_calls = 12\nval_size = 4\ngate_size = 5\ntest_size = 5"
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_compare_reports_that_an_artifact_was_made_with_the_tasks(flags: list[st
             f"{n} of these {n} tasks were used to compile {artifact}"
         ]
     output = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
-    assert "its score on them is biased upwards. --split test compares on tasks that it has not seen" in output
+    assert "its score on them is biased upwards. The splits gate and test have tasks that it has not seen" in output
     assert json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "test", "--json"))["notes"] == []
 
 

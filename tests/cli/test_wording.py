@@ -14,6 +14,7 @@ from assay.cli.judge.tables import confusion_table
 from assay.cli.main import command_of, group
 from assay.cli.wording import counted, in_flags, message_of
 from assay.errors import AssayError, StopRun
+from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
 from assay.traces import Rollout, Store
 
 PYTHON = re.compile(r"\b[a-z_]+=(True|False|None\b|\{|\[|'|…)")
@@ -160,6 +161,16 @@ def test_errors_for_bad_inputs_name_flags(place: Path, arguments: list[str], fla
 def test_python_arguments_become_the_flags_of_the_command(text: str, expected: str) -> None:
     command: Any = command_of(["evaluate"])
     assert in_flags(text, command) == expected
+
+
+def test_advice_for_lack_of_memory_names_flags_that_exist() -> None:
+    for command, advice, flags in (
+        ("sft", SFT_MEMORY, ["--batch 2", "--batch 1", "--max-length", "--lora-r"]),
+        ("grpo", POLICY_MEMORY, ["--per-device-batch-size", "--resume", "--max-length", "--lora-r"]),
+    ):
+        text = in_flags(advice, command_of(["train", command]))
+        assert re.findall(r"--[a-z-]+(?: \d)?", text) == flags
+        assert "_" not in text
 
 
 def test_a_flag_that_the_message_names_is_not_added_again() -> None:

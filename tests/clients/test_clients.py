@@ -249,7 +249,7 @@ def test_runs_of_one_task_after_one_another_and_at_once_are_rollouts_of_one_grou
     assert stage.counts() == {"calls": 20, "stored": 20, "answered": 20, "unrecorded": 0, "past": 0}
 
 
-def test_conversations_without_tools_that_are_alike_are_not_taken_for_each_other(stage: Stage) -> None:
+def test_similar_conversations_without_tools_are_not_confused(stage: Stage) -> None:
     answers = [stage.run(sys.executable, "plain_chat.py", "Hello") for _ in range(2)]
     rollouts = stage.rollouts(4)
     assert [[t.output for t in rollout.transitions] for rollout in rollouts] == [
@@ -269,7 +269,9 @@ def test_a_call_that_the_sdk_tries_again_by_itself_stays_in_its_rollout(stage: S
 
 
 @pytest.mark.parametrize("first", ["Hello #late", "Hello #pause"])  # the stream ends late, or its last event comes late
-def test_a_client_that_goes_on_at_the_finish_is_recorded_whole(stage: Stage, newest: str, first: str) -> None:
+def test_a_client_that_continues_at_the_finish_reason_is_recorded_completely(
+    stage: Stage, newest: str, first: str
+) -> None:
     outputs = [f"echo: {first}", "echo: And goodbye."]
     whole(stage, stage.run(newest, "plain_chat.py", first), "chat", first=first, outputs=outputs, tools=0, streamed=1)
 

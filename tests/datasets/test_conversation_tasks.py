@@ -34,7 +34,7 @@ def test_a_changed_fact_is_first_told_wrongly_and_its_correction_takes_a_turn() 
     )
 
 
-def test_the_second_meeting_has_the_person_of_the_first_and_another_service() -> None:
+def test_the_second_conversation_has_the_person_of_the_first_and_another_service() -> None:
     first = load_tasks("conversations:?size=20&facts=9-10&meeting=first&seed=1")
     second = load_tasks("conversations:?size=20&facts=9-10&meeting=second&seed=1")
     for before, after in zip(first, second, strict=True):

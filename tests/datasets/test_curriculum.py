@@ -71,7 +71,7 @@ def test_json_is_read_like_yaml(tmp_path: Path) -> None:
         ("a: &a [x]\nb: &b [*a, *a]\nstages: [*b, *b]", ":1: a curriculum has no key 'a'"),
         ("stages: &s [*s]", ":1: an alias refers to a node that contains it"),
         ("stages: " + "[" * 5000, "invalid YAML"),
-        ("stages:\n  - name: a\n    name: b", ":3: the key 'name' is there twice"),
+        ("stages:\n  - name: a\n    name: b", ":3: the key 'name' occurs twice"),
         ("stages:\n  - {name: a}\n  - {name: a}", ":3: there are two stages 'a'"),
         ("stages:\n  - {data: x}", ":2: the stage has no name"),
         ("stages:\n  - {name: a, where: terms}", r":2: where='terms' must be a mapping"),

@@ -175,7 +175,7 @@ def test_the_mutant_fails_and_the_reference_passes(rows: list[tuple[str, dict[st
 
 @needs_sandbox
 @pytest.mark.slow
-def test_the_fields_of_a_task(rows: list[tuple[str, dict[str, Any]]]) -> None:
+def test_a_mutant_task_has_its_documented_fields(rows: list[tuple[str, dict[str, Any]]]) -> None:
     for _, row in rows:
         task = make_task(row)
         assert set(task.inputs) == {"function", "code", "visible_tests"}
@@ -265,7 +265,7 @@ def test_a_function_that_ends_the_process_loses_only_itself() -> None:
 
 
 @needs_sandbox
-def test_what_hangs_or_gives_no_plain_value_is_dropped() -> None:
+def test_functions_that_hang_or_return_no_plain_value_are_left_out() -> None:
     sources = [
         "def f(a):\n    while a: pass\n    return a\n",
         "def f(a):\n    return [object()] if a else float('nan')\n",
@@ -275,7 +275,7 @@ def test_what_hangs_or_gives_no_plain_value_is_dropped() -> None:
 
 
 @needs_sandbox
-def test_files_that_are_not_python_are_named_alone_and_left_out_beside_others(tools: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_python_is_named_if_alone_and_skipped_among_others(tools: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()
     (folder / "broken.py").write_text("def (\n")
@@ -292,7 +292,7 @@ def test_a_file_without_testable_functions_is_refused(tmp_path: Path) -> None:
         list(mutant_rows(str(tmp_path / "same.py"), size=5, seed=0, run=sandbox.run))
 
 
-def test_the_kind_is_known_after_any_import() -> None:
+def test_mutants_are_registered_after_any_import() -> None:
     from assay.datasets.specs import registered
 
     assert assay.__version__

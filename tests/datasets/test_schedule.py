@@ -135,7 +135,7 @@ def test_a_resumed_run_draws_the_same_tasks(scores: list[float], stop: int, agai
     assert second.report() == whole.report()
 
 
-def test_one_stage_is_enough() -> None:
+def test_a_curriculum_may_have_one_stage() -> None:
     schedule = made(A)
     schedule.tasks_of_step(0, 2)
     assert schedule.scored(1.0, 1)

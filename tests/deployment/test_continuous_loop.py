@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def test_one_process_has_the_loop_and_gives_it_back(store: Store) -> None:
+def test_one_process_holds_the_lease_of_a_loop_and_releases_it(store: Store) -> None:
     loops = Loops(store.engine)
     lease = loops.acquire("support", lease_s=2.0)
     assert lease is not None
@@ -45,7 +45,7 @@ def test_one_process_has_the_loop_and_gives_it_back(store: Store) -> None:
     assert loops.steps("support") == []
 
 
-def test_of_two_that_see_a_free_lease_one_gets_it(store: Store) -> None:
+def test_only_one_of_two_processes_gets_a_free_lease(store: Store) -> None:
     """Both read the row before either writes: the second finds other beats."""
     loops, second = Loops(store.engine), []
     lease = loops.acquire("support", lease_s=0.2)
@@ -113,7 +113,7 @@ def test_a_loop_that_was_never_started_is_named(store: Store) -> None:
     assert loops.get("nobody") is None
 
 
-def test_of_many_processes_that_come_at_once_one_runs_the_loop(store: Store) -> None:
+def test_only_one_of_many_concurrent_processes_runs_the_loop(store: Store) -> None:
     """They all read a free lease before any of them takes it."""
     together, got = threading.Barrier(8), list[Lease | None]()
 

@@ -102,7 +102,7 @@ def test_a_second_call_does_not_take_the_step_again() -> None:
     assert len(records.written) == 1
 
 
-def test_of_two_processes_that_decide_at_once_one_writes() -> None:
+def test_only_one_of_two_concurrent_decisions_is_written() -> None:
     class Overtaken(Fixed):
         def write(self, name: str, decision: Decision, before: State, after: State) -> bool:
             self.now = replace(self.now, version=self.now.version + 1)
@@ -158,7 +158,7 @@ def test_planned_evaluations_are_used_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda: Plan(steps=(Step(weight=50, decides=True), Step(weight=10))), "must not fall, they are 50, 10"),
+        (lambda: Plan(steps=(Step(weight=50, decides=True), Step(weight=10))), "must not decrease; they are 50, 10"),
         (lambda: Plan(steps=(Step(weight=50), Step(weight=100))), "exactly one step must decide"),
         (lambda: Plan(steps=(Step(weight=100, decides=True),)), "must be below 100"),
         (lambda: Plan(steps=(Step(weight=50, decides=True), Step(shadow=True), Step(weight=95))), "only the first"),
@@ -171,7 +171,7 @@ def test_planned_evaluations_are_used_one_by_one() -> None:
         (lambda: Metric(name="tokens", failure_above=0), "above 0"),
         (lambda: Step(), "needs a weight above 0"),
         (lambda: Step(weight=120), "between 0 and 100"),
-        (lambda: Step(shadow=True, weight=10), "decides nothing"),
+        (lambda: Step(shadow=True, weight=10), "does not decide: leave out"),
         (lambda: Step(weight=10, max_requests=5), "does not decide"),
     ],
 )  # fmt: skip
@@ -212,7 +212,7 @@ def test_metrics_of_flags_have_their_tolerated_loss() -> None:
         ({"heavy": 1.2, "users": 200}, "rolled_back", 0.0, 0.05),
     ],
 )
-def test_plans_err_as_rarely_as_they_say(truth: dict[str, Any], share: str, least: float, most: float) -> None:
+def test_deployment_plans_keep_their_error_rates(truth: dict[str, Any], share: str, least: float, most: float) -> None:
     horizon = 3 * truth.get("delay_s", 0.0)
     plan = replace(default_plan(), metrics=(Metric(success_gain=0.1, horizon_s=horizon),))
     report = simulate(plan, Traffic(**truth), runs=60, seed=5)

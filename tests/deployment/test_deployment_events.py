@@ -147,12 +147,12 @@ def test_a_fallback_is_sent_once_a_minute(own_folder: Path, server: Any) -> None
         ({}, "needs one of url, url_env and command"),
         ({"url": "file:///etc/passwd"}, "must be an http or https address"),
         ({"url": "http://h", "events": ["promotd"]}, "Did you mean 'promoted'"),
-        ({"command": ["ls"]}, "cannot be a hook of a plan, which is kept in the store"),
+        ({"command": ["ls"]}, "cannot be a hook of a plan, because plans are stored in the database"),
         ({"adress": "http://h"}, "has no field 'adress'"),
         ("http://h", "must be a mapping of its settings"),
     ],
 )
-def test_mistakes_are_named(own_folder: Path, hook: Any, message: str) -> None:
+def test_invalid_event_settings_are_named(own_folder: Path, hook: Any, message: str) -> None:
     (own_folder / "plan.yaml").write_text(json.dumps({"steps": [{"weight": 50, "decides": True}], "events": [hook]}))
     with pytest.raises(ConfigError, match=message):
         load_plan("plan.yaml")

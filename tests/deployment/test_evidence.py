@@ -59,7 +59,7 @@ def test_equal_values_do_not_give_a_variance_of_zero() -> None:
     assert found.variance >= 2 / 11**2 * 0.99
 
 
-def test_without_two_units_of_both_arms_nothing_is_known() -> None:
+def test_intervals_need_two_units_in_both_arms() -> None:
     found = difference({(0, "t"): {CANDIDATE: cell(1.0, 1, "c"), CHAMPION: cell(1.0, 10, "k")}})
     assert math.isnan(found.mean)
     assert found.variance == math.inf

@@ -91,7 +91,7 @@ def with_code(name: str, code: str) -> Path:
         ("from assay import showing\n", "assay.showing"),
     ],
 )
-def test_an_import_that_has_no_place_today_says_what_to_do(line: str, missing: str) -> None:
+def test_an_import_of_a_removed_module_says_what_to_do(line: str, missing: str) -> None:
     artifact = with_code("adapter_argument", line)
     with pytest.raises(
         assay.AssayError, match=rf"imports {missing}, which assay \S+ does not have\. Use the assay that wrote it"
@@ -114,7 +114,7 @@ def test_other_forms_of_former_imports_run(lines: str) -> None:
     assert assay.load(with_code("adapter_argument", lines), trust=True) is not None
 
 
-def test_a_file_outside_of_an_artifact_has_todays_names_only() -> None:
+def test_a_file_outside_of_an_artifact_must_use_current_names() -> None:
     Path("capital.py").write_text((DATA / "adapter_argument" / "source" / "capital.py").read_text())
     with pytest.raises(TypeError, match="adapter"):
         load_source("capital.py").Capital()

@@ -44,7 +44,7 @@ def figures(store: Store, **limits: float) -> dict[str, Figure]:
     return {figure.name: figure for figure in rows}
 
 
-def test_without_data_nothing_is_measured_and_nothing_alarms(store: Store) -> None:
+def test_loop_figures_without_data_are_null_and_raise_no_alarm(store: Store) -> None:
     shown = figures(store)
     assert [figure.value for name, figure in shown.items() if name != "hacks"] == [None] * 6
     assert [name for name, figure in shown.items() if figure.ok is False] == []
@@ -64,7 +64,7 @@ def test_a_task_type_that_was_forgotten_alarms_though_the_mean_has_risen(store: 
     assert figures(store, forgetting=0.4)["forgetting"].ok is True  # 0.5 with an error of 0.07: not shown to be above
 
 
-def test_only_the_window_is_live_and_replays_are_not(store: Store) -> None:
+def test_only_rollouts_of_the_last_days_count_as_live_and_replays_do_not(store: Store) -> None:
     put(store, 2, "bills", [1.0] * 10)
     put(store, 2, "bills", [0.0] * 10, started_at=NOW - 8 * 86400)
     put(store, 2, "bills", [0.0] * 10, phase="shadow")

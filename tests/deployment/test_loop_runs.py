@@ -114,7 +114,7 @@ def events(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_loop_goes_from_production_to_promotion_and_around_again(agent: Path) -> None:
+def test_the_loop_runs_from_production_to_promotion_and_starts_again(agent: Path) -> None:
     run("start", "support", "--file", "loop.yaml")
     serve(0, 10)
     assert run("run", "support", "--dry-run")["reason"] == "points is 10, 20 is required"
@@ -177,7 +177,7 @@ run_loop("support")
 
 
 @pytest.mark.slow
-def test_a_loop_killed_in_any_step_goes_on_and_does_nothing_twice(agent: Path) -> None:
+def test_a_loop_killed_in_any_step_continues_and_repeats_nothing(agent: Path) -> None:
     """15 kills in one cycle: when a step has begun, when its work is done, when it is written."""
     write(agent, attempts=9)
     run("start", "support", "--file", "loop.yaml")
@@ -217,7 +217,7 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up(agent: Path) -> None
 
 
 @pytest.mark.slow
-def test_budget_interval_and_new_tasks_hold_a_cycle_back(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_waits_for_budget_interval_and_new_tasks(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(agent, calls=60, days=7)
     run("start", "support", "--file", "loop.yaml")
     serve(0, 30)
@@ -236,7 +236,7 @@ def test_budget_interval_and_new_tasks_hold_a_cycle_back(agent: Path, monkeypatc
     assert run("run", "support")["action"] == "cycle"
 
 
-def test_a_second_machine_finds_the_loop_held(agent: Path) -> None:
+def test_a_second_machine_finds_the_lease_of_the_loop_taken(agent: Path) -> None:
     run("start", "support", "--file", "loop.yaml")
     with Store() as store:
         lease = Loops(store.engine).acquire("support", lease_s=1.0)

@@ -147,7 +147,7 @@ def test_a_worse_candidate_is_rolled_back_and_gets_no_more_rollouts(store: Store
     assert {router.assign(f"u{at}").version.number for at in range(100)} == {1}
 
 
-def test_of_many_processes_that_decide_at_once_one_decision_is_written(store: Store, tmp_path: Path) -> None:
+def test_only_one_of_many_concurrent_decisions_is_written(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
     found = deployments.start("support@2", PLAN)
     serve(store, "support", 30, {CHAMPION: 0.9, CANDIDATE: 0.9})
@@ -168,14 +168,14 @@ def test_of_many_processes_that_decide_at_once_one_decision_is_written(store: St
 
 def test_a_second_deployment_of_an_agent_is_refused(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
-    with pytest.raises(DeploymentError, match="is the champion already"):
+    with pytest.raises(DeploymentError, match="is already the champion"):
         deployments.start("support@1", PLAN)
     deployments.start("support@2", PLAN)
     with pytest.raises(DeploymentError, match=r"is active already: .* Promote it or roll it back first"):
         deployments.start("support@2", PLAN)
 
 
-def test_orders_of_a_person_are_decisions(store: Store, tmp_path: Path) -> None:
+def test_manual_interventions_are_recorded_as_decisions(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
     found = deployments.start("support@2", PLAN)
     deployments.order(found.id[:12], "pause", reason="lunch", by="ann")
@@ -214,7 +214,7 @@ def test_flags_hold_at_once_and_every_change_is_a_row(store: Store, tmp_path: Pa
             set_flag(store.engine, "support", name, value)
 
 
-def test_a_router_asks_the_store_once_in_its_time_and_outlives_it(store: Store, tmp_path: Path) -> None:
+def test_a_router_reads_the_store_once_per_interval_and_survives_its_failure(store: Store, tmp_path: Path) -> None:
     two_versions(store, tmp_path)
     now, queries = [0.0], []
     router = Router(store.engine, "support", refresh_s=1.0, clock=lambda: now[0])

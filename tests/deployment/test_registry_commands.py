@@ -70,7 +70,8 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     assert run("deploy", "promote", "support", "--reason", "enough")["status"] == "promoted"
     assert "support@2" in text("registry", "show", "support")
     assert run("deploy", "rollback", "support", "--reason", "complaints")["status"] == "rolled_back"
-    assert [row["rule"] for row in run("deploy", "history", "support")["decisions"]] == ["success", "order", "order"]
+    rules = [row["rule"] for row in run("deploy", "history", "support")["decisions"]]
+    assert rules == ["checks", "success", "order", "order"]
     assert [row["aliases"] for row in run("registry", "list", "support")["versions"]] == [
         ["champion"], ["candidate", "previous"],
     ]  # fmt: skip
@@ -134,7 +135,7 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
     ("words", "message"),
     [
         (["deploy", "status", "support"], "there is no deployment 'support'"),
-        (["deploy", "start", "support@1"], "is the champion already"),
+        (["deploy", "start", "support@1"], "is already the champion"),
         (["deploy", "start", "nobody@1"], "no agent 'nobody' is registered"),
         (["deploy", "rollback", "x"], "there is no deployment 'x'"),
         (["registry", "show", "support@9"], "has no version '9'"),
@@ -145,7 +146,7 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
     ],
 )
 @pytest.mark.slow
-def test_mistakes_are_named(agent: Path, words: list[str], message: str) -> None:
+def test_wrong_usage_of_registry_commands_is_named(agent: Path, words: list[str], message: str) -> None:
     with pytest.raises(assay.AssayError, match=message):
         run(*words)
 

@@ -44,7 +44,7 @@ def test_bounds_of_betting_are_the_worked_ones() -> None:
 
 
 @pytest.mark.slow
-def test_betting_covers_a_small_rate_at_all_times_at_once() -> None:
+def test_betting_sequence_covers_a_small_rate_at_all_times_at_once() -> None:
     random, missed = np.random.default_rng(1), 0
     for _ in range(200):
         totals = np.cumsum(random.random(300) < 0.1)
@@ -55,13 +55,13 @@ def test_betting_covers_a_small_rate_at_all_times_at_once() -> None:
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from([0.01, 0.05, 0.2]))
-def test_betting_contains_the_observed_mean(count: int, share: float, alpha: float) -> None:
+def test_betting_sequence_contains_the_observed_mean(count: int, share: float, alpha: float) -> None:
     low, high = betting(share * count, count, alpha=alpha)
     assert 0 <= low <= share + 1e-9
     assert share - 1e-9 <= high <= 1
 
 
-def test_betting_without_values_says_nothing() -> None:
+def test_betting_sequence_without_values_has_the_whole_range() -> None:
     assert betting(0, 0, alpha=0.05) == (0.0, 1.0)
 
 

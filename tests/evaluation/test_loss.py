@@ -29,7 +29,7 @@ def test_lossless_tasks_is_the_smallest_number_that_shows_a_margin(margin: float
     assert loss(*[0.0] * needed) <= margin < loss(*[0.0] * (needed - 1))
 
 
-def test_one_lost_task_leaves_more_possible_than_none_and_less_than_two() -> None:
+def test_the_bound_on_the_loss_grows_with_the_number_of_lost_tasks() -> None:
     none, one, two = (loss(*[-1.0] * lost + [0.0] * (100 - lost)) for lost in range(3))
     assert 0.0299 < none < one < two
     assert loss(-1.0, 1.0, *[0.0] * 98) > none  # a win does not make up for what a loss says

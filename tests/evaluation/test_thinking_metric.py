@@ -52,7 +52,7 @@ def test_a_thought_that_only_confirmed_the_probe_was_wasted() -> None:
     assert thinking_of(rollout(*calls)).tokens == 8
 
 
-def test_lines_are_read_as_json_is() -> None:
+def test_thoughts_in_the_lean_format_are_read_like_json() -> None:
     calls = [call("action: x"), call("thought: hm\naction: x", 8, 16)]
     assert thinking_of(rollout(*calls)).after_stable == 8
 
@@ -63,7 +63,7 @@ def test_other_calls_between_two_choices_separate_the_steps() -> None:
     assert thinking_of(rollout(*calls)).after_stable == 0
 
 
-def test_what_follows_the_first_mention_of_the_answer_was_wasted() -> None:
+def test_thinking_after_the_first_mention_of_the_answer_counts_as_wasted() -> None:
     # 6 of the 12 characters come after "2+3 =5"
     use = thinking_of(rollout(call('{"thought": "2+3 =5 wait,", "action": "x"}', 12, 16)))
     assert use.after_stable == 6
@@ -118,7 +118,7 @@ def test_the_report_averages_the_runs_whose_tokens_are_known() -> None:
     assert thinking_report([]) is None
 
 
-def test_the_check_grades_tokens_or_what_was_wasted() -> None:
+def test_the_thinking_check_grades_all_tokens_or_only_wasted_ones() -> None:
     calls = [call('{"action": "x"}'), call('{"thought": "hm", "action": "x"}', 8, 16)]
     assert thinking(TASK, {}, rollout(*calls), budget=16).value == 0.5
     assert thinking(TASK, {}, rollout(*calls[:1]), budget=16).value == 1.0

@@ -139,7 +139,7 @@ def test_a_nominal_scale_requires_user_cases() -> None:
     assert assess(cases, items, answers_of(judge, items), judge)["passed"]
 
 
-def test_bases_and_negatives_of_pairs() -> None:
+def test_audit_cases_of_pairwise_judges_have_bases_and_negatives() -> None:
     spec = JudgeSpec(text="Better?", scale=("a", "tie", "b"))
     items = [
         Item(
@@ -161,7 +161,7 @@ def test_bases_and_negatives_of_pairs() -> None:
         negatives(items[2:], spec, count=1)
 
 
-def test_a_judge_without_verdicts_on_attacks_must_still_tell_good_from_bad() -> None:
+def test_a_judge_without_verdicts_on_attacks_must_still_distinguish_good_from_bad() -> None:
     class Silent(Judge):
         def read(self, values: Any) -> Any:
             raise NoGrade("no")

@@ -136,7 +136,7 @@ def test_calibration_error_agrees_with_a_second_implementation() -> None:
     assert error == pytest.approx(float((counts[counts > 0] * abs(share - confidence)).sum() / 400))
 
 
-def test_the_card_has_the_probability_on_the_scale_and_warns_if_it_is_low() -> None:
+def test_the_card_has_the_probability_mass_of_the_scale_and_warns_if_it_is_low() -> None:
     labels = ["good", "bad"] * 15
     report = card(answers(labels), items(labels), masses=[0.02, 0.04])
     assert report["mass"] == {"mean": pytest.approx(0.03), "lowest": 0.02}

@@ -64,7 +64,7 @@ def test_an_unchanged_noisy_judge_rarely_raises_an_alarm(n: int) -> None:
     assert alarms <= 8  # about one in a hundred was asked for
 
 
-def test_the_same_answers_raise_no_alarm() -> None:
+def test_unchanged_answers_raise_no_drift_alarm() -> None:
     values = [at / 40 for at in range(40)]
     comparison = compare(frozen(values), values, MADE)
     assert (comparison["alarms"], comparison["changed"], comparison["psi"]) == ([], {}, pytest.approx(0.0))

@@ -65,7 +65,7 @@ def test_a_list_read_from_probabilities_has_no_position_bias() -> None:
     assert sum(ranking.grades.values()) == pytest.approx(1.5)
 
 
-def test_an_order_that_times_out_does_not_affect_the_others() -> None:
+def test_a_judging_order_that_times_out_does_not_affect_the_others() -> None:
     calls = iter(range(100))
 
     def flaky(request: Any) -> Any:

@@ -240,7 +240,7 @@ def test_weights_become_probabilities_and_a_word_off_the_scale_is_unscored() -> 
         Weighs(GOOD)(task_input="q", output="y")
 
 
-def test_samples_off_the_scale_are_ignored_unless_they_are_the_majority() -> None:
+def test_sampled_verdicts_off_the_scale_are_ignored_unless_they_are_the_majority() -> None:
     def ask(wrong: int) -> dspy.Prediction:
         answers = iter([*["perhaps"] * wrong, *["yes"] * (10 - wrong)])
         return judged(

@@ -57,7 +57,7 @@ def test_an_answer_that_its_limit_cut_in_a_loop_is_a_failure_with_text_and_price
     assert is_agent_failure(FailureKind.LOOP)
 
 
-def test_the_same_holds_for_async_calls() -> None:
+def test_a_call_that_ends_in_a_loop_fails_in_async_calls_too() -> None:
     with pytest.raises(LoopStopped):
         asyncio.run(looping(LOOP).acall("add"))
 
@@ -100,7 +100,7 @@ def test_an_embedded_model_is_stopped_long_before_its_limit(embedded: str) -> No
 
 
 @pytest.mark.model
-def test_a_watched_answer_is_the_unwatched_one(embedded: str) -> None:
+def test_loop_detection_does_not_change_an_answer(embedded: str) -> None:
     calls: list[Call] = []
     for stops in (False, True):
         lm = get_lm(embedded, temperature=0.0, max_tokens=80, stop_loops=stops, observers=[calls.append], seed=1)

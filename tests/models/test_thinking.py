@@ -125,7 +125,7 @@ def test_llama_cpp_gets_its_budget_field() -> None:
 
 
 @pytest.mark.parametrize("pages", [VLLM, LLAMA, LLAMA_PLAIN, UNKNOWN])
-def test_auto_sends_nothing(pages: dict[str, Any]) -> None:
+def test_budget_auto_sends_no_limit(pages: dict[str, Any]) -> None:
     assert set(sent("openai/q", "auto", pages)[0]) == {"model", "messages", "max_completion_tokens"}
 
 
@@ -151,7 +151,7 @@ def test_anthropic_and_gemini_get_tokens_and_effort() -> None:
         ("anthropic/claude-3-haiku-20240307", "low", {}, "not known to think"),
     ],
 )
-def test_what_an_engine_cannot_honour_is_refused_before_anything_is_sent(
+def test_a_budget_that_an_engine_cannot_keep_is_refused_before_any_request(
     name: str, thinking: Any, pages: dict[str, Any], reason: str
 ) -> None:
     with server(pages) as place:
@@ -213,14 +213,14 @@ def test_the_short_form_gives_the_same_budget_again(thinking: Thinking | None) -
     assert thinking.limit is None if thinking.is_auto else thinking.limit is not None
 
 
-def test_the_forms_of_a_budget() -> None:
+def test_a_budget_is_read_from_words_in_any_case_and_from_mappings() -> None:
     assert Thinking.of("off") == Thinking.off() == Thinking(tokens=0)
     assert Thinking.of("AUTO") == Thinking.auto()
     assert Thinking.of({"effort": "high"}).limit == EFFORT_TOKENS["high"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "lots", {"tokens": 1, "effort": "low"}, {"words": 3}, [1]])
-def test_other_values_are_refused(value: Any) -> None:
+def test_invalid_budgets_are_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="thinking"):
         Thinking.of(value)
 

@@ -37,7 +37,7 @@ def test_only_thresholds_that_end_a_run_earlier_are_tried_each_once() -> None:
     assert ends == [[2, 2, 2, 1], [2, 2, 1, 1], [1, 1, 1, 1]]
 
 
-def test_nothing_is_tried_where_no_round_could_be_left_out() -> None:
+def test_no_halting_is_fitted_if_no_round_could_be_skipped() -> None:
     assert haltings(Halting(), []) == {}
     assert haltings(Halting(), [rounds(None), rounds(1.0), rounds(0.1)]) == {}
 
@@ -113,7 +113,7 @@ def test_compile_fits_the_halting_and_stores_it_in_the_artifact(tmp_path: Path) 
     ],
 )
 @pytest.mark.slow
-def test_a_verifier_that_says_nothing_costs_no_answer(tmp_path: Path, verifier: Any, chosen: str) -> None:
+def test_a_verifier_that_is_always_undecided_loses_no_answer(tmp_path: Path, verifier: Any, chosen: str) -> None:
     report, note, _ = compiled(tmp_path, verifier)
     assert chosen in note
     assert report.outcome.stopped is None
@@ -127,7 +127,7 @@ def test_too_few_tasks_keep_all_rounds_and_say_how_many_are_needed(tmp_path: Pat
         assert len(assay.load(report.artifact, program=refine)(question="q").rounds) == 4
 
 
-def test_without_rounds_the_note_names_the_depth(tmp_path: Path) -> None:
+def test_a_note_names_the_reasoning_depth_if_it_allows_no_round(tmp_path: Path) -> None:
     assert "'reasoning_depth': 6" in compiled(tmp_path, by_number, depth=3)[1]
 
 

@@ -152,7 +152,7 @@ def test_model_without_probabilities_is_compiled_from_written_verdicts(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["calibrate", "labeled", "bootstrap", "copro", "gepa", "simba"])
-def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
+def test_optimizers_of_compile_are_available_for_judges_by_name(tmp_path: Path, optimizer: str) -> None:
     sizes = {"train": 18, "val": 20, "gate": 20, "test": 20}
     data = compiled(tmp_path, optimizer=optimizer, sizes=sizes).to_dict()
     assert data["test"]["compiled"]["n"] == 20

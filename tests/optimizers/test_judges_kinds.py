@@ -137,7 +137,7 @@ def test_cascade_is_compiled(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["accuracy", "kappa", "alpha", "spearman", "brier"])
-def test_every_objective(tmp_path: Path, objective: str) -> None:
+def test_a_judge_is_compiled_for_every_objective(tmp_path: Path, objective: str) -> None:
     judge = PointwiseJudge(MOODS, shows=["output"])
     data = compiled(
         tmp_path, judge, moods(), lambda request: feels(request, lean=0.6), objective=objective, optimizer="calibrate"

@@ -165,7 +165,7 @@ def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call
     assert "max_metric_calls='abc' must be int" in ended.stderr
 
 
-def test_valid_values_are_accepted() -> None:
+def test_valid_optimizer_settings_are_accepted() -> None:
     for name, fitting in (
         ("gepa", {"max_metric_calls": 40, "auto": None, "num_threads": None, "instruction_proposer": print}),
         ("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True}),

@@ -183,9 +183,7 @@ def test_each_loss_has_the_clip_of_its_paper() -> None:
 @pytest.mark.parametrize(
     "settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=["discount", "uniform", "step"]
 )
-def test_of_two_right_answers_the_shorter_rollout_has_the_higher_advantage(
-    algorithm: str, settings: dict[str, Any]
-) -> None:
+def test_the_shorter_of_two_right_rollouts_has_the_higher_advantage(algorithm: str, settings: dict[str, Any]) -> None:
     batch = [trajectory("short", "g", 0.0, 1.0), trajectory("long", "g", 0.0, 0.0, 0.0, 1.0)]
     credit = assign_credit(batch, PolicySettings(algorithm=algorithm, **settings), ValueMemory())
     assert credit.zero_variance == 0

@@ -54,7 +54,7 @@ def test_tokens_forced_by_a_line_grammar_are_not_trained() -> None:
     )
 
 
-def test_of_grammar_choices_the_deciding_tokens_are_trained() -> None:
+def test_only_the_deciding_tokens_of_grammar_choices_are_trained() -> None:
     fields = {
         "action": {"enum": ["add", "answer"]},
         "sure": {"type": "boolean"},

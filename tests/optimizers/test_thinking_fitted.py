@@ -78,7 +78,7 @@ def test_the_note_says_how_many_tasks_are_needed_or_that_more_show_nothing() -> 
     assert why_none({FULL: rows[FULL]}, baseline=FULL, margin=0.01) == "no other saves tokens"
 
 
-def test_nothing_is_chosen_that_saves_nothing_or_was_never_scored() -> None:
+def test_policies_that_save_nothing_or_were_never_scored_are_not_chosen() -> None:
     policy, rows = fitted_policy(
         {
             "thinks once": evaluation([1.0, 0.0], 100),

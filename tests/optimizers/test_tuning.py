@@ -46,7 +46,7 @@ def test_other_samplers_are_supported(sampler: str) -> None:
     assert outcome.expected[outcome.best.number] >= outcome.expected[outcome.default.number]
 
 
-def test_a_trial_that_is_high_by_sampling_noise_is_not_the_best() -> None:
+def test_a_trial_with_a_high_score_by_sampling_noise_is_not_selected() -> None:
     space = Space(programs=["agent"], acting={"agent": ["temperature"]}, ranges={"temperature": (0.1, 1.1)})
     random = np.random.default_rng(0)
     places = np.linspace(0.1, 1.1, 30)

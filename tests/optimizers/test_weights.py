@@ -17,7 +17,7 @@ from assay.errors import ConfigError, DataError, ModelError
 from assay.models import get_lm
 from assay.models.lora.adapters import list_adapters
 from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
-from assay.optimizers.finetuning.run_folder import ready
+from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, ready
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> 
     ],
 )
 def test_out_of_memory_error_names_the_setting(failure: Exception, message: str) -> None:
-    with pytest.raises(ModelError, match=message), ready():
+    with pytest.raises(ModelError, match=message), ready(POLICY_MEMORY):
         raise failure
 
 
@@ -153,9 +153,9 @@ def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
         (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
         (Exception("No space left on device (os error 28)"), "the disk is full"),  # as tokenizers raises it
     ):
-        with pytest.raises(ModelError, match=message), ready():
+        with pytest.raises(ModelError, match=message), ready(POLICY_MEMORY):
             raise failure
-    with pytest.raises(ModelError, match="memory ran out"), ready():
+    with pytest.raises(ModelError, match="memory ran out"), ready(POLICY_MEMORY):
         torch.empty(10**15)  # more than any machine has
 
 
@@ -164,7 +164,7 @@ def test_out_of_memory_is_recognised_by_class_and_errno() -> None:
 )
 @pytest.mark.slow
 def test_other_training_errors_are_unchanged(failure: Exception) -> None:
-    with pytest.raises(type(failure)) as raised, ready():
+    with pytest.raises(type(failure)) as raised, ready(POLICY_MEMORY):
         raise failure
     assert raised.value is failure
 

@@ -37,14 +37,14 @@ def test_without_a_policy_a_step_thinks_once() -> None:
     assert (thought.last.choice, thought.why, asked) == ("a", "limit", [(64, "")])
 
 
-def test_a_sure_choice_is_not_thought_about() -> None:
+def test_an_agent_does_not_think_if_the_probe_is_clear() -> None:
     ask, asked = rounds(["a"], [0.7])
     assert think(ThinkingPolicy(probe_margin=0.6), 64, ask).why == "probe"
     assert asked == [(0, "")]
 
 
 @pytest.mark.parametrize("margin", [0.5, None])  # close, or unknown because the engine has no probabilities
-def test_a_close_or_unknown_choice_is_thought_about(margin: float | None) -> None:
+def test_an_agent_thinks_if_the_probe_is_close_or_unknown(margin: float | None) -> None:
     ask, asked = rounds(["a", "b"], [margin, 0.9])
     assert think(ThinkingPolicy(probe_margin=0.6), 64, ask).last.choice == "b"
     assert asked == [(0, ""), (64, "")]

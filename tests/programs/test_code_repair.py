@@ -181,7 +181,7 @@ def test_max_steps_limits_the_edits_and_depth_reviews_them() -> None:
     assert worse.code == right, "an accepted version is not lost to a worse one"
 
 
-def test_reading_answers_that_fail_never_costs_the_code() -> None:
+def test_a_failure_while_an_answer_is_read_loses_no_code() -> None:
     result = repaired(scripted_lm(lambda request: "no idea"), max_steps=3)
     assert result.code == CODE
     too_long = ContextWindowExceededError(model="m", message="the prompt is too long")
@@ -305,7 +305,7 @@ def test_an_artifact_state_rebuilds_the_limits() -> None:
     assert (program.timeout_s, program.memory_mb, program.isolation) == (3, 128, "none")
 
 
-def test_it_runs_with_a_dspy_lm_of_an_openai_compatible_server() -> None:
+def test_code_repair_runs_with_a_dspy_lm_of_an_openai_compatible_server() -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -65,7 +65,7 @@ def test_the_form_is_filled_and_the_score_is_that_of_the_outcome() -> None:
     assert load_rubric("converse").score(TASK, result).value == 1.0
 
 
-def test_no_prompt_of_the_agent_has_what_the_user_did_not_say() -> None:
+def test_no_prompt_of_the_agent_has_facts_that_the_user_did_not_tell() -> None:
     seen: list[str] = []
     user = {"goal": "I want to book a table.", "facts": {"day": {"value": "Friday"}, "people": {"value": "77"}}}
 
@@ -79,7 +79,7 @@ def test_no_prompt_of_the_agent_has_what_the_user_did_not_say() -> None:
     assert not any("77" in text for text in seen)
 
 
-def test_a_value_that_the_user_did_not_say_is_not_taken() -> None:
+def test_a_value_that_is_not_in_the_users_message_is_ignored() -> None:
     def inventing(request: Any) -> str:
         asks = request.config.response_format["schema"]["properties"]
         return json.dumps({"field": "day", "value": "2022-01-01"}) if "value" in asks else clerk(request)
@@ -193,7 +193,7 @@ def test_long_conversations_drop_their_oldest_turns_from_the_prompt() -> None:
     assert max(short) <= 2
 
 
-def test_one_turn_with_a_real_user_goes_on_from_its_history() -> None:
+def test_a_turn_with_a_real_user_continues_from_the_history() -> None:
     lm = scripted_lm(clerk)
     talk = {"service": INPUTS["service"], "form": INPUTS["form"]}
     first = run(lm, inputs={**talk, "message": "A table, please."})
@@ -243,7 +243,7 @@ def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
         run(scripted_lm(clerk), inputs={**INPUTS, "form": ["finish"]})
 
 
-def test_it_is_shipped_under_its_name() -> None:
+def test_converse_is_shipped_under_its_name() -> None:
     program = load_program("converse", config={"user": "model", "user_model": "m"})
     assert program.config == {"user": "model", "user_model": "m"}
     assert program_inputs(program) == ["service", "user"]

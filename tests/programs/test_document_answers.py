@@ -70,7 +70,7 @@ def test_the_passage_that_answers_is_cited() -> None:
     ]
 
 
-def test_it_abstains_where_no_passage_answers() -> None:
+def test_the_program_abstains_if_no_passage_answers() -> None:
     """The second search finds nothing new, so the run ends."""
     result = run(reader("38 metres"), [DOCUMENTS[0], DOCUMENTS[2]])
     assert (result.answer, result.abstained, result.citation) == (ABSTAINED, True, None)
@@ -80,7 +80,9 @@ def test_it_abstains_where_no_passage_answers() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "abstained"), [(0.0, False), (0.55, False), (0.65, True), (1.0, True)])
-def test_the_threshold_decides_from_which_probability_a_passage_answers(threshold: float, abstained: bool) -> None:
+def test_the_threshold_is_the_lowest_probability_with_which_a_passage_answers(
+    threshold: float, abstained: bool
+) -> None:
     assert run(reader("38 metres", sure=0.6), tool_usage_threshold=threshold).abstained is abstained
 
 
@@ -180,7 +182,7 @@ def test_a_long_passage_is_cut_to_the_context() -> None:
     assert max(len(prompt) for prompt in prompts if "<passage" in prompt) < 3000
 
 
-def test_it_answers_from_the_index_of_the_store(tmp_path: Path) -> None:
+def test_the_program_answers_from_the_index_of_the_store(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
     for number, document in enumerate(DOCUMENTS):
@@ -192,7 +194,7 @@ def test_it_answers_from_the_index_of_the_store(tmp_path: Path) -> None:
     assert (result.answer, result.citation["source"]) == ("38 metres", "1.txt")
 
 
-def test_retrievers_of_ones_own_are_not_lost_in_an_artifact() -> None:
+def test_an_artifact_does_not_lose_a_custom_retriever() -> None:
     agent = AnswerFromDocuments(retriever=TextRetriever([document["text"] for document in DOCUMENTS]))
     with dspy.context(lm=reader("38 metres")):
         assert agent(question=QUESTION).answer == "38 metres"

@@ -186,7 +186,7 @@ def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(benc
         bench.run(runner)
 
 
-def test_a_later_run_may_do_without_the_model(bench: Bench) -> None:
+def test_only_the_first_task_of_an_agent_must_call_the_model(bench: Bench) -> None:
     runs: list[str] = []
 
     def agent(task: dict[str, Any]) -> str:
@@ -199,7 +199,7 @@ def test_a_later_run_may_do_without_the_model(bench: Bench) -> None:
     assert (second.answer, rollout_of(second).transitions) == ("known", [])
 
 
-def test_an_agent_that_asks_for_another_model_is_told_so(bench: Bench) -> None:
+def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
         bench.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
     rollout = rollout_of(bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted by the bench

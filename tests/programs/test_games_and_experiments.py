@@ -244,7 +244,7 @@ def test_wrong_experiments_are_refused() -> None:
         agent(**experiment(material="gold").inputs)
 
 
-def test_both_run_by_name_with_their_rubrics(tmp_path: Any) -> None:
+def test_nim_and_experiment_run_by_name_with_their_rubrics(tmp_path: Any) -> None:
     for name, data, answer in (
         ("nim", "nim:size=20&seed=1&skill=0", "1"),
         ("experiment", "experiment:size=20&seed=1&trials=2", "heat 50, hours 5"),

@@ -95,7 +95,7 @@ def test_options_are_made_of_the_inputs() -> None:
     assert environment.reset(task(tries=9)).observation == "{'left': 9}"
 
 
-def test_a_mask_leaves_out_actions() -> None:
+def test_an_action_mask_removes_actions() -> None:
     class Masked(Doors):
         def step(self, action: Any) -> tuple[Any, ...]:
             result = super().step(action)
@@ -154,7 +154,7 @@ def test_the_older_interface_is_refused_with_the_way_out() -> None:
         agent(seed=0)
 
 
-def test_an_agent_plays_and_closes_it() -> None:
+def test_an_agent_plays_a_gym_environment_and_closes_it() -> None:
     made: list[Doors] = []
 
     def make() -> GymEnvironment:

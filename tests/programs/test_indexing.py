@@ -69,7 +69,7 @@ def test_a_change_of_equal_size_within_the_time_stamp_is_noticed(url: str, docs:
     assert "steel" in DocumentIndex(url).search("valve")[0].text
 
 
-def test_what_is_not_text_is_skipped_and_counted(docs: Path) -> None:
+def test_files_that_are_not_text_are_skipped_and_counted(docs: Path) -> None:
     (docs / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0" * 100)
     (docs / "packed.gz").write_bytes(os.urandom(5000))
     (docs / "unpacks.sh").write_bytes(b"echo unpacking\n" * 5000 + os.urandom(5000))
@@ -238,7 +238,7 @@ def test_another_passage_size_reads_all_files_again(docs: Path) -> None:
     assert (counts(report), report.passages) == ((0, 3, 0, 0), 7)
 
 
-def test_indexes_and_folders_of_one_store_are_apart(url: str, docs: Path, tmp_path: Path) -> None:
+def test_indexes_and_folders_of_one_store_are_separate(url: str, docs: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "pump.md").write_text("The pumps of Aske are new.")

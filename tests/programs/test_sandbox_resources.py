@@ -53,7 +53,7 @@ import time; time.sleep(100)
     assert 0 <= int(result.output or 0) < 12
 
 
-def test_threads_count_as_processes(isolated: str) -> None:
+def test_threads_count_against_the_limit_of_processes(isolated: str) -> None:
     code = """
 import threading, time
 started = 0
@@ -95,7 +95,7 @@ print("done")
         time.sleep(0.1)
 
 
-def test_zombies_do_not_hold_up_the_end(isolated: str) -> None:
+def test_zombie_processes_do_not_delay_the_end_of_a_run(isolated: str) -> None:
     code = "import os\nfor _ in range(8):\n    if os.fork() == 0: os._exit(0)\nprint('left')"
     began = time.monotonic()
     result = attack(code, isolated)
@@ -159,7 +159,7 @@ def test_the_disk_cannot_be_filled(isolated: str) -> None:
         assert result.output.startswith("full") or result.killed_by == "disk"
 
 
-def test_many_files_are_ended_on_disk(isolated: str) -> None:
+def test_writing_many_files_reaches_the_disk_limit(isolated: str) -> None:
     code = "import itertools\nfor n in itertools.count():\n    open(f'f{n}', 'w').write('x' * 200_000)"
     result = attack(code, isolated, disk_mb=8)
     assert result.killed_by == "disk" or "No space left" in result.stderr
@@ -189,7 +189,7 @@ def test_endless_output_does_not_block_the_clock(isolated: str) -> None:
     assert (len(result.output), result.killed_by, result.truncated) == (5000, "time", True)
 
 
-def test_closed_streams_do_not_end_the_watch(isolated: str) -> None:
+def test_limits_apply_after_the_code_closed_its_streams(isolated: str) -> None:
     result = attack("import os, time\nos.closerange(0, 100)\ntime.sleep(100)", isolated, timeout_s=1)
     assert result.killed_by == "time"
 

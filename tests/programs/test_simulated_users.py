@@ -32,7 +32,7 @@ def talk(*replies: str, profile: Any = PROFILE, user: Any = None) -> list[tuple[
     return said
 
 
-def test_it_states_its_goal_tells_facts_when_asked_and_ends() -> None:
+def test_the_user_states_its_goal_tells_facts_when_asked_and_ends() -> None:
     said = talk("Which day?", "How many guests?", "Thank you. Confirmed. day: Friday, people: 4.")
     assert said == [
         ("I want to book a table.", ""),
@@ -42,13 +42,13 @@ def test_it_states_its_goal_tells_facts_when_asked_and_ends() -> None:
     ]
 
 
-def test_a_wrong_value_is_corrected_and_a_repeated_question_is_noticed() -> None:
+def test_the_user_corrects_a_wrong_value_and_notices_a_repeated_question() -> None:
     said = talk("Which day?", "Which day was that?", "Confirmed. day: Monday.")
     assert said[2][0] == "I already told you. On Friday, please."
     assert said[3] == ("No, the day is wrong. On Friday, please.", "")
 
 
-def test_after_replies_that_bring_nothing_it_asks_for_a_person_and_gives_up() -> None:
+def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
     said = talk("Hm.", "Well.", "Let us see.", "So.")
     assert [ended for _, ended in said] == ["", "", "", "", "gave_up"]
     assert "real person" in said[3][0]
@@ -94,7 +94,7 @@ def test_a_profile_without_goal_or_facts_is_refused(profile: Any) -> None:
         RuleBasedUser()(profile=profile, messages=[])
 
 
-def test_the_user_with_a_model_says_the_goal_as_it_stands_and_chooses_facts_by_name() -> None:
+def test_the_user_with_a_model_states_the_goal_literally_and_chooses_facts_by_name() -> None:
     choices = iter(["people", "unknown", "done"])
     schemas = []
 

@@ -186,7 +186,7 @@ def test_all_tests_together_have_a_limit(sandboxed: str) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_no_test_sees_what_another_one_did(sandboxed: str) -> None:
+def test_tests_of_a_suite_are_isolated_from_each_other(sandboxed: str) -> None:
     code = "calls = []\ndef count(x):\n    calls.append(x)\n    open('seen', 'a').write('x')\n    return len(calls)"
     suite = Suite.parse([["count(1)", "1"], ["count(2)", "1"]])
     assert outcome(code, suite, sandboxed).share == 1.0
@@ -282,7 +282,7 @@ def test_files_of_a_solution_can_be_imported(sandboxed: str) -> None:
     assert result.share == 1.0, result
 
 
-def test_what_a_solution_prints_is_kept_and_is_no_report(sandboxed: str) -> None:
+def test_output_of_a_solution_is_stored_and_not_read_as_a_report(sandboxed: str) -> None:
     result = outcome(f"{RIGHT}print('loaded')", SUITES["cases"], sandboxed)
     assert (result.output, result.share) == ("loaded\n" * 3, 1.0)
     assert len(outcome(f"{RIGHT}print('x' * 10**7)", SUITES["cases"], sandboxed).output) == 10**6

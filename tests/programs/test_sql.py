@@ -173,7 +173,7 @@ def test_errors_say_the_names_that_exist(library: str) -> None:
         assert error.kind == kind
 
 
-def test_a_database_that_does_not_exist_is_said(tmp_path: Path) -> None:
+def test_a_database_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no file and no URL"):
         open_database(str(tmp_path / "none.sqlite"))
 
@@ -220,7 +220,7 @@ def many_tables() -> list[Table]:
     return tables
 
 
-def test_of_five_hundred_tables_those_of_the_question_are_shown() -> None:
+def test_the_tables_of_the_question_are_shown_of_five_hundred() -> None:
     text = schema_text(many_tables(), "How many orders have customers in Porto?", 2000)
     assert "Customer(CustomerId, City, Email)" in text
     assert "CustomerOrder(OrderId, CustomerId -> Customer)" in text
@@ -341,7 +341,7 @@ def test_rows_are_compared_by_running_both_queries(library: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "found", "grade"),
     [
-        ("1700000001", "1700000002", 0),  # whole numbers are told apart, also long ones
+        ("1700000001", "1700000002", 0),  # whole numbers are not taken for each other, also long ones
         ("1700000001", "1700000001.0", 1),
         ("ROUND(-0.3)", "0", 1),
         ("0.1 + 0.2", "0.3", 1),
@@ -380,7 +380,7 @@ def test_tasks_without_database_or_expected_query_are_unscored(library: str) -> 
         query_runs(Task(id="1", inputs={}), {"sql": "SELECT 1"}, None)
 
 
-def test_it_is_evaluated_by_name(library: str, tmp_path: Path) -> None:
+def test_text_to_sql_is_evaluated_by_its_name(library: str, tmp_path: Path) -> None:
     rows = [
         {
             "inputs": {"question": f"How many books has author {at}?", "database": library},

@@ -68,7 +68,7 @@ def _has_nan(value: Any) -> bool:
 
 @settings(deadline=None)
 @given(VALUES, VALUES)
-def test_same_is_pythons_equality(one: Any, other: Any) -> None:
+def test_values_are_compared_by_pythons_equality(one: Any, other: Any) -> None:
     if not _has_nan(one) and not _has_nan(other):
         assert same(_through_json(one), _through_json(other)) == (one == other)
 
@@ -92,7 +92,7 @@ def test_integers_of_any_length_are_exact() -> None:
     assert not same(_through_json(10**5000), encode(10**5000 + 1))
 
 
-def test_objects_are_not_plain() -> None:
+def test_objects_of_other_classes_are_no_plain_values() -> None:
     for value in (object(), [object()], {1: print}, int):
         with pytest.raises(NotPlain):
             encode(value)

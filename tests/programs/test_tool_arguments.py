@@ -30,7 +30,7 @@ def double(n: int) -> int:
         ({"tools": [len]}, "is a builtin, which names no types: wrap it in a function"),
     ],
 )
-def test_what_is_no_list_of_tools_or_servers_is_refused_with_what_to_write(
+def test_tools_and_servers_of_a_wrong_type_are_refused_with_the_valid_form(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message):
@@ -81,7 +81,7 @@ def test_parameters_by_position_are_passed_by_position() -> None:
     assert (tool.call({"n": 3}), tool.call({"n": 3, "scale": 5, "shift": 1})) == ("6", "16")
 
 
-def test_a_function_of_keywords_alone_takes_any() -> None:
+def test_a_tool_function_with_only_kwargs_accepts_any_arguments() -> None:
     def keywords(**rest: Any) -> str:
         """Takes keywords."""
         return ",".join(rest)

@@ -223,7 +223,7 @@ def test_functions_stay_in_the_thread_of_the_agent() -> None:
     assert [call["result"] for call in run(ToolUser([query]), lm).calls] == ["[[1]]", "[[2]]"]
 
 
-def test_names_that_clash_or_are_no_words_stay_apart() -> None:
+def test_names_that_clash_or_are_no_words_are_kept_distinct() -> None:
     tools = [
         {"name": "answer", "parameters": {"type": "object", "properties": {"self": {"type": "integer"}}}},
         {"name": "Wetter abfragen!\n[x]", "parameters": {}},
@@ -260,7 +260,7 @@ def test_a_task_may_name_tools_of_the_program_and_unusable_ones_are_reported() -
     assert "a tool needs a name" in prompts[0]
 
 
-def test_without_tools_it_answers() -> None:
+def test_tool_user_without_tools_answers() -> None:
     lm = scripted()
     assert run(ToolUser(), lm).calls == []
     assert run(ToolUser(), lm, tools="[]").calls == []
@@ -289,7 +289,7 @@ def test_the_program_is_shipped_and_has_tools() -> None:
     assert program_inputs(Own) == ["question"]
 
 
-def test_what_is_no_tool_is_refused() -> None:
+def test_values_that_are_no_tools_are_refused() -> None:
     with pytest.raises(ProgramError, match=r"a tool is a function or a dspy\.Tool, got a int: 3"):
         ToolUser([3])
 

@@ -173,7 +173,7 @@ def test_a_retrieval_is_credited_with_the_score_with_it_minus_without_it() -> No
     assert gains(RIGHT, run, losses=True) == [0.0, 0.0, 1.0]
 
 
-def test_a_retrieval_that_leads_to_an_answer_nobody_can_know_is_a_loss() -> None:
+def test_a_retrieval_that_replaces_a_right_abstention_is_a_loss() -> None:
     # before the first search the right thing was said: nothing, score 1
     run = rollout(draft(None), draft("12 metres"))
     assert gains(REMOVED, run) == [0.0, 0.0]

@@ -181,7 +181,7 @@ def test_every_rule_has_a_hack() -> None:
 
 
 @pytest.mark.parametrize("hack", HACKS, ids=[f"{hack.rule}{index}" for index, hack in enumerate(HACKS)])
-def test_what_the_source_did_before_is_no_finding(hack: Hack) -> None:
+def test_code_that_was_there_before_the_edit_is_no_finding(hack: Hack) -> None:
     if hack.rule == "invalid_code":
         return
     assert find_hacks(hack.after, hack.after, hack.tests) == []

@@ -259,7 +259,7 @@ def test_names_that_others_see_are_not_renamed(before: str, after: str) -> None:
         ("def f():\n    a = b = 1\n    return a - b", "def f():\n    b = a = 1\n    return b - a"),
     ],
 )
-def test_names_that_nobody_else_sees_are(before: str, after: str) -> None:
+def test_names_that_are_not_visible_outside_are_renamed(before: str, after: str) -> None:
     assert minimal_diff(before, after).changed == 0
 
 

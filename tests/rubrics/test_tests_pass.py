@@ -93,7 +93,7 @@ def test_wrong_arguments_are_refused_when_the_rubric_is_made(arguments: dict[str
 
 
 @needs_sandbox
-def test_it_is_a_shipped_check_of_rubric_files(own_folder: Path) -> None:
+def test_tests_pass_is_a_shipped_check_of_rubric_files(own_folder: Path) -> None:
     Path("r.yaml").write_text(
         "name: code\ncriteria:\n  - {name: tests_pass, check: tests_pass, with: {timeout_s: 10, memory_mb: 256}}\n"
     )

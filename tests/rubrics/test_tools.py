@@ -180,7 +180,7 @@ def test_the_shipped_rubric_scores_tasks_of_both_kinds_from_0_to_1() -> None:
     assert rubric.score(task(TRUTH), Failed("no answer")).value == 0
 
 
-def test_what_does_not_apply_counts_neither_in_the_score_nor_against_the_coverage() -> None:
+def test_criteria_that_do_not_apply_count_neither_in_the_score_nor_against_coverage() -> None:
     def no_question(task: Task, prediction: Any, rollout: Any) -> Any:
         raise NotApplicable("not here")
 

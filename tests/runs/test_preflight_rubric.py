@@ -77,7 +77,7 @@ def test_a_check_without_its_expected_field_stops_the_job_and_names_the_column(p
     assert model.scripted.calls == 3
 
 
-def test_of_several_columns_the_most_similar_is_named(place: Path) -> None:
+def test_the_most_similar_of_several_columns_is_named(place: Path) -> None:
     with pytest.raises(RubricError) as caught:
         evaluated(rows(priority="2", intents="bug"))
     assert "rename={'intents': 'intent'}" in str(caught.value)

@@ -284,7 +284,7 @@ def test_settings_are_checked_before_two_equal_programs_are_refused() -> None:
         assay.compare("math_qa", "math_qa", rubric="math_qa", data="arithmetic:size=9", max_calls="5")  # type: ignore[arg-type]
 
 
-def test_the_nearest_name() -> None:
+def test_the_nearest_valid_name_is_found() -> None:
     assert nearest("max_cals", ["max_calls", "model"]) == "max_calls"
     assert nearest("zzz", ["max_calls"]) is None
 

@@ -121,7 +121,7 @@ def test_a_budget_is_stored_in_its_short_form(value: Any, stored: Any) -> None:
         (True, "must be an integer or a string"),
     ],
 )
-def test_another_value_is_refused_with_the_rule_and_the_nearest_word(value: Any, rule: str) -> None:
+def test_an_invalid_thinking_setting_is_refused_with_the_rule_and_the_nearest_word(value: Any, rule: str) -> None:
     with pytest.raises(ConfigError) as refused:
         CompileSettings(program="p", rubric="r", data="d", thinking=value)
     assert rule in str(refused.value)

@@ -63,7 +63,7 @@ def test_a_helpful_instruction_helps_and_a_harmful_one_harms() -> None:
     assert margin(learner, [], HELPFUL[0]) > margin(learner, []) > margin(learner, [], HARMFUL[0])
 
 
-def test_the_clearest_format_is_drawn_from_the_seed() -> None:
+def test_the_learners_best_format_follows_from_the_seed() -> None:
     best = {
         max(learner.clarity, key=learner.clarity.__getitem__)
         for learner in (InContextLearner(seed=seed) for seed in range(12))
@@ -72,7 +72,7 @@ def test_the_clearest_format_is_drawn_from_the_seed() -> None:
 
 
 @pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
-def test_it_reads_and_writes_every_prompt_format(prompt_format: str) -> None:
+def test_the_scripted_learner_reads_and_writes_every_prompt_format(prompt_format: str) -> None:
     learner = InContextLearner("topics", seed=2)
     learner.slips = dict.fromkeys(learner.slips, 0.0)
     tasks = learner.tasks(20)

@@ -27,7 +27,7 @@ def credited(group: list[list[float]], **options: bool) -> list[list[float]]:
     return [baseline.advantages(values) for values in of]
 
 
-def test_the_fields_worked_example_returns_1_45() -> None:
+def test_the_published_worked_example_of_returns_gives_1_45() -> None:
     rewards = rewards_of(rollout([0.15, 0.15, 0.15, 0.0], 1.0))
     assert rewards == [0.15, 0.15, 0.15, 1.0]
     assert returns(rewards) == pytest.approx([1.45, 1.30, 1.15, 1.0])

@@ -25,7 +25,7 @@ def test_little_data_of_one_task_type_is_a_warning_by_default() -> None:
     assert not gates_report.passed
 
 
-def test_gated_enforces_all() -> None:
+def test_gated_enforces_all_gates() -> None:
     assert stopped(report(Gates(gated=True))) == ["transitions", "task types"]
 
 

@@ -101,7 +101,7 @@ def test_ordinary_answers_are_not_marked(place: Place, dialect: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["off"], indirect=True)
-def test_off_does_not_look(place: Place) -> None:
+def test_loop_detection_off_marks_no_answer(place: Place) -> None:
     place.stream("chat", LOOP)
     assert place.transition().failure is None
 

@@ -108,7 +108,7 @@ def test_a_conversation_with_results_is_one_rollout(place: Place) -> None:
     assert ([tool.result for tool in rollout.tools], rollout.prediction) == (["42"], {"answer": "echo: 42"})
 
 
-def test_a_schema_is_followed(place: Place) -> None:
+def test_gemini_answers_follow_the_requested_schema(place: Place) -> None:
     schema = {"type": "OBJECT", "properties": {"value": {"type": "INTEGER"}}}
     config = {"responseMimeType": "application/json", "responseSchema": schema}
     assert (

@@ -115,7 +115,7 @@ def mlflow_row(values: Sequence[Any], prompt: Any, answer: Any, tools: Any, usag
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(prompt=JSON, answer=JSON, tools=JSON, usage=JSON, plain=st.booleans())
-def test_no_value_raises_an_error_in_any_format(
+def test_no_value_raises_an_error_in_any_prompt_format(
     tmp_path_factory: pytest.TempPathFactory, prompt: Any, answer: Any, tools: Any, usage: Any, plain: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("any")

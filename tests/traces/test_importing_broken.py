@@ -24,7 +24,7 @@ def test_spans_with_missing_or_cyclic_parents_are_imported(tmp_path: Path) -> No
     assert ([t.output for t in run.transitions], skipped) == (["a", "b", "c"], [])
 
 
-def test_a_root_is_the_earliest_span_without_a_parent(tmp_path: Path) -> None:
+def test_the_root_of_a_trace_is_its_earliest_span_without_a_parent(tmp_path: Path) -> None:
     failed = {"status": {"code": 2, "message": "broke"}}
     (run,), _ = otlp(
         tmp_path,
@@ -66,7 +66,7 @@ def test_invalid_times_are_ignored(tmp_path: Path) -> None:
     assert (run.started_at, run.ended_at) == (T0 - 1_000_000, T0 + 10)
 
 
-def test_of_a_duplicate_span_the_later_one_is_imported(tmp_path: Path) -> None:
+def test_the_later_one_of_duplicate_spans_is_imported(tmp_path: Path) -> None:
     result = read("otlp", lines(tmp_path / "x.jsonl", request(span(1, chat("first"))), request(span(1, chat("last")))))
     (run,), (again,) = result
     assert [t.output for t in run.transitions] == ["last"]

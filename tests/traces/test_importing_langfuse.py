@@ -263,7 +263,7 @@ def test_a_score_of_zero_is_a_score_and_a_missing_one_is_not(tmp_path: Path) -> 
     assert (run.score, run.human_rating) == (None, 0.0)
 
 
-def test_of_several_scores_the_named_one_is_used(tmp_path: Path) -> None:
+def test_the_named_one_of_several_scores_is_used(tmp_path: Path) -> None:
     rows = [observation(1, input="hi", output="ho"), mark("a", 0.25), mark("b", 0.5), mark("b", 0.75)]
     (run,), skipped = langfuse(tmp_path, *rows)
     assert (run.score, [skip.reason for skip in skipped]) == (

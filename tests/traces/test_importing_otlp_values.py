@@ -99,7 +99,7 @@ def test_older_spans_without_an_operation_name_are_recognised_by_their_token_usa
         )  # a chain that names its model
 
 
-def test_values_of_every_type_and_spelling(tmp_path: Path) -> None:
+def test_otlp_values_of_every_type_and_spelling_are_read(tmp_path: Path) -> None:
     written = [
         {"key": "gen_ai.operation.name", "value": {"string_value": "chat"}},
         {"key": "gen_ai.usage.input_tokens", "value": {"intValue": 5}},

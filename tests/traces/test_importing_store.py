@@ -33,7 +33,7 @@ def stored(opened: Store) -> list[Rollout]:
     return sorted((opened.rollout(row.id) for row in opened.rollouts()), key=lambda row: row.started_at)
 
 
-def test_an_import_is_in_the_store_as_it_was_read(store: Store) -> None:
+def test_an_imported_trace_is_stored_as_it_was_read(store: Store) -> None:
     for kind, name in (("otlp", "otlp_openinference.jsonl"), ("mlflow", "mlflow_3.jsonl")):
         report = import_traces(store, kind, DATA / name)
         rollouts, skipped = read(kind, DATA / name)

@@ -147,7 +147,7 @@ def test_a_step_reward_of_one_agent_is_no_baseline_of_the_other() -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_without_names_nothing_changes(group: list[list[float]]) -> None:
+def test_a_program_without_named_agents_is_recorded_as_before(group: list[list[float]]) -> None:
     plain, named = Baseline(), AgentBaselines(Baseline)
     for credited in group:
         plain.add(credited)

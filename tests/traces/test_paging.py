@@ -64,7 +64,7 @@ def test_a_run_larger_than_the_window_is_read_by_time(store: Store) -> None:
     assert (numbers(page), page.searched) == ([29, 28, 27, 26, 25], Cursor(112.0, f"{25:032x}"))
 
 
-def test_a_text_is_found_whatever_its_letters(store: Store) -> None:
+def test_a_text_with_any_characters_is_found(store: Store) -> None:
     assert numbers(rollout_page(store, RolloutFilters(text="Ärger 7"))) == [7]
 
 

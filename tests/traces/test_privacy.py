@@ -184,7 +184,7 @@ It was $1,234,567,890.12"""
 
 
 @pytest.mark.parametrize("text", CLEAN.split("\n"))
-def test_other_values_are_unchanged(text: str) -> None:
+def test_values_without_personal_data_are_unchanged(text: str) -> None:
     anonymizer = make()
     assert anonymizer.text(text) is text
     assert not anonymizer.counts

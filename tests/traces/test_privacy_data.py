@@ -20,7 +20,7 @@ JANE = KnownValue("person", "Jane Q. Doe")
 # -- data
 
 
-def test_data_keeps_its_form() -> None:
+def test_anonymized_data_keeps_its_structure_and_types() -> None:
     data = {"a": [1, 2.5, None, True, {"b": ("x", b"y")}], 7: "jane@gmail.com", "n": 2127365000, "t": 1717171717171}
     out = make().value(data)
     assert out == {
@@ -140,7 +140,7 @@ def test_numbers_in_json_texts_are_replaced_by_strings_where_they_must() -> None
     assert make().text("phone: 2127365000, ok") == make().text("phone: (212) 736-5000, ok")
 
 
-def test_the_longer_of_two_matches_is_used_and_surrogates_are_not_split() -> None:
+def test_the_longer_of_two_overlapping_matches_is_used_and_surrogates_are_not_split() -> None:
     assert matched("jane.doe@gmail.com", JANE) == [("email", "jane.doe@gmail.com")]
     known = [
         KnownValue("organisation", "Example"),

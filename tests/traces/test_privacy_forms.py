@@ -32,7 +32,7 @@ def recall() -> Any:
     return module
 
 
-def test_the_goals_without_the_extra_are_met_on_held_out_texts(recall: Any) -> None:
+def test_recall_goals_with_patterns_alone_are_met_on_held_out_texts(recall: Any) -> None:
     measured = recall.measure("held-out", 480, 5, "patterns", subject=False)
     shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     assert shares["phone"] >= 0.95
@@ -43,7 +43,7 @@ def test_the_goals_without_the_extra_are_met_on_held_out_texts(recall: Any) -> N
 
 @LISTED
 @pytest.mark.slow
-def test_the_goals_with_the_extra_are_met_on_held_out_texts_by_lists_alone(recall: Any) -> None:
+def test_recall_goals_with_name_lists_are_met_on_held_out_texts(recall: Any) -> None:
     measured = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
     shares = {kind: row["recall"] for kind, row in measured["types"].items()}
     assert shares["person"] >= 0.80
@@ -73,7 +73,7 @@ def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(rec
         "[[ ## date ## ]]\n5 May 1988\n",
     ],
 )
-def test_dates_alone_in_a_field_and_in_short_forms_are_hidden(text: str) -> None:
+def test_dates_alone_in_a_field_and_in_short_forms_are_replaced(text: str) -> None:
     assert not any(part in hidden(text) for part in ("1988", "1990", "5/3/24"))
 
 
@@ -95,7 +95,7 @@ def test_numbers_that_are_not_dates_are_unchanged(text: str) -> None:
 
 @LISTED
 @pytest.mark.slow
-def test_names_under_keys_of_json_are_hidden() -> None:
+def test_names_in_values_of_json_are_replaced() -> None:
     anonymizer = Anonymizer(KEY, engine="gazetteers")
     data = {
         "name": "Priya",
@@ -126,7 +126,7 @@ def test_names_under_keys_of_json_are_hidden() -> None:
         ("CPF 390.533.447-05 of the buyer", "390.533.447-05"),
     ],
 )
-def test_forms_of_several_countries_are_hidden(text: str, value: str) -> None:
+def test_personal_data_in_the_forms_of_several_countries_is_replaced(text: str, value: str) -> None:
     assert value not in hidden(text)
 
 

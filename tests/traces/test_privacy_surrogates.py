@@ -115,7 +115,7 @@ def test_a_long_text_that_ends_in_an_empty_line_is_read(text: str) -> None:
     assert "jane@gmail.com" not in make().text(f"jane@gmail.com {text}")
 
 
-def test_of_a_growing_text_only_the_new_parts_are_anonymized_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_parts_of_a_growing_text_are_anonymized_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     turns = [
         f"Turn {n}: user{n}@gmail.com says {' '.join(str(rng.random()) for _ in range(rng.randrange(80)))}"

@@ -112,7 +112,7 @@ def test_without_presidio_auto_uses_patterns_and_presidio_names_the_extra(monkey
         Anonymizer(KEY, engine="presidio")
 
 
-def test_the_module_loads_no_optional_package() -> None:
+def test_importing_the_anonymizer_loads_no_optional_package() -> None:
     code = (
         "import assay.traces.privacy.anonymizer, sys; print({'spacy', 'presidio_analyzer', 'cryptography.fernet', "
         "'faker'} & set(sys.modules))"

@@ -87,7 +87,7 @@ def test_digits_in_a_field_are_text(tab: Any) -> None:
     assert tab.get_by_label("Text of the task").input_value() == "7u"
 
 
-def test_a_list_shows_what_was_added_meanwhile(tab: Any, store: Store) -> None:
+def test_a_list_shows_runs_added_since_the_last_request(tab: Any, store: Store) -> None:
     tab.goto(f"{tab.base}/rollouts")
     rollout_of_sums(store, 9)
     store.flush()

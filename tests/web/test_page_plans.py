@@ -37,7 +37,7 @@ def test_large_runs_and_tasks_are_read_by_time(store: Store, column: str, place:
     assert scans == []
 
 
-def test_a_scan_is_noticed(store: Store) -> None:
+def test_a_full_table_scan_is_detected(store: Store) -> None:
     with Scans(store) as scans:
         list(store.rollouts(limit=1))
     assert scans != []

@@ -67,7 +67,7 @@ def varied(store: Store) -> Store:
     ],
 )
 @pytest.mark.slow
-def test_filters_select(varied: Store, query: str, numbers: list[int]) -> None:
+def test_filters_select_rollouts(varied: Store, query: str, numbers: list[int]) -> None:
     assert listed(varied, query) == numbers
 
 
@@ -225,7 +225,9 @@ def test_htmx_gets_only_the_form_back(store: Store) -> None:
         ({"status": "running"}, "still running"),
     ],
 )
-def test_what_may_not_be_rated_is_refused(store: Store, fields: dict[str, str], reason: str) -> None:
+def test_ratings_of_sealed_judge_user_and_running_rollouts_are_refused(
+    store: Store, fields: dict[str, str], reason: str
+) -> None:
     rollout = rollout_of_sums(store, 1, **fields)
     store.flush()
     assert reason in read(store, f"/rollouts/{rollout.id}")
@@ -294,7 +296,7 @@ def test_json_is_a_text_that_no_browser_interprets(store: Store) -> None:
     assert browse(store, visit) == ["text/plain", True, False, True, 404]
 
 
-def test_the_list_is_loaded_again_only_if_it_changed(store: Store) -> None:
+def test_the_list_of_rollouts_is_reloaded_only_if_it_changed(store: Store) -> None:
     rollout_of_sums(store, 1)
     store.put_run("run-1", kind="evaluate", config={}, status="running", started_at=1.0)
     store.flush()

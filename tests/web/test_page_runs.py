@@ -39,7 +39,7 @@ def test_an_empty_store_says_so(store: Store) -> None:
         ("?since=2025-06-15", ["c", "b"]),
     ],
 )
-def test_filters_select(store: Store, query: str, runs: list[str]) -> None:
+def test_filters_select_runs(store: Store, query: str, runs: list[str]) -> None:
     put_run(store, "a", at=NOW - 864_000)
     put_run(store, "b", kind="compile", at=NOW + 1)
     put_run(store, "c", status="running", at=NOW + 2)
@@ -188,7 +188,7 @@ def test_a_large_run_is_counted_on_request(store: Store, monkeypatch: pytest.Mon
     assert "Rollouts by phase" in read(store, address)
 
 
-def test_a_database_that_does_not_answer_is_said(store: Store) -> None:
+def test_a_database_that_does_not_answer_is_reported(store: Store) -> None:
     async def visit(browser: Browser) -> tuple[int, str]:
         with store.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")

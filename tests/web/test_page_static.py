@@ -51,7 +51,7 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(tmp_path: Path) -> 
     assert process.returncode == 0
 
 
-def test_wrong_starts_are_refused(tmp_path: Path) -> None:
+def test_invalid_options_of_the_page_are_refused(tmp_path: Path) -> None:
     def started(*flags: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "assay", "view", *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -36,7 +36,7 @@ def test_a_budget_leaves_every_text_its_beginning() -> None:
     assert [text.left_out for text in clipped] == [4_400, 4_600, 4_990, 4_990]
 
 
-def test_numbers_and_times() -> None:
+def test_numbers_and_times_are_formatted_for_reading() -> None:
     assert [figure(None), figure(0.0), figure(1 / 3, 2)] == ["–", "0.000", "0.33"]
     assert [seconds(value) for value in (None, 0.04, 59, 61, 7_260)] == ["–", "0.0 s", "59 s", "1 min 1 s", "2 h 1 min"]
     assert (iso(0.0), iso(None)) == ("1970-01-01T00:00:00+00:00", "")

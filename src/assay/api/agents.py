@@ -58,7 +58,7 @@ def serving(
     if isinstance(program.runner, RemoteRunner):
         if key is None:
             raise ConfigError(
-                "runners on other machines need a key: give agent_key, and the same to `assay agent run`",
+                "runners on other machines need a key: set agent_key, and pass the same key to `assay agent run`",
                 flag="--agent-key",
             )
         gateway.add_routes(program.runner.leases.add_to)

@@ -48,19 +48,9 @@ class CompareReport(ReportRepr):
         spent: dict[str, Any] = {key: None if None in values else sum(values) for key, values in both.items()}
         openings = self.b.openings or self.a.openings  # those of both sides, as one job
         spent["test_openings"] = openings.to_dict() if openings else None
-        about = {"gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, "notes": self._notes()}
+        notes = list(dict.fromkeys([*self.a.notes, *self.b.notes]))
+        about = {"gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, "notes": notes}
         return {**sides, **about, **spent, "stopped": self.a.stopped or self.b.stopped}
-
-    def _notes(self) -> list[str]:
-        """Those of both evaluations. Each side that was compiled with some of these tasks has a note of its own."""
-        bias = {*self.a.bias, *self.b.bias}
-        return [note for note in dict.fromkeys([*self.a.notes, *self.b.notes]) if note not in bias] + [
-            f"{report.used} of these {len(report.evaluation)} tasks were used to compile {name} (demonstrations and "
-            "selection): its score on them is "
-            "biased upwards. split='test' compares on tasks that it has not seen"
-            for name, report in zip(self.names, (self.a, self.b), strict=True)
-            if report.used
-        ]
 
 
 @trusts

@@ -17,7 +17,7 @@ from assay.deployment.artifact import check_pinned, load_artifact
 from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
-from assay.errors import AssayError, ConfigError, FailureKind
+from assay.errors import AssayError, ConfigError, DeploymentError, FailureKind
 from assay.models import LanguageModel, get_lm
 from assay.models.failures import failure_of_program
 from assay.programs import program_inputs, program_version
@@ -25,7 +25,9 @@ from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
 from assay.sources.trust import trusts
 from assay.support.scrubbing import error_text
+from assay.traces.listening import listening
 from assay.traces.records import new_id
+from assay.traces.replaying import ToolReplay
 
 __all__ = ["DeployedAgent", "LoadedVersion", "deployed"]
 
@@ -47,13 +49,26 @@ class LoadedVersion:
         self.lm: LanguageModel = get_lm(artifact.model, **artifact.endpoint.client(artifact.model))
         check_pinned(artifact, self.lm)
 
-    def run(self, task: Task, *, rubric: Any, store: str, **fields: Any) -> dspy.Prediction:
-        """One recorded prediction; its attribute `rollout` has the id of the rollout."""
-        with dspy.context(lm=self.lm), record(
+    def run(
+        self, task: Task, *, rubric: Any, store: str, replay: ToolReplay | None = None, **fields: Any
+    ) -> dspy.Prediction:
+        """One recorded prediction; its attribute `rollout` has the id of the rollout.
+
+        Args:
+            replay: answers tools with side effects. If a call is not in it, the rollout ends as an error, unscored.
+        Raises:
+            DeploymentError: a call was not in `replay`.
+        """
+        replaying = {} if replay is None else listening(replay)
+        with dspy.context(lm=self.lm, **replaying), record(
             task, rubric=rubric, store=store, program=self.name, program_version=self.version,
             parameters=self.parameters, model=self.model, **fields,
         ) as recording:  # fmt: skip
-            prediction = as_prediction(self.program(**task.inputs))
+            try:
+                prediction = as_prediction(self.program(**task.inputs))
+            finally:
+                if replay is not None and replay.missed:  # also where the program has turned it into an answer
+                    raise DeploymentError(f"called {replay.missed[0]}, which has side effects, in an unrecorded way")
             recording.answer(prediction)
         # attributes, not outputs: items() has the program's own fields
         object.__setattr__(prediction, "rollout", recording.rollout.id)
@@ -119,7 +134,7 @@ class DeployedAgent:
             id=content_hash(values)[:16], task_type=task_type, inputs=values, expected=dict(expected or {}), metadata={}
         )
         more = {"tenant": tenant, "data_subject": data_subject, "consent": consent}
-        assignment = self.router.assign(new_id() if unit is None else unit, tenant=tenant)
+        assignment = self.router.assign(new_id() if unit is None else unit, tenant=tenant, task_type=task_type)
         loaded, assignment = self._ready(assignment)
         if loaded.inputs is not None and set(values) != set(loaded.inputs):
             raise ConfigError(f"agent {self.agent} takes the inputs {loaded.inputs}, got {sorted(values)}")

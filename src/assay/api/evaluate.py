@@ -47,8 +47,6 @@ class EvaluationReport(ReportRepr):
     corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     openings: Openings | None = None  # of the test split
     notes: Sequence[str] = ()
-    bias: Sequence[str] = ()  # those of the notes that are about `used`
-    used: int = 0  # number of tasks that the artifact learned from or was selected on
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
@@ -111,8 +109,7 @@ def evaluate(
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.register(tasks, split)
         used = len(job.training_splits() & {task.content_hash[:HASH] for task in tasks})
-        bias = _bias(config, used=used, of=len(tasks))
-        notes = [*_notes(job, config, progress), *bias]
+        notes = [*_notes(job, config, progress), *_bias(config, used=used, of=len(tasks))]
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
         notes += run_notes(evaluation.runs.values())
         corrected = {}
@@ -121,8 +118,7 @@ def evaluate(
             corrected = corrected_means(job.session.rubric, job.store, job.run_id)
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
-        corrected, job.openings,
-        notes, bias, used,
+        corrected, job.openings, notes,
     )  # fmt: skip
 
 
@@ -146,7 +142,7 @@ def _bias(config: EvaluateSettings, *, used: int, of: int) -> list[str]:
         return []
     return [
         f"{used} of these {of} tasks were used to compile {config.program} (demonstrations and selection): its score "
-        "on them is biased upwards; the splits gate and test have others"
+        "on them is biased upwards. The splits gate and test have tasks that it has not seen"
     ]
 
 

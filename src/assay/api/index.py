@@ -163,7 +163,7 @@ def _alone(engine: sa.Engine, url: str, name: str) -> Iterator[None]:
     key = int.from_bytes(digest[:8], "big", signed=True)
     with engine.connect() as connection:  # the server releases the lock when the connection ends, also by a kill
         if not connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar():
-            raise ConfigError(f"another process changes the index {name!r}: wait for its end")
+            raise ConfigError(f"another process changes the index {name!r}: wait until it has finished")
         connection.commit()
         try:
             yield

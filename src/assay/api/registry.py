@@ -2,12 +2,23 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.deployment.flags import flag_history, flags_of, set_flag
+from assay.deployment.preferences import (
+    Preference,
+    Quality,
+    preference_of,
+    probabilities,
+    qualities,
+    set_preference,
+)
 from assay.deployment.registry import Registry, Version
+from assay.deployment.suite_records import set_suite
+from assay.deployment.suites import Suite
+from assay.errors import ConfigError
 from assay.sources.artifact_files import read_json
 from assay.traces import Store
 
@@ -16,8 +27,11 @@ __all__ = [
     "capabilities",
     "diff_versions",
     "register",
+    "routing",
     "set_agent_alias",
     "set_agent_flag",
+    "set_agent_suite",
+    "set_routing",
     "show_version",
 ]
 
@@ -94,6 +108,72 @@ def set_agent_flag(
     with Store(store) as opened:
         set_flag(opened.engine, agent, flag, value, why=why)
         return flags_of(opened.engine, agent)
+
+
+def set_agent_suite(
+    agent: str, data: str | None, rubric: str | None = None, *, threshold: float = 0.0, pass_rate: float = 0.0,
+    pass_at: float = 0.5, why: str = "", store: str | Path | None = None,
+) -> Suite | None:  # fmt: skip
+    """Sets the validation suite that every candidate of an agent must pass before its deployment.
+
+    Args:
+        data, rubric: None for both removes the suite.
+        threshold: mean score that is needed.
+        pass_rate: share of the tasks that must score at least `pass_at`.
+    Raises:
+        ConfigError: one of `data` and `rubric` is missing.
+        DeploymentError: there is no such agent.
+    """
+    if (data is None) != (rubric is None):
+        raise ConfigError("data and rubric belong together")
+    suite = None
+    if data is not None and rubric is not None:
+        suite = Suite(data=data, rubric=rubric, threshold=threshold, pass_rate=pass_rate, pass_at=pass_at)
+    with Store(store) as opened:
+        set_suite(opened.engine, agent, suite, why=why)
+    return suite
+
+
+def set_routing(
+    agent: str, versions: Sequence[int], *, floor: float = 0.05, cost_weight: float = 0.0, window_days: float = 30.0,
+    why: str = "", store: str | Path | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Lets the measured quality per task type choose between versions of an agent that were champions.
+
+    Args:
+        versions: their numbers; none removes the preference.
+        floor: smallest probability of a version.
+        cost_weight: score that a dollar of a rollout's cost is worth.
+        window_days: rollouts of so many days count.
+    Returns:
+        The probabilities, see `routing`.
+    Raises:
+        DeploymentError: one of them was never the champion.
+    """
+    preference = None
+    if versions:
+        preference = Preference(versions=versions, floor=floor, cost_weight=cost_weight, window_days=window_days)
+    with Store(store) as opened:
+        set_preference(opened.engine, agent, preference, why=why)
+    return routing(agent, store=store)
+
+
+def routing(agent: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
+    """Probabilities with which versions are chosen, by task type, with the scores that they follow from."""
+    with Store(store) as opened:
+        Registry(opened.engine).version(f"{agent}@1")
+        if (preference := preference_of(flags_of(opened.engine, agent))) is None:
+            return []
+        measured = qualities(opened.engine, agent, preference)
+    return [
+        {
+            "task_type": kind, "version": f"{agent}@{number}", "probability": probability,
+            "n": of.get(number, Quality()).count,
+            "score": of[number].total / of[number].count if number in of else None,
+        }
+        for kind, of in sorted(measured.items())
+        for number, probability in probabilities(preference, of).items()
+    ]  # fmt: skip
 
 
 def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dict[str, Any]:

@@ -30,8 +30,9 @@ def command() -> None:
 def run(agent: str, server: str, key: str, patience_s: float, tasks: int | None, as_json: bool) -> None:
     """Execute tasks of a trainer with AGENT, a command or MODULE:CALLABLE, one at a time.
 
-    The agent gets the task and the address of the policy as it does from the trainer itself; a callable too finds the
-    address in the environment. Start the command as often as tasks are to run at once. It ends with the training.
+    The agent gets the task and the address of the policy as it does from the trainer itself; a callable can read
+    the address from the environment too. Start one command for each task that is to run at the same time. It ends
+    with the training.
     """
     from assay.programs.foreign.remote import TaskServer, work
     from assay.programs.foreign.runners import runner_of

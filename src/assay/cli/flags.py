@@ -138,7 +138,7 @@ def command_settings(
     }
     for setting in settings.values():
         if setting.name == "sizes":
-            settings_values |= _sizes(values, settings_values.get("split"))
+            settings_values |= _sizes(values, settings_values)
             continue
         name = _parameter(setting)
         if name not in values:
@@ -195,10 +195,14 @@ def is_set(name: str) -> bool:
     return source in (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
 
 
-def _sizes(values: dict[str, Any], split: str | None) -> dict[str, Any]:
-    sizes = {split: size for split in SPLITS if (size := values.pop(f"{split}_size", None)) is not None}
-    if (size := values.pop("size", None)) is not None:
-        sizes[values["split"] if split is None or is_set("split") else split] = size
+def _sizes(values: dict[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of tasks by split. Those of flags replace those of the project file."""
+    sizes = dict(project.get("sizes", {}))
+    sizes |= {split: size for split in SPLITS if (size := values.pop(f"{split}_size", None)) is not None}
+    if "size" in values:  # one split, whose name may come from the other source
+        size = next(iter(sizes.values()), None) if (flag := values.pop("size")) is None else flag
+        split = values["split"] if is_set("split") else project.get("split", values["split"])
+        sizes = {} if size is None else {split: size}
     return {"sizes": sizes} if sizes else {}
 
 

@@ -20,9 +20,9 @@ __all__ = ["command", "print_report"]
 def command(program: str | None, **values: Any) -> None:
     """Improve PROGRAM: prompts, then weights, then prompts again.
 
-    Each step is kept only where the gate split favours it; the sealed test is reported at the end. A cap that is
-    reached ends it with the best version so far; --resume with a higher cap continues. Run it again, on the artifact
-    and under another name, as data arrives.
+    Each step is kept only if it passes the gate; the sealed test is reported at the end. A reached cap ends the
+    command with the best version so far; --resume with a higher cap continues. When new data arrives, run it again
+    on the artifact with another name.
     """
     from assay.api.improve.run import improve
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,15 +14,15 @@ __all__ = ["command"]
 
 @click.group("registry")
 def command() -> None:
-    """Versions of agents, the aliases that name them, and flags."""
+    """Manage versions of agents, their aliases and feature flags."""
 
 
 @command.command("register")
 @click.argument("agent")
 @click.argument("artifact", type=click.Path())
-@click.option("--parent", metavar="VERSION", help="Version from which it was made, such as support@1.")
-@click.option("--alias", help="Let this alias name it.")
-@click.option("--tenant", help="Tenant that it belongs to.")
+@click.option("--parent", metavar="VERSION", help="Version that the new one was made from, such as support@1.")
+@click.option("--alias", help="Alias to set to the new version.")
+@click.option("--tenant", help="Tenant that the version belongs to.")
 @store_option()
 @json_option()
 def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **more: str | None) -> None:
@@ -81,11 +82,11 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
 @command.command("alias")
 @click.argument("version")
 @click.argument("alias")
-@click.option("--why", default="", help="Why; kept in the history.")
+@click.option("--why", default="", help="Reason, stored in the history.")
 @store_option()
 @json_option()
 def alias_command(version: str, alias: str, why: str, store: str | None, as_json: bool) -> None:
-    """Let ALIAS (champion, previous, or a name of yours) name VERSION."""
+    """Set ALIAS (champion, previous, or your own name) to VERSION."""
     from assay.api.registry import set_agent_alias
 
     open_store(store).close()
@@ -97,7 +98,7 @@ def alias_command(version: str, alias: str, why: str, store: str | None, as_json
 @click.argument("agent")
 @click.argument("name")
 @click.argument("value", required=False)
-@click.option("--why", default="", help="Why; kept in the history.")
+@click.option("--why", default="", help="Reason, stored in the history.")
 @store_option()
 @json_option()
 def flag_command(agent: str, name: str, value: str | None, why: str, store: str | None, as_json: bool) -> None:
@@ -111,6 +112,59 @@ def flag_command(agent: str, name: str, value: str | None, why: str, store: str 
     open_store(store).close()
     flags = set_agent_flag(agent, name, _value(value), why=why, store=store)
     print_json({"flags": flags}) if as_json else click.echo(f"flags: {json.dumps(flags)}")
+
+
+@command.command("suite")
+@click.argument("agent")
+@click.option("--data", metavar="D", help="Tasks of the suite: a file or a spec. Their val split is run.")
+@click.option("--rubric", metavar="R", help="Rubric of the suite: a YAML file or a shipped name.")
+@click.option("--threshold", default=0.0, show_default=True, help="Mean score that a candidate must reach.")
+@click.option("--pass-rate", default=0.0, show_default=True, help="Share of the tasks that a candidate must pass.")
+@click.option("--pass-at", default=0.5, show_default=True, help="Score at which a task is passed.")
+@click.option("--why", default="", help="Reason, stored in the history.")
+@store_option()
+@json_option()
+def suite_command(
+    agent: str, data: str | None, rubric: str | None, store: str | None, as_json: bool, **more: Any
+) -> None:
+    """Set the validation suite that every candidate of AGENT must pass; without --data and --rubric remove it."""
+    from assay.api.registry import set_agent_suite
+
+    open_store(store).close()
+    suite = set_agent_suite(agent, data, rubric, store=store, **more)
+    shown = None if suite is None else asdict(suite)
+    print_json({"suite": shown}) if as_json else click.echo(f"validation suite of {agent}: {json.dumps(shown)}")
+
+
+@command.command("route")
+@click.argument("agent")
+@click.option("--version", "versions", type=int, multiple=True, help="Number of a version; give at least two.")
+@click.option("--floor", default=0.05, show_default=True, help="Smallest probability of a version.")
+@click.option("--cost-weight", default=0.0, show_default=True, help="Score that a dollar of cost is worth.")
+@click.option("--window-days", default=30.0, show_default=True, help="Rollouts of so many days count.")
+@click.option("--remove", is_flag=True, help="Send everything to the champion again.")
+@click.option("--why", default="", help="Why; kept in the history.")
+@store_option()
+@json_option()
+def route_command(
+    agent: str, versions: tuple[int, ...], remove: bool, store: str | None, as_json: bool, **more: Any
+) -> None:
+    """Let the measured quality per task type choose between versions of AGENT; without --version show the choice.
+
+    Versions must have been champions. While a deployment is active it decides alone.
+    """
+    from assay.api.registry import routing, set_routing
+
+    if versions and remove:
+        raise click.UsageError("--version and --remove exclude each other")
+    open_store(store).close()
+    rows = set_routing(agent, versions, store=store, **more) if versions or remove else routing(agent, store=store)
+    if as_json:
+        print_json({"routing": rows})
+        return
+    for row in rows:
+        score = "–" if row["score"] is None else f"{row['score']:.3f} of {row['n']}"
+        click.echo(f"{row['task_type']:20} {row['version']:24} {row['probability']:6.1%}  {score}")
 
 
 def _value(text: str | None) -> Any:

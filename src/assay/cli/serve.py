@@ -18,6 +18,7 @@ from assay.runs.settings import ServeSettings
 from assay.support.scrubbing import unscrubbed
 
 if TYPE_CHECKING:
+    from assay.api.deploy.advancing import Advancer
     from assay.traces.gateway.connections import ConnectionLimits
     from assay.traces.gateway.server import Gateway
     from assay.traces.store import Store
@@ -79,8 +80,9 @@ async def _serve(
         settings.answering, base=settings.upstream, key=upstream_key, idle_s=settings.upstream_idle_s
     )
     opened, run_id = Store(store), f"serve-{new_id()[:12]}"
+    agents = _agents(settings, store)
     gateway = Gateway(
-        opened, upstream, agents=_agents(settings, store), key=key, host=settings.host,
+        opened, upstream, agents=agents, key=key, host=settings.host,
         names=tuple(settings.allow_host), run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,
         receive_s=settings.receive_s, one_server=settings.upstream is not None, loops=settings.loops,
     )  # fmt: skip
@@ -92,11 +94,14 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     run = _Run(run_id, opened, gateway, _config(settings, limits))
     run.begin()
+    advancers = _advancers(settings, agents)
     _show_start(address, run_id, upstream.name, gateway.access.key, store=store, key=key, as_json=as_json)
     try:
         await ended.wait()
     finally:
         await listener.close()
+        for advancer in advancers:
+            await asyncio.to_thread(advancer.stop)
         counts = await run.end()
     if as_json:
         print_json(counts)
@@ -110,6 +115,22 @@ def _agents(settings: ServeSettings, store: str | None) -> dict[str, Any]:
     from assay.api.deployed import deployed
 
     return {name: deployed(name, store=store, rubric=settings.agent_rubric) for name in settings.agent}
+
+
+def _advancers(settings: ServeSettings, agents: dict[str, Any]) -> "list[Advancer]":
+    """Threads that advance the deployments of the agents; started."""
+    if not settings.agent or not settings.advance_s:
+        return []
+    from assay.api.deploy.advancing import Advancer
+
+    advancers = [
+        Advancer(agent.store, name, rubric=agent.rubric, every_s=settings.advance_s)
+        for name, agent in agents.items()
+        if "@" not in name  # one version, without a deployment
+    ]
+    for advancer in advancers:
+        advancer.start()
+    return advancers
 
 
 async def _listen(listener: Any, settings: ServeSettings, opened: "Store") -> str:

@@ -188,8 +188,8 @@ def _policy_options(algorithm: str) -> Decorator:
             sizes=("train", "val", "test"),
             help={
                 **_HELP,
-                "rubric": "A YAML file or a shipped rubric; an export brings its rewards.",
-                "data": "The tasks; an export brings its own.",
+                "rubric": "Rubric: a YAML file or a shipped name. Not needed for an export, which has rewards.",
+                "data": "Tasks: a file or a spec, as in assay compile. Not needed for an export.",
             },
         ),
         click.option(

@@ -84,7 +84,7 @@ def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(f"no such file: {file}. This version of bfcl-eval has other files; needed is BFCL v4") from None
+        raise DataError(f"no such file: {file}. This version of bfcl-eval has other files; BFCL v4 is needed") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error})") from None
     for number, line in enumerate(text.split("\n"), 1):

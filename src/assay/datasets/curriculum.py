@@ -134,7 +134,7 @@ def _entries(mapping: _Entry, known: tuple[str, ...], what: str, label: str) -> 
             hint = f"did you mean {near!r}?" if near else f"the keys are {', '.join(known)}"
             raise DataError(f"{place}: {what} has no key {key!r}; {hint}")
         if key in entries:
-            raise DataError(f"{place}: the key {key!r} is there twice")
+            raise DataError(f"{place}: the key {key!r} occurs twice")
         entries[key] = _Entry(place, mapping.value.get(key), node)
     return entries
 

@@ -260,7 +260,7 @@ def _place(ready: Path, folder: Path) -> Path:
         for file in ready.iterdir():
             shutil.move(file, target / file.name)
         return target
-    raise OSError(f"{folder} and its numbered names are all taken")
+    raise OSError(f"{folder} and its numbered variants exist already")
 
 
 def check_loads(path: Path, program: dspy.Module) -> str | None:

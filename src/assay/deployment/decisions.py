@@ -5,7 +5,7 @@ behind the Protocol `Records`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -49,7 +49,11 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What `advance` decided: continue, next, promote, rollback or pause; which rule, and the numbers that it used."""
+    """What `advance` decided: continue, next, promote, rollback or pause; which rule, and the numbers that it used.
+
+    Attributes:
+        watch: the watch that gave an alarm (action alarm, pause or rollback).
+    """
 
     action: str
     rule: str
@@ -58,6 +62,7 @@ class Decision:
     readings: tuple[Reading, ...] = ()
     evaluated: bool = False  # whether one of the planned evaluations was used
     requests: Mapping[str, int] = field(default_factory=dict)
+    watch: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -173,9 +178,24 @@ def _shadow(plan: Plan, step: Step, state: State, name: str, records: Records, m
         if reading.high < -metric.tolerated(known_or_zero(reading.champion)):
             return made("rollback", "failure_loss", f"in the replay: {_harm(metric, reading)}")
     done = made.requests.get(CANDIDATE, 0)
+    if done >= step.requests and (missing := _unpaired(plan, readings)) is not None:
+        return made("pause", "missing", missing)
     if done >= step.requests and now - state.started_at >= step.hold_s:
         return made("next", "step", f"{done} rollouts replayed, no harm shown")
     return made("continue", "step", f"{done} of {step.requests} rollouts replayed")
+
+
+def _unpaired(plan: Plan, readings: Sequence[Reading]) -> str | None:
+    """Why too few pairs have values; None if enough have. Ratings by people come later, so they are not waited for."""
+    for metric, reading in zip(plan.metrics, readings, strict=True):
+        lost, count = reading.missing.get(CANDIDATE, 0), reading.counts.get(CANDIDATE, 0)
+        if (
+            metric.success_gain is not None
+            and metric.name != "human_rating"
+            and lost > plan.max_missing * (lost + count)
+        ):
+            return f"in the replay: {reading.metric} has no value in {lost} of {lost + count} pairs"
+    return None
 
 
 def _harm(metric: Metric, reading: Reading) -> str:

@@ -59,11 +59,14 @@ class Deployments:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine, self.registry = engine, Registry(engine)
 
-    def start(self, candidate: str, plan: Plan, *, by: str | None = None) -> Deployment:
+    def start(
+        self, candidate: str, plan: Plan, *, by: str | None = None, checks: Mapping[str, Any] | None = None
+    ) -> Deployment:
         """Starts the rollout of a version. The agent's champion is what it is compared with.
 
         Args:
             candidate: `AGENT@NUMBER` or `AGENT@ALIAS`.
+            checks: results of the checks before the start; kept as the first row of the history.
         Raises:
             DeploymentError: the agent has no champion, the candidate is it, or a deployment of the agent is active.
         """
@@ -75,7 +78,7 @@ class Deployments:
                 f"{version.agent}@1 champion"
             )
         if champion == version.number:
-            raise DeploymentError(f"{version.name} is the champion already")
+            raise DeploymentError(f"{version.name} is already the champion")
         for number in (champion, version.number):
             self.registry.folder_of(self.registry.version(f"{version.agent}@{number}"))
         now, user = time.time(), by or current_user()
@@ -87,6 +90,8 @@ class Deployments:
         try:
             with self.engine.begin() as connection:
                 connection.execute(sa.insert(schema.deployments).values(**row))
+                if checks is not None:
+                    connection.execute(sa.insert(schema.deployment_decisions).values(**_first(row, checks)))
                 move_alias(
                     connection, version.agent, "candidate", version.number, by=user, why=f"deployment {row['id']}"
                 )
@@ -124,10 +129,10 @@ class Deployments:
             row = connection.execute(sa.select(table).where(table.c.active == agent)).mappings().first()
         return None if row is None else _deployment(row)
 
-    def all(self, agent: str | None = None) -> list[Deployment]:
+    def all(self, agent: str | None = None, *, limit: int | None = None) -> list[Deployment]:
         """Deployments, newest first."""
         table = schema.deployments
-        query = sa.select(table).order_by(table.c.started_at.desc())
+        query = sa.select(table).order_by(table.c.started_at.desc()).limit(limit)
         with self.engine.connect() as connection:
             rows = connection.execute(query if agent is None else query.where(table.c.agent == agent)).mappings().all()
         return [_deployment(row) for row in rows]
@@ -163,10 +168,10 @@ class Deployments:
                 step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
                 evaluations=before.evaluations,
             )  # fmt: skip
-            decision = Decision(action=action, rule="order", reason=reason or "ordered by a person", step=before.step)
+            decision = Decision(action=action, rule="order", reason=reason or "requested by a person", step=before.step)
             if self._write(found, decision, before, after, by or current_user()):
                 return decision
-        raise DeploymentError(f"deployment {deployment} changes all the time: try again")
+        raise DeploymentError(f"deployment {deployment} is being changed by other processes: try again")
 
     # -- `Records`
     def state(self, name: str) -> tuple[Plan, State]:
@@ -199,12 +204,10 @@ class Deployments:
                 evaluations=after.evaluations, active=None if after.status in ENDED else found.agent,
             )
         )  # fmt: skip
-        numbers = {
-            "readings": [reading.to_dict() for reading in decision.readings],
-            "requests": dict(decision.requests),
-        }
         readings = [reading.to_dict() for reading in decision.readings]
-        numbers = {"readings": readings, "requests": dict(decision.requests)}
+        numbers: dict[str, Any] = {"readings": readings, "requests": dict(decision.requests)}
+        if decision.watch is not None:
+            numbers["watch"] = decision.watch
         row = {
             "deployment": found.id, "number": after.version, "stage": decision.step, "action": decision.action,
             "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,
@@ -237,6 +240,18 @@ class Deployments:
             "champion": self.registry.version(f"{found.agent}@{found.champion}"),
             "candidate": self.registry.version(f"{found.agent}@{found.candidate}"),
         }
+
+
+def _first(row: Mapping[str, Any], checks: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of the history that has the checks before the start."""
+    suite = checks.get("suite")
+    tasks = f"{suite['pass_rate']:.1%} of {suite['n']} tasks of the suite passed" if suite else "no validation suite"
+    broken = [*checks.get("breaks", ()), *(suite["missed"] if suite else ())]
+    return {
+        "deployment": row["id"], "number": 0, "stage": 0, "action": "start", "rule": "checks",
+        "reason": clean(f"{tasks}; forced: {'; '.join(broken)}" if broken else tasks), "at": row["started_at"],
+        "numbers_json": as_json(dict(checks)), "by": row["started_by"],
+    }  # fmt: skip
 
 
 def _deployment(row: Any) -> Deployment:

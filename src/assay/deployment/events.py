@@ -26,7 +26,7 @@ from assay.support.settings import Settings, nearest, setting
 
 __all__ = ["EVENTS", "Hook", "Notifier", "hooks_of"]
 
-EVENTS = ("promoted", "rolled_back", "paused", "next", "fallback", "waiting", "failed")
+EVENTS = ("promoted", "rolled_back", "paused", "next", "alarm", "fallback", "waiting", "failed")
 _LOG = logging.getLogger("assay.events")
 _WAITING = 1000  # events that wait for a hook, at most
 
@@ -84,8 +84,8 @@ def hooks_of(entries: Sequence[Any], *, stored: bool) -> tuple[Hook, ...]:
             raise ConfigError(f"hook: {error}") from None
         if stored and hook.command:
             raise ConfigError(
-                f"command={list(hook.command)!r} cannot be a hook of a plan, which is kept in the store: name it in "
-                "the file of the loop"
+                f"command={list(hook.command)!r} cannot be a hook of a plan, because plans are stored in the "
+                f"database: name it in the loop file"
             )
         hooks.append(hook)
     return tuple(hooks)
@@ -172,7 +172,7 @@ def _post(hook: Hook, body: bytes) -> None:
         stop.cancel()
         connection.close()
     if late.is_set():  # the end of an aborted answer reads like the end of its headers
-        raise TimeoutError(f"not answered after {hook.timeout_s:g} s")
+        raise TimeoutError(f"no answer after {hook.timeout_s:g} s")
     if not 200 <= status < 300:
         raise ConnectionError(f"status {status}")
 

@@ -23,7 +23,7 @@ from assay.errors import ConfigError
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import clean
 
-__all__ = ["flag_history", "flags_of", "set_flag"]
+__all__ = ["flag_history", "flags_of", "matching", "set_flag", "write_flag"]
 
 _KINDS = ("kill", "percentage", "pin:unit:NAME", "pin:tenant:NAME", "exclude:unit:NAME", "exclude:tenant:NAME")
 _LONGEST = 300  # width of the column
@@ -40,11 +40,18 @@ def set_flag(
     """
     stored = _stored(name)
     _check(Registry(engine), agent, name, value)
-    row = {"agent": agent, "name": stored, "value": None if value is None else json.dumps(value), "at": time.time()}
+    write_flag(engine, agent, stored, value, why=why, by=by)
+
+
+def write_flag(engine: sa.Engine, agent: str, stored: str, value: Any, *, why: str = "", by: str | None = None) -> None:
+    """Adds a row under the name that is stored. Also for settings of an agent that are no flags of units, such as its
+    validation suite; they are checked by who writes them."""
+    row = {
+        "agent": agent, "name": stored, "value": None if value is None else json.dumps(value), "at": time.time(),
+        "by": clean(by or current_user())[:200], "why": clean(why),
+    }  # fmt: skip
     with engine.begin() as connection:
-        connection.execute(
-            sa.insert(schema.agent_flags).values(**row, by=clean(by or current_user())[:200], why=clean(why))
-        )
+        connection.execute(sa.insert(schema.agent_flags).values(**row))
 
 
 def flags_of(engine: sa.Engine, agent: str) -> dict[str, Any]:

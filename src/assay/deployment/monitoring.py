@@ -7,7 +7,7 @@
 | `hacks` | alarms of trainings that a rubric is gamed, and rollouts that failed a criterion named after hacks |
 | `clean` | share of clean rollouts in the newest pool |
 | `live` | mean score of the champion in the window |
-| `suite` | score of the newest candidate on the validation suite |
+| `suite` | share of the validation suite's tasks that the newest candidate passed |
 | `deployments` | share of the ended deployments that were neither taken back after a promotion nor ended by hand |
 """
 

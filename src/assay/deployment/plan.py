@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from assay.deployment.events import hooks_of
+from assay.deployment.watches import watches_of
 from assay.errors import ConfigError
 from assay.support.settings import Settings, nearest, setting
 
 __all__ = ["Metric", "Plan", "Step", "default_plan", "load_plan", "metric_of"]
 
 _SCORES = ("score", "human_rating")
-_RATES = ("error_rate", "tool_error_rate", "refusal_rate")
+_RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
 _AMOUNTS = ("latency_s", "cost_usd", "tokens")
 _PREFIXES = ("criterion:", "judge:")
 TESTS = ("normal_mixture", "obrien_fleming")
@@ -32,7 +33,8 @@ class Metric(Settings):
 
     Attributes:
         name: score, human_rating, criterion:NAME, judge:NAME (values in [0, 1], higher is better); error_rate,
-            tool_error_rate, refusal_rate (shares, lower is better); latency_s, cost_usd, tokens (lower is better).
+            parse_error_rate, tool_error_rate, refusal_rate (the grade of a criterion with the name refusal; shares,
+            lower is better); latency_s, cost_usd, tokens (lower is better).
     """
 
     name: str = setting("score", "Name of the metric.")
@@ -112,7 +114,7 @@ class Step(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shadow and (self.weight or self.decides):
-            raise ConfigError("a step with shadow has no weight and decides nothing: leave weight and decides out")
+            raise ConfigError("a shadow step has no weight and does not decide: leave out weight and decides")
         if not self.shadow and not self.weight:
             raise ConfigError("a step needs a weight above 0, or shadow=True")
         if self.max_requests is not None and not self.decides:
@@ -146,6 +148,7 @@ class Plan(Settings):
         steps: with weights that do not fall; at most one shadow step, the first; exactly one that decides.
         alpha: error of all claims of harm together, and of the claim of a gain.
         events: webhooks that are told of decisions, see `assay.deployment.events.Hook`.
+        watch: alarms, see `assay.deployment.watches.Watch`; for `watch_s` after a promotion too.
         test: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones.
     """
 
@@ -158,12 +161,15 @@ class Plan(Settings):
         0.5, "Share of rollouts without a value of a metric above which the deployment pauses.", gt=0, le=1
     )
     events: Sequence[Any] = ()
+    watch: Sequence[Any] = ()
+    watch_s: float = setting(604800.0, "Seconds for which a promoted candidate is watched.", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "steps", tuple(_made(Step, entry, "step") for entry in self.steps))
         object.__setattr__(self, "metrics", tuple(_made(Metric, entry, "metric") for entry in self.metrics))
         object.__setattr__(self, "events", hooks_of(self.events, stored=True))
+        object.__setattr__(self, "watch", watches_of(self.watch))
         if not self.steps or self.steps[-1].shadow:
             raise ConfigError("a plan needs at least one step with a weight")
         if any(step.shadow for step in self.steps[1:]):
@@ -171,7 +177,7 @@ class Plan(Settings):
         weights = [step.weight for step in self.steps if not step.shadow]
         if weights != sorted(weights):
             raise ConfigError(
-                f"the weights of the steps must not fall, they are {', '.join(f'{w:g}' for w in weights)}"
+                f"the weights of the steps must not decrease; they are {', '.join(f'{w:g}' for w in weights)}"
             )
         if sum(step.decides for step in self.steps) != 1:
             raise ConfigError("exactly one step must decide (decides: true)")
@@ -181,7 +187,9 @@ class Plan(Settings):
         if len(names) != len(set(names)):
             raise ConfigError(f"a metric is named twice: {', '.join(names)}")
         if all(metric.success_gain is None for metric in self.metrics):
-            raise ConfigError("at least one metric needs success_gain, which the gain must reach; 0 for any gain")
+            raise ConfigError(
+                "at least one metric needs success_gain, the smallest gain that promotes; 0 means any gain"
+            )
 
     @property
     def deciding(self) -> int:
@@ -209,6 +217,7 @@ class Plan(Settings):
             "metrics": [_given(metric) for metric in self.metrics],
             **{name: getattr(self, name) for name in ("alpha", "test", "evaluations", "max_missing")},
             **({"events": [hook.to_dict() for hook in self.events]} if self.events else {}),
+            **({"watch": [_given(watch) for watch in self.watch], "watch_s": self.watch_s} if self.watch else {}),
         }
 
 

@@ -139,7 +139,7 @@ def write_pool(
         DataError: there are no tasks, or the anonymization could not be verified; nothing was written.
     """
     if out is not None and (out.suffix != ".jsonl" or (out.exists() and not replace)):
-        raise ConfigError(f"{out} must be a new file that ends in .jsonl: pools are versions and are not overwritten")
+        raise ConfigError(f"{out} must be a new file that ends in .jsonl: existing pools are not overwritten")
     run = _Pool(store, agent, settings, key)
     run.read(time.time() if now is None else now)
     rows = run.rows(run.chosen())

@@ -24,24 +24,26 @@ class PoolSettings(Settings):
     task_types: Sequence[str] = setting(
         (), "Only rollouts of this task type; repeatable.", flag="--task-type", many=True
     )
-    since_days: float | None = setting(None, "Only rollouts that began in the last days; by default all.", gt=0)
+    since_days: float | None = setting(
+        None, "Only rollouts that began within this number of days; by default all.", gt=0
+    )
     max_tasks: int = setting(
-        20_000, "Largest number of tasks, divided between the task types; hard and failed ones are kept first.", ge=1
+        20_000, "Maximum number of tasks, divided between the task types; hard and failed ones are kept first.", ge=1
     )
     privacy: str = setting(
         "auto", "Anonymization, as in assay export; with names it is verified that none are left.",
         choices=("auto", "patterns", "names", "off"),
     )  # fmt: skip
     privacy_key: str | None = setting(
-        None, "File with the key of the surrogates, made if it is missing; by default loop/pool.key beside the store.",
+        None, "File with the key of the surrogates, made if it is missing; by default loop/pool.key next to the store.",
         metavar="FILE", file=True,
     )  # fmt: skip
-    min_points: int = setting(5000, "Gate: smallest number of tasks.", ge=0)
+    min_points: int = setting(5000, "Gate: minimum number of tasks.", ge=0)
     min_clean: float = setting(
-        0.95, "Gate: smallest share of rollouts that ended without a failure of a model or judge and are scored.",
+        0.95, "Gate: minimum share of rollouts that ended without a failure of a model or judge and are scored.",
         ge=0, le=1,
     )  # fmt: skip
-    min_task_types: int = setting(5, "Gate: smallest number of task types.", ge=0)
+    min_task_types: int = setting(5, "Gate: minimum number of task types.", ge=0)
     against: str | None = setting(
         None, "Training data with which the pool is compared: share of task types, length of inputs.", metavar="D",
         file=True,

@@ -142,7 +142,9 @@ class Registry:
                 return self.version(f"{agent}@{number}")
             except sa.exc.IntegrityError:
                 continue
-        raise DeploymentError(f"cannot register {agent!r}: other processes register versions at the same time")
+        raise DeploymentError(
+            f"cannot register {agent!r}: other processes register versions at the same time; try again"
+        )
 
     def agents(self) -> list[str]:
         """Names of all agents with a version."""

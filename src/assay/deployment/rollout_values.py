@@ -14,7 +14,7 @@ from assay.deployment.plan import Metric
 from assay.deployment.readings import Paired
 from assay.traces.store import tables as schema
 
-__all__ = ["SHADOW", "arms_of", "pairs_of", "requests_of", "units_of", "value_of"]
+__all__ = ["SHADOW", "arms_of", "columns_of", "pairs_of", "requests_of", "units_of", "value_of"]
 
 SHADOW = "shadow"  # phase of replayed rollouts; their group is the id of the recorded one
 _BATCH = 5000
@@ -25,13 +25,14 @@ def _live(deployment: str) -> list[Any]:
     return [_ROLLOUTS.c.deployment == deployment, _ROLLOUTS.c.phase != SHADOW]
 
 
-def _columns(metric: Metric) -> list[Any]:
+def columns_of(metric: Metric) -> list[Any]:
     """Columns from which `value_of` reads the metric, besides those of the stratum."""
     calls = _CALLS.c
     sums = {
         "cost_usd": sa.func.sum(calls.cost_usd),
         "tokens": sa.func.sum(sa.func.coalesce(calls.prompt_tokens, 0) + sa.func.coalesce(calls.completion_tokens, 0)),
         "tool_error_rate": sa.func.aggregate_strings(calls.tools_json, ","),
+        "parse_error_rate": sa.func.avg(sa.case((calls.failure == "parse", 1.0), else_=0.0)),
     }
     if metric.name in sums:
         value = sa.select(sums[metric.name]).where(calls.rollout_id == _ROLLOUTS.c.id).scalar_subquery()
@@ -62,7 +63,7 @@ def _raw(metric: Metric, row: Any) -> float:
         value = next((v["grade"] for v in json.loads(row["verdicts_json"]) if v["criterion"] == "refusal"), None)
     elif name == "latency_s":
         value = None if row["ended_at"] is None else row["ended_at"] - row["started_at"]
-    elif name in ("cost_usd", "tokens"):
+    elif name in ("cost_usd", "tokens", "parse_error_rate"):
         value = row["amount"]
     elif name == "tool_error_rate":
         tools = [tool for call in json.loads(f"[{row['amount'] or ''}]") for tool in call]
@@ -103,7 +104,7 @@ def _rows(
     """Rollouts grouped by stage, task type and arm: (unit, value), read in batches."""
     columns = _ROLLOUTS.c
     query = (
-        sa.select(columns.stage, columns.task_type, columns.arm, columns.unit, *_columns(metric))
+        sa.select(columns.stage, columns.task_type, columns.arm, columns.unit, *columns_of(metric))
         .where(*_live(deployment), columns.ended_at <= now - metric.horizon_s)
         .order_by(columns.stage, columns.task_type, columns.arm)
     )
@@ -114,20 +115,24 @@ def _rows(
 
 
 def pairs_of(engine: sa.Engine, deployment: str, metric: Metric) -> Paired:
-    """Differences of replayed rollouts to the recorded ones."""
+    """Differences of replayed rollouts to the recorded ones.
+
+    One that ended as an error has none: its model failed, or a tool with side effects had no recorded answer.
+    """
     replayed, recorded = _ROLLOUTS.alias("replayed"), _ROLLOUTS.alias("recorded")
     on = recorded.c.id == replayed.c.group_id
     query = (
-        sa.select(replayed.c.id, recorded.c.id)
+        sa.select(replayed.c.id, recorded.c.id, replayed.c.status)
         .select_from(replayed.join(recorded, on))
         .where(replayed.c.deployment == deployment, replayed.c.phase == SHADOW, replayed.c.ended_at.is_not(None))
     )
     differences, champions, missing = [], [], 0
     with engine.connect() as connection:
         ids = connection.execute(query).all()
-        values = _values(connection, metric, {name for pair in ids for name in pair})
-    for one, other in ids:
-        candidate, champion = values.get(one, math.nan), values.get(other, math.nan)
+        values = _values(connection, metric, {name for pair in ids for name in pair[:2]})
+    for one, other, status in ids:
+        candidate = values.get(one, math.nan) if status != "error" else math.nan
+        champion = values.get(other, math.nan)
         if math.isnan(candidate) or math.isnan(champion):
             missing += 1
             continue
@@ -141,7 +146,7 @@ def _values(connection: sa.Connection, metric: Metric, ids: set[str]) -> dict[st
     values, names = dict[str, float](), sorted(ids)
     for at in range(0, len(names), 500):
         query = sa.select(
-            _ROLLOUTS.c.id, *[column for column in _columns(metric) if column is not _ROLLOUTS.c.id]
+            _ROLLOUTS.c.id, *[column for column in columns_of(metric) if column is not _ROLLOUTS.c.id]
         ).where(_ROLLOUTS.c.id.in_(names[at : at + 500]))
         for row in connection.execute(query).mappings():
             values[row["id"]] = value_of(metric, row)

@@ -26,9 +26,11 @@ class Traffic(Settings):
     effect: float = setting(0.0, "Effect of the candidate, relative to the base rate.", ge=-1)
     drift: float = setting(0.0, "Change of the base rate over 5,000 requests.", ge=-1, le=1)
     novelty: float = setting(0.0, "Gain of the candidate that fades, relative to the base rate.", ge=-1)
-    delay_s: float = setting(0.0, "Seconds after which a reward of 0 arrives; 1 takes three times as long.", ge=0)
+    delay_s: float = setting(
+        0.0, "Seconds after which a reward of 0 arrives; a reward of 1 takes three times as long.", ge=0
+    )
     missing: float = setting(0.0, "Share of rollouts without a reward.", ge=0, lt=1)
-    task_types: int = setting(3, "Number of task types.", ge=1, le=20)
-    users: int = setting(1000, "Number of users.", ge=2, le=10_000_000)
+    task_types: int = setting(3, "Number of simulated task types.", ge=1, le=20)
+    users: int = setting(1000, "Number of simulated users.", ge=2, le=10_000_000)
     heavy: float = setting(0.5, "Exponent of the users' activity; 0 makes all equally active.", ge=0, le=2)
     user_spread: float = setting(0.1, "Standard deviation of the users' own rates.", ge=0, le=0.5)

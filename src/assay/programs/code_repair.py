@@ -136,7 +136,7 @@ class _Run:
         self.agent = agent
         source = getattr(inputs.get("code"), "code", inputs.get("code"))  # `dspy.Code`
         if not isinstance(source, str) or not source.strip():
-            raise ProgramError(f"code={source!r} must be the source to repair; it is empty or no text")
+            raise ProgramError(f"code={source!r} must be the source to repair; it is empty or not text")
         name = str(inputs.get("entry_point") or inputs.get("function") or "")
         self.suite = Suite.parse(inputs.get("visible_tests"), name)
         self.steps: list[dict[str, Any]] = []

@@ -345,8 +345,8 @@ def _user(user: Any, model: str | None, prompt_format: str) -> UserProgram:
         return SimulatedUser(model, prompt_format=prompt_format)
     if isinstance(user, str):
         raise ProgramError(
-            f"user={user!r} must be one of {', '.join(USERS)}, or a program. An artifact holds no user of your own: "
-            "write a subclass of Converse in a file, whose __init__ passes it, and use file.py:NAME"
+            f"user={user!r} must be one of {', '.join(USERS)}, or a program. An artifact cannot contain a user "
+            f"object: write a subclass of Converse in a file, whose __init__ passes it, and use file.py:NAME"
         )
     if isinstance(user, type) or not callable(user):
         raise ProgramError(f"user={user!r} must be callable as user(profile=…, messages=…)")

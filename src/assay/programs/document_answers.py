@@ -89,7 +89,8 @@ class AnswerFromDocuments(Agent):
         super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
         if isinstance(retriever, str):
             raise ProgramError(
-                f"retriever={retriever!r} is a name: an artifact holds no objects. Write a subclass of "
+                f"retriever={retriever!r} is only the name of an object, which an artifact cannot contain. Write a "
+                f"subclass of "
                 "AnswerFromDocuments in a file, whose __init__ passes the retriever, and use file.py:NAME"
             )
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:

@@ -105,6 +105,7 @@ class McpServer:
                     parameters=plain_schema(tool.input_schema),
                     run=functools.partial(self.call, tool.name),
                     concurrent=True,
+                    assay_side_effects=not getattr(tool.annotations, "read_only_hint", False),
                 )
                 for tool in self._open().tools
             ]

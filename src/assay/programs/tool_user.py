@@ -263,7 +263,7 @@ def _check_lists(tools: Any, servers: Any) -> None:
             raise ProgramError(f"{name}={values!r} must be a list of {members}{one}")
     if named := [tool for tool in (*tools, *servers) if isinstance(tool, str)]:
         raise ProgramError(
-            f"the tools {named} are names: an artifact holds no functions and servers. "
+            f"the tools {named} are only names: an artifact cannot contain functions and servers. "
             "Write a subclass of ToolUser in a file, whose __init__ passes them, and use file.py:NAME"
         )
     if other := [server for server in servers if not isinstance(server, McpServer)]:

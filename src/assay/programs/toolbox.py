@@ -17,6 +17,7 @@ from assay.datasets.tools import simulated_result
 from assay.errors import ProgramError
 from assay.programs.tool_schemas import plain_schema, signature_line, type_text
 from assay.traces.listening import run_tool
+from assay.traces.replaying import has_side_effects
 
 __all__ = ["OfferedTool", "cut", "function_tool", "listing", "schema_tool", "with_labels"]
 
@@ -37,6 +38,7 @@ class OfferedTool:
         concurrent: calls may run in other threads. Python functions stay in the thread of the agent, because what
             they open (a connection of `sqlite3`) belongs to it.
         label: as the model sees it; unique among the tools of a run.
+        assay_side_effects: a replay does not run it, see `assay.traces.replaying`.
     """
 
     name: str
@@ -45,6 +47,7 @@ class OfferedTool:
     run: Callable[[dict[str, Any]], Any] | None = None
     concurrent: bool = False
     label: str = ""
+    assay_side_effects: bool = False
 
     @property
     def desc(self) -> str:
@@ -110,6 +113,7 @@ def function_tool(function: Any) -> OfferedTool:
         description=inspect.cleandoc(tool.desc or ""),
         parameters=plain_schema(schema) if named else _no_parameters(tool),
         run=lambda arguments: _unrecorded(tool)(**arguments),
+        assay_side_effects=has_side_effects(tool),
     )
 
 

@@ -79,7 +79,9 @@ def completed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, f
     """
     wrong = _differences(task, prediction, field)
     if (ended := prediction.get("ended")) in ("gave_up", "limit"):
-        return Grade(value=0.0, reason="The user gave up." if ended == "gave_up" else "The conversation had no end.")
+        return Grade(
+            value=0.0, reason="The user gave up." if ended == "gave_up" else "The conversation did not end by itself."
+        )
     return Grade(value=float(not wrong), reason="; ".join(wrong)[:300])
 
 

@@ -39,7 +39,7 @@ def is_answerable(task: Task) -> bool:
             return task.expected[name] not in ("", None, [], ())
     raise NoGrade(
         f"task {task.id!r} does not say whether the documents have the answer: give expected.answer, source or "
-        "passages (empty: they have not), or answerable in its metadata"
+        "passages (empty if they do not), or answerable in its metadata"
     )
 
 

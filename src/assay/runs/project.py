@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from assay.datasets import SPLITS
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
@@ -37,7 +38,7 @@ from assay.runs.settings import (
     ViewSettings,
 )
 from assay.runs.settings.export import OF_KIND, RowSettings
-from assay.support.settings import Setting, check_value, members_of_type, nearest, settings_of
+from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
 __all__ = ["FILE", "find_project", "project_settings"]
 
@@ -70,13 +71,17 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "deploy start": (StartSettings,),
     "loop pool": (PoolSettings,),
 }
+_SIZE_KEYS = {f"{split}_size": split for split in SPLITS}
+_UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 
 
 def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     """Settings of `assay.toml` for a command, as keywords: `assay.compile(**assay.project_settings("compile"))`.
 
-    A command's table overrides those of the roles, which override `[defaults]`. Paths are relative to the file.
+    A command's table overrides those of the roles, which override `[defaults]`. Paths are relative to the file. The
+    numbers of tasks have the keys of their flags (`val_size`, or `size` where a command reads one split); they are
+    returned as `sizes`.
 
     Args:
         command: such as `compile`, `train grpo` or `judge audit`.
@@ -98,7 +103,11 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
             merged |= {name: value for name, value in values.items() if name in paths}
-    return {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
+    sizes = {split: merged.pop(key) for key, split in _SIZE_KEYS.items() if key in merged}
+    if "size" in merged:
+        sizes[merged.get("split", _settings(command)["split"].default)] = merged.pop("size")
+    located = {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
+    return located | ({"sizes": sizes} if sizes else {})
 
 
 def find_project(folder: str | Path = ".") -> Path | None:
@@ -108,14 +117,25 @@ def find_project(folder: str | Path = ".") -> Path | None:
 
 
 def _settings(command: str) -> dict[str, Setting]:
-    """The settings that a command takes, by name."""
+    """The settings that a command takes from the file, by key."""
     settings = {name: setting for kind in COMMANDS[command] for name, setting in settings_of(kind).items()}
+    if settings.pop("sizes", None) is not None:
+        settings |= {key: Setting(key, int, None, Declared(ge=1)) for key in _size_keys(command, settings)}
     if command.startswith("export "):
         others = settings_of(RowSettings).keys() - OF_KIND[command.split()[1]]
         return {name: setting for name, setting in settings.items() if name not in others}
     if command.startswith("train "):
         return {name: setting for name, setting in settings.items() if name not in _NOT_OF_TRAIN}
     return settings
+
+
+def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
+    """The keys for numbers of tasks: the names of the command's flags."""
+    if command in _UNSIZED:
+        return ()
+    if "split" in settings:
+        return ("size",)
+    return [key for key in _SIZE_KEYS if key != "gate_size" or not command.startswith("train ")]
 
 
 def _keys(command: str) -> dict[str, bool]:

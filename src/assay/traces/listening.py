@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from dspy.clients.typesafe import TypeSafe
 from assay.models.limits import current_tool_limit
 from assay.models.threads import current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
+from assay.traces.replaying import ToolReplay, has_side_effects
 
 __all__ = ["Listener", "has_listeners", "listeners", "listening", "run_tool"]
 
@@ -143,8 +144,16 @@ def run_tool(tool: Any, arguments: dict[str, Any], work: Callable[[], Any]) -> A
         BaseException: any exception of `work`.
     """
     with _Run(tool, arguments) as run:
-        run.result = within_tool_limit(work, tool.name)
+        run.result = within_tool_limit(_replayed(tool, arguments) or work, tool.name)
     return run.result
+
+
+def _replayed(tool: Any, arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """In a replay, what answers a tool with side effects; else None."""
+    replay = next((listener for listener in listeners() if isinstance(listener, ToolReplay)), None)
+    if replay is None or not has_side_effects(tool):
+        return None
+    return functools.partial(replay.result, tool, arguments)
 
 
 def _with_tool_events(plain: Any) -> Any:
@@ -157,6 +166,9 @@ def _with_tool_events(plain: Any) -> Any:
     @functools.wraps(plain)
     async def acall(tool: Any, /, **arguments: Any) -> Any:
         with _Run(tool, arguments) as run:
+            if (replayed := _replayed(tool, arguments)) is not None:
+                run.result = replayed()
+                return run.result
             run.result = await awaited_within_tool_limit(lambda: plain(_limited(tool), **arguments), tool.name)
         return run.result
 

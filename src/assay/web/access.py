@@ -33,7 +33,8 @@ class PageAccess:
     def __init__(self, key: str | None, *, host: str, names: Iterable[str] = ()) -> None:
         if host not in LOOPBACK and not key:
             raise ConfigError(
-                f"host={host!r} is open to others: set a key that opens the page (ASSAY_KEY)", flag="--key"
+                f"host={host!r} is reachable from other machines: set a key that opens the page (ASSAY_KEY)",
+                flag="--key",
             )
         self._gate = Access(key, host=host, names=names)
         self.has_key = key is not None

@@ -1,5 +1,6 @@
 """Stage 0 of a deployment: recorded rollouts of the champion are run again by the candidate, and compared in pairs."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.rubrics import Rubric
 from assay.traces import Rollout
+from assay.traces.replaying import ToolReplay
 from assay.traces.store import tables as schema
 
 __all__ = ["replay"]
@@ -25,15 +27,20 @@ def replay(
     *,
     rubric: Rubric | str | Path | None,
     store: str | Path | None,
+    most: int | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Runs as many of the champion's newest rollouts on the candidate as the shadow step asks for.
 
-    Rollouts that were replayed before are not run again, so that it continues after a stop. A rollout on which the
-    candidate fails counts as its failure.
+    Rollouts that were replayed before are not run again, so that it continues after a stop. Two processes that replay
+    the same rollout at the same time write one row. A rollout on which the candidate fails counts as its failure.
+
+    Tools with side effects (`assay.side_effects`) are answered from the recorded rollout. Where the candidate calls one
+    in another way, the result is unknown: the pair is missing.
 
     Args:
         rubric: scores the replayed rollouts; without one they are unscored until `assay traces score`.
+        most: rollouts that are replayed now; None for all.
     Returns:
         The number of rollouts that were replayed now.
     Raises:
@@ -52,6 +59,7 @@ def replay(
         )
     version = deployments.registry.version(f"{found.agent}@{found.candidate}")
     loaded = LoadedVersion(deployments.registry.folder_of(version))
+    recorded = recorded[:most]
     with (progress or SilentProgress()).bar(f"replay on {version.name}", len(recorded)) as advance:
         for name in recorded:
             _run(loaded, opened.rollout(name), rubric, opened.url, version.name, found.id)
@@ -61,15 +69,19 @@ def replay(
 
 
 def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, version: str, deployment: str) -> None:
+    # one row for a rollout, whoever replays it
+    row = sha256(f"{deployment}\0{original.id}".encode()).hexdigest()[:32]
     fields: dict[str, Any] = {
-        "deployment": deployment, "stage": 0, "arm": CANDIDATE, "unit": original.unit, "version": version,
+        "id": row, "deployment": deployment, "stage": 0, "arm": CANDIDATE, "unit": original.unit, "version": version,
         "group_id": original.id, "phase": SHADOW, "tenant": original.tenant, "consent": original.consent,
         "data_subject": original.data_subject, "split": original.split,
     }  # fmt: skip
+    replay = ToolReplay(original.tools)
     try:
-        loaded.run(task_of(original), rubric=rubric, store=store, **fields)
+        loaded.run(task_of(original), rubric=rubric, store=store, replay=replay, **fields)
     except AssayError:
-        raise
+        if not replay.missed:
+            raise
     except Exception:  # the candidate's failure is recorded with its kind, and scored
         return
 

@@ -11,9 +11,12 @@ from assay.deployment.compatibility import Compatibility, compatibility
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.plan import Plan, metric_of
 from assay.deployment.simulation import SimulationReport, simulate
+from assay.deployment.suite_records import suite_of
+from assay.deployment.suites import Suite, SuiteResult
 from assay.deployment.traffic import Traffic
 from assay.errors import DeploymentError
 from assay.evaluation.progress import Progress
+from assay.evaluation.statistics import mean_interval
 from assay.runs.arguments import takes
 from assay.runs.settings.deploy import StartSettings
 from assay.runs.settings.options import StartOptions
@@ -31,13 +34,13 @@ class StartReport:
 
     Attributes:
         deployment: None if the candidate was only checked (`dry_run`).
-        suite: score of the validation suite; None without one.
+        suite: result on the validation suite, which is kept with the deployment; None without one.
         expected: simulated deployments of a candidate that reaches the goal with a margin, and of an equal one.
     """
 
     deployment: Deployment | None
     checks: Compatibility
-    suite: float | None
+    suite: SuiteResult | None
     expected: dict[str, SimulationReport]
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,7 +48,7 @@ class StartReport:
             "deployment": None if self.deployment is None else self.deployment.id,
             "breaks": list(self.checks.breaks),
             "changes": list(self.checks.changes),
-            "suite": self.suite,
+            "suite": None if self.suite is None else self.suite.to_dict(),
             "expected": {name: report.to_dict() for name, report in self.expected.items()},
         }
 
@@ -67,7 +70,7 @@ def start_deployment(
         dry_run: checks and estimates only.
         options: see `StartSettings`.
     Raises:
-        DeploymentError: the candidate breaks a check (`force=True` deploys it nevertheless), or cannot be deployed now.
+        DeploymentError: the candidate breaks a check (`force=True` deploys it anyway), or cannot be deployed now.
     """
     settings = StartSettings(**options)
     plan = plan_of(settings.plan, settings.goal)
@@ -81,27 +84,30 @@ def start_deployment(
         checks = compatibility(*(load_artifact(folder) for folder in folders))
         if checks.breaks and not settings.force:
             raise DeploymentError(
-                f"{version.name} breaks what callers of {champion.name} use: {'; '.join(checks.breaks)}. Mend it, or "
-                "deploy it nevertheless with force=True",
+                f"{version.name} breaks what callers of {champion.name} use: {'; '.join(checks.breaks)}. Fix it, or "
+                "deploy it anyway with force=True",
                 flag="--force",
             )
-        suite = _suite(settings, str(folders[1]), store, progress)
-        if suite is not None and not suite >= settings.suite_threshold and not settings.force:
+        suite = settings.suite or suite_of(opened.engine, version.agent)
+        result = None if suite is None else _run(suite, str(folders[1]), store, progress)
+        if result is not None and result.missed and not settings.force:
             raise DeploymentError(
-                f"{version.name} scores {suite:.3f} on the validation suite, {settings.suite_threshold:g} is needed. "
-                "Mend it, or deploy it nevertheless with force=True",
+                f"{version.name} {' and '.join(result.missed)}. Fix it, or deploy it anyway with force=True",
                 flag="--force",
             )
         expected = expected_requests(plan)
-        deployment = None if dry_run else deployments.start(candidate, plan)
-    return StartReport(deployment=deployment, checks=checks, suite=suite, expected=expected)
+        shown = {
+            "suite": None if result is None else result.to_dict(), "breaks": list(checks.breaks),
+            "changes": list(checks.changes), "forced": bool(checks.breaks or (result is not None and result.missed)),
+        }  # fmt: skip
+        deployment = None if dry_run else deployments.start(candidate, plan, checks=shown)
+    return StartReport(deployment=deployment, checks=checks, suite=result, expected=expected)
 
 
-def _suite(settings: StartSettings, folder: str, store: str | Path | None, progress: Progress | None) -> float | None:
-    if settings.suite_data is None or settings.suite_rubric is None:
-        return None
-    report = evaluate(folder, rubric=settings.suite_rubric, data=settings.suite_data, store=store, progress=progress)
-    return float(report.evaluation.mean)
+def _run(suite: Suite, folder: str, store: str | Path | None, progress: Progress | None) -> SuiteResult:
+    report = evaluate(folder, rubric=suite.rubric, data=suite.data, store=store, progress=progress)
+    scores = report.evaluation.scores
+    return SuiteResult.of(suite, scores, mean_interval(list(scores.values())))
 
 
 def expected_requests(plan: Plan, *, base: float = 0.7) -> dict[str, SimulationReport]:

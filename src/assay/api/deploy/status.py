@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.api.deploy.replay import replay
+from assay.api.deploy.advancing import advanced, notify
 from assay.api.traces import score_rollouts
 from assay.deployment.assignment import CANDIDATE, CHAMPION
-from assay.deployment.decisions import RUNNING, Decision, advance, decide
+from assay.deployment.decisions import RUNNING, Decision, decide
 from assay.deployment.deployments import Deployment, Deployments
-from assay.deployment.events import Hook, Notifier
+from assay.deployment.events import Hook
 from assay.deployment.evidence import mean_of
 from assay.deployment.plan import Metric
 from assay.deployment.sequences import normal_mixture
@@ -22,7 +22,6 @@ from assay.traces import Store
 
 __all__ = ["DeploymentReport", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
 
-_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next"}
 _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
 
 
@@ -134,23 +133,8 @@ def advance_deployment(
             return _status(deployments, found.id, moment)
         if rubric is not None:
             score_rollouts(rubric, store=store, agent=found.agent, progress=progress)
-        if found.state.status == RUNNING and found.plan.steps[found.state.step].shadow:
-            replay(deployments, found, rubric=rubric, store=store, progress=progress)
-        decision = advance(deployments, found.id, moment)
-        _notify(found, decision, hooks)
+        decision = advanced(opened, found, rubric=rubric, hooks=hooks, now=moment, progress=progress)
         return _status(deployments, found.id, moment, decision)
-
-
-def _notify(found: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -> None:
-    """Sends what was decided, after it was written."""
-    if decision.action not in _EVENTS:
-        return
-    notifier = Notifier((*found.plan.events, *hooks))
-    notifier.notify(
-        _EVENTS[decision.action], agent=found.agent, deployment=found.id, champion=found.champion,
-        candidate=found.candidate, step=decision.step + 1, rule=decision.rule, reason=decision.reason,
-    )  # fmt: skip
-    notifier.close()
 
 
 def order_deployment(
@@ -167,7 +151,7 @@ def order_deployment(
     with Store(store) as opened:
         deployments = Deployments(opened.engine)
         found = deployments.get(deployment)
-        _notify(found, deployments.order(found.id, action, reason=reason, by=by))
+        notify(found, deployments.order(found.id, action, reason=reason, by=by))
         return deployments.get(found.id)
 
 

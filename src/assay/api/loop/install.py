@@ -54,7 +54,9 @@ def _flags(file: str | Path | None, store: str | Path | None) -> list[str]:
     if store is None:
         return flags
     if password_of(store_url(store)):
-        raise ConfigError("the store's URL has a password, which a schedule must not hold: set ASSAY_STORE for it")
+        raise ConfigError(
+            "the store's URL has a password, which must not be in a schedule: set ASSAY_STORE in its environment"
+        )
     text = str(store)
     return [*flags, "--store", text if "://" in text else str(Path(text).absolute())]
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assay.api.deploy.advancing import advanced
 from assay.api.deploy.start import start_deployment
 from assay.api.deploy.status import advance_deployment
 from assay.api.loop.improvement import Order, improved, usage_since
@@ -18,6 +19,7 @@ from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Notifier
 from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Lease, Loops, LostLease, time_of
 from assay.deployment.pool import read_manifest
+from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, DataError, DeploymentError
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.runs.opening import home_of
@@ -119,6 +121,11 @@ class _Run:
                 self._step(lease, at)  # its process was killed when the deployment had just started
             return self._advance(active)
         self._score()
+        newest = next(iter(self.deployments.all(self.agent, limit=1)), None)
+        if newest is not None and watches_now(self.deployments, newest, time.time()) is not None:
+            decision = advanced(self.opened, newest, hooks=self.settings.events)
+            if decision.action == "rollback":
+                return self._report("advance", f"rollback ({decision.rule}): {decision.reason}")
         waited = WAITING in [step.status for step in self.loops.steps(self.agent)[-2:]]
         while True:
             at = position(self.loops.steps(self.agent), self.settings.attempts)
@@ -303,7 +310,8 @@ class _Run:
             if self.deployments.active(self.agent) is not None:
                 return WAITING, {"reason": str(error)}
             return ENDED, {"reason": f"not deployed: {error}"}
-        detail: dict[str, Any] = {"deployment": None, "suite": report.suite, "reason": f"{version.name} is deployed"}
+        suite = None if report.suite is None else report.suite.pass_rate
+        detail: dict[str, Any] = {"deployment": None, "suite": suite, "reason": f"{version.name} is deployed"}
         if report.deployment is not None:
             detail["deployment"] = report.deployment.id
         return DONE, detail

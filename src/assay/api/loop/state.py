@@ -29,7 +29,7 @@ def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None)
 
 
 def stop_loop(agent: str, *, store: str | Path | None = None) -> dict[str, Any]:
-    """Ends the loop of an agent: a process that runs it stops before its next step. A deployment goes on.
+    """Ends the loop of an agent: a process that runs it stops before its next step. An active deployment continues.
 
     Raises:
         DeploymentError: the agent has no loop.

@@ -93,7 +93,7 @@ def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path
 
 
 def _suite_limit(settings: LoopSettings | None) -> float | None:
-    return None if settings is None or settings.deploy.suite_data is None else settings.deploy.suite_threshold
+    return None if settings is None or settings.deploy.suite_data is None else settings.deploy.suite_pass_rate or None
 
 
 def _shown(step: LoopStep) -> dict[str, Any]:

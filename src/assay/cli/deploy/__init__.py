@@ -11,7 +11,7 @@ __all__ = ["command"]
 
 @click.group("deploy")
 def command() -> None:
-    """Roll a better version out in stages, and back when it is not better."""
+    """Replace a version of an agent in stages, and roll back if the new one is worse."""
 
 
 for subcommand in (start_command, status_command, advance_command, *order_commands, history_command, simulate_command):

@@ -25,13 +25,15 @@ def status_command(deployment: str, store: str | None, as_json: bool) -> None:
 
 @click.command("advance")
 @click.argument("deployment")
-@click.option("--rubric", metavar="R", help="Score rollouts without a score, and those that a shadow step replays.")
+@click.option(
+    "--rubric", metavar="R", help="Rubric that scores rollouts without a score, and those that a shadow step replays."
+)
 @click.option("--dry-run", is_flag=True, help="Print the decision; write nothing.")
 @store_option()
 @trust_option()
 @json_option()
 def advance_command(deployment: str, rubric: str | None, dry_run: bool, store: str | None, as_json: bool) -> None:
-    """Evaluate DEPLOYMENT and take its next step, if there is one to take. Call it as often as you like."""
+    """Evaluate DEPLOYMENT and take its next step if one is due. It may be called at any time."""
     from assay.api.deploy.status import advance_deployment
 
     open_store(store).close()
@@ -75,17 +77,17 @@ def history_command(deployment: str, store: str | None, as_json: bool) -> None:
 
 
 _HELP = {
-    "pause": "Pause DEPLOYMENT: the share stays, no step is taken.",
+    "pause": "Pause DEPLOYMENT: the share does not change, and no step is taken.",
     "resume": "Continue a paused DEPLOYMENT.",
     "promote": "Make the candidate of DEPLOYMENT the champion now.",
-    "rollback": "Take DEPLOYMENT back to the champion; also after its promotion.",
+    "rollback": "Roll DEPLOYMENT back to the champion, also after promotion.",
 }
 
 
 def _order(action: str) -> click.Command:
     @click.command(action, help=_HELP[action])
     @click.argument("deployment")
-    @click.option("--reason", default="", help="Why; kept in the history.")
+    @click.option("--reason", default="", help="Reason, stored in the history.")
     @store_option()
     @json_option()
     def order(deployment: str, reason: str, store: str | None, as_json: bool) -> None:

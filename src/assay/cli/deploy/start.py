@@ -22,7 +22,7 @@ def start_command(candidate: str, **values: Any) -> None:
     """Roll CANDIDATE (AGENT@NUMBER or AGENT@ALIAS) out in stages in place of the agent's champion.
 
     The assignment holds for users or conversations: serve the agent with assay serve --agent, or call
-    assay.deployed(AGENT) in your process. assay deploy advance takes the next step when the numbers allow it.
+    assay.deployed(AGENT) in your process. assay deploy advance takes the next step when the rules of the plan allow it.
     """
     from assay.api.deploy.start import start_deployment
 
@@ -36,7 +36,9 @@ def start_command(candidate: str, **values: Any) -> None:
         for text in data[name]:
             click.echo(f"{'breaks' if name == 'breaks' else 'changes'} {text}")
     if data["suite"] is not None:
-        click.echo(f"validation suite: {data['suite']:.3f}")
+        suite = data["suite"]
+        score = "unscored" if suite["score"] is None else f"{suite['score']:.3f}"
+        click.echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {suite['n']} tasks passed")
     for name, report in data["expected"].items():
         click.echo(
             f"a candidate that is {'better by twice the goal' if name == 'better' else 'as good'}: promoted in "

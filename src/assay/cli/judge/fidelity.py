@@ -19,7 +19,7 @@ __all__ = ["fidelity_command"]
 @settings_flags(FidelitySettings, without=("rename", "salt", "sizes", "preflight", "threads", "task_timeout"))
 @job_options(resume=False)
 def fidelity_command(user: str, **values: Any) -> None:
-    """Audit the simulated USER (rules, model or file.py:Class) of conversations. Exit code 1 where it fails."""
+    """Audit the simulated USER (rules, model or file.py:Class) of conversations. Exit code 1 if it fails."""
     from assay.api.judge.fidelity import audit_user
 
     (as_json,) = pop_values(values, "as_json")

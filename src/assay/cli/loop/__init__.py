@@ -10,7 +10,7 @@ __all__ = ["command"]
 
 @click.group("loop")
 def command() -> None:
-    """From production to a better version: pool, improve, register, deploy, watch."""
+    """Improve an agent on its production data: pool tasks, improve, register, deploy, monitor."""
 
 
 for subcommand in (run_command, start_command, stop_command, status_command, pool_command, install_command):

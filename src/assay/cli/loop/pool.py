@@ -21,7 +21,7 @@ def pool_command(agent: str, out: str | None, **values: Any) -> None:
     """Write the benchmark pool of AGENT: its rollouts in production as tasks, for --data of other commands.
 
     Tasks are deduplicated, anonymized, split as in all commands, and balanced over task types; those on which
-    production failed are kept. The gates are prerequisites of a training.
+    production failed are kept. The gates are the requirements for training on the pool.
     """
     from assay.api.loop.pool import collect_pool
 

@@ -13,7 +13,7 @@ from assay.cli.wording import in_flags
 
 __all__ = ["install_command", "run_command", "start_command", "status_command", "stop_command"]
 
-_FILE = "File of the loop on this machine, where it is elsewhere than on the one that started the loop."
+_FILE = "Loop file on this machine, if its path differs from the one given to assay loop start."
 
 
 @click.command("run")
@@ -26,8 +26,8 @@ _FILE = "File of the loop on this machine, where it is elsewhere than on the one
 def run_command(agent: str, file: str | None, dry_run: bool, store: str | None, as_json: bool) -> None:
     """Advance the active deployment of AGENT; without one collect the pool, check its gates, improve, register, deploy.
 
-    Call it as often as you like, on several machines: one process at a time has the loop, and a killed one is
-    continued. Exit code 1 if a step failed.
+    It may be called at any time, on several machines: one process at a time runs the loop, and the next one
+    continues after a kill. Exit code 1 if a step failed.
     """
     from assay.api.loop.run import run_loop
 
@@ -49,7 +49,7 @@ def run_command(agent: str, file: str | None, dry_run: bool, store: str | None, 
 @store_option()
 @json_option()
 def start_command(agent: str, file: str, store: str | None, as_json: bool) -> None:
-    """Let assay loop run work for AGENT by the settings in FILE. Starts no process; assay loop install schedules it."""
+    """Enable assay loop run for AGENT with the settings in FILE. Starts no process; assay loop install schedules it."""
     from assay.api.loop.state import start_loop
 
     open_store(store).close()
@@ -64,7 +64,7 @@ def start_command(agent: str, file: str, store: str | None, as_json: bool) -> No
 @store_option()
 @json_option()
 def stop_command(agent: str, store: str | None, as_json: bool) -> None:
-    """End the loop of AGENT: a process that runs it stops before its next step. A deployment goes on."""
+    """End the loop of AGENT: a process that runs it stops before its next step. An active deployment continues."""
     from assay.api.loop.state import stop_loop
 
     open_store(store).close()
@@ -109,7 +109,9 @@ def _show(data: dict[str, Any]) -> None:
 @click.command("install")
 @click.argument("agent")
 @click.option("--kind", type=click.Choice(["systemd", "cron"]), default="systemd", show_default=True, help="Scheduler.")
-@click.option("--every", type=Integer(1), default=5, show_default=True, metavar="MINUTES", help="Between two runs.")
+@click.option(
+    "--every", type=Integer(1), default=5, show_default=True, metavar="MINUTES", help="Minutes between two runs."
+)
 @click.option("--out", metavar="DIR", help="Folder for the files; without it they are printed.")
 @click.option("--file", metavar="FILE", help=_FILE)
 @store_option()

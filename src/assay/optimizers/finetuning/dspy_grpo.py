@@ -209,7 +209,7 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
         from assay.optimizers.finetuning.trl_settings import make_trainer
 
         try:
-            with quiet(), ready(), lean_head():
+            with quiet(), ready("lower max_length, then lora_r"), lean_head():
                 self.trainer = make_trainer(
                     self.policy,
                     self.config,

@@ -22,6 +22,7 @@ from assay.optimizers.finetuning.offline import Recorded
 from assay.optimizers.finetuning.online import Rollouts, job_of
 from assay.optimizers.finetuning.policy_report import HEADING, PolicyReport, table_row
 from assay.optimizers.finetuning.run_folder import (
+    POLICY_MEMORY,
     last_good,
     rank,
     ready,
@@ -79,7 +80,7 @@ def train_policy(
         **source.job,
         "retained": [job_of(task, [*task.val, *task.test]) for task in retained],
     }
-    with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
+    with working_folder(name, job, resume=resume, last=_NOTES) as work, ready(POLICY_MEMORY):
         if source.engine is not None:
             source.engine.work_in(work / f"policy-{rank()}")
         try:

@@ -23,6 +23,8 @@ from assay.optimizers.finetuning.base import Policy
 from assay.traces.records import new_id
 
 __all__ = [
+    "POLICY_MEMORY",
+    "SFT_MEMORY",
     "check_free",
     "last_good",
     "rank",
@@ -213,9 +215,20 @@ def stoppable() -> Iterator[threading.Event]:
             signal.signal(kind, handler)
 
 
+SFT_MEMORY = "start a new run with batch=2 or batch=1, then with a lower max_length, then with a lower lora_r"
+POLICY_MEMORY = (
+    "lower per_device_batch_size, which may change with resume=True; then start a new run with a lower max_length, "
+    "then with a lower lora_r"
+)
+
+
 @contextmanager
-def ready() -> Iterator[None]:
-    """Adds advice to errors where memory or disk ran out. Raises MissingExtra without peft and trl."""
+def ready(less_memory: str) -> Iterator[None]:
+    """Adds advice to errors where memory or disk ran out. Raises MissingExtra without peft and trl.
+
+    Args:
+        less_memory: how a user makes this kind of training need less memory.
+    """
     try:
         import peft  # noqa: F401
         import trl  # noqa: F401
@@ -228,10 +241,7 @@ def ready() -> Iterator[None]:
     except Exception as error:  # safetensors and tokenizers raise their own types if a write fails
         match _ran_out(error) or _ran_out_by_text(error):
             case "memory":
-                raise ModelError(
-                    "memory ran out: lower per_device_batch_size, which may change with resume=True; then, anew, "
-                    "max_length and lora_r (of sft: batch=2 or batch=1 first)"
-                ) from error
+                raise ModelError(f"memory ran out: {less_memory}") from error
             case "disk":
                 raise ModelError(
                     f"the disk is full ({str(error)[:200]}). The last whole checkpoint is kept: "

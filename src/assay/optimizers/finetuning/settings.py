@@ -35,7 +35,9 @@ class SFTSettings(Settings):
     learning_rate: float = setting(2e-4, "Learning rate of AdamW.", gt=0)
     batch: int = setting(8, "Rows per optimizer step.", ge=1)
     lora_r: int = setting(16, "Rank of the LoRA matrices.", ge=1)
-    max_length: int = setting(2048, "Tokens of a row; longer rows are left out and counted, never cut.", ge=16)
+    max_length: int = setting(
+        2048, "Maximum number of tokens of a row; longer rows are left out and counted, never truncated.", ge=16
+    )
     eval_fraction: float = setting(0.1, "Share of the tasks that is held out for early stopping.", ge=0, le=0.5)
     patience: int = setting(2, "Evaluations without a lower held-out loss after which training stops.", ge=1)
     evaluations: int = setting(6, "Number of evaluations over the whole training.", ge=1)
@@ -61,7 +63,7 @@ class PolicySettings(Settings):
     steps: int = setting(30, "Number of optimizer steps.", ge=1)
     prompts_per_step: int = setting(4, "Number of tasks in each step.", ge=1)
     num_generations: int = setting(6, "Rollouts of each task, at least 2; reinforce++ takes 1 too.", ge=1)
-    iterations: int = setting(1, "Optimizer steps on the same rollouts.", ge=1)
+    iterations: int = setting(1, "Number of optimizer steps on the same rollouts.", ge=1)
     learning_rate: float = setting(2e-4, "Constant learning rate of AdamW.", gt=0)
     lora_r: int = setting(16, "Rank of the LoRA matrices.", ge=1)
     temperature: float = setting(
@@ -76,7 +78,7 @@ class PolicySettings(Settings):
         le=10,
     )
     beta: float = setting(
-        0.01, "Weight of the KL to the model before training; 0 leaves it out, and a forward pass with it.", ge=0
+        0.01, "Weight of the KL penalty to the model before training; 0 disables it and saves a forward pass.", ge=0
     )
     kl_in_reward: bool = setting(
         False, "Put the KL penalty (beta) into each token's reward, not into the loss; for reinforce++."
@@ -100,16 +102,18 @@ class PolicySettings(Settings):
     outcome_weight: float = setting(1.0, "Weight of the rubric's score in the return.", ge=0)
     per_device_batch_size: int = setting(
         0,
-        "Rollouts whose calls go through the model at once in a process; "
-        "0: two, or one where the rollouts cannot be divided so.",
+        "Rollouts that each process passes through the model at a time; 0 chooses two, or one if the rollouts of a "
+        "step cannot be divided by two.",
         ge=0,
         job=False,
     )
-    max_length: int = setting(2048, "Tokens of a call, prompt and completion; longer calls are not trained on.", ge=16)
-    max_completion: int = setting(128, "Tokens of an answer.", ge=1)
+    max_length: int = setting(
+        2048, "Maximum number of tokens of a call, prompt and completion; longer calls are not trained on.", ge=16
+    )
+    max_completion: int = setting(128, "Maximum number of tokens of an answer.", ge=1)
     max_grad_norm: float = setting(1.0, "Norm to which gradients are clipped.", gt=0)
     rollout_timeout_s: float = setting(
-        120.0, "Seconds after which a rollout is given up and left out.", gt=0, job=False
+        120.0, "Seconds after which a rollout is abandoned and left out.", gt=0, job=False
     )
     evaluate_every: int = setting(
         10, "Steps between evaluations on held-out tasks; 0 evaluates only before and after.", ge=0
@@ -118,7 +122,11 @@ class PolicySettings(Settings):
     save_every: int = setting(5, "Steps between checkpoints.", ge=1)
     max_score_drop: float = setting(0.1, "Score that a retention task may lose before training stops.", ge=0, le=1)
     samples_every: int = setting(10, "Steps between sample rollouts in the report.", ge=0)
-    vllm: str = setting("none", "Generate rollouts with vLLM on a GPU.", choices=("none", "colocate", "server"))
+    vllm: str = setting(
+        "none",
+        "Generate rollouts with vLLM on a GPU: in the training processes (colocate) or on a server.",
+        choices=("none", "colocate", "server"),
+    )
     seed: int = setting(0, "Seed of everything that is drawn at random.", ge=0)
     report_to: str = setting("none", _REPORT_TO, job=False)
 

@@ -21,6 +21,7 @@ from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_
 from assay.optimizers.finetuning.data import TrainingData, read_sft
 from assay.optimizers.finetuning.labels import completion_row, conversation_rows
 from assay.optimizers.finetuning.run_folder import (
+    SFT_MEMORY,
     last_good,
     rank,
     ready,
@@ -85,7 +86,7 @@ def train_sft(
     """
     progress = progress or SilentProgress()
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
-    with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready():
+    with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready(SFT_MEMORY):
         return _train(work, name, config, data, resume, progress)
 
 

@@ -80,7 +80,7 @@ class EnvironmentAgent(Agent):
                 "needs a new one"
             )
         if not instructions.strip():
-            raise ProgramError("instructions are empty: say the rules and what an action looks like")
+            raise ProgramError("instructions are empty: describe the rules and the form of an action")
         if not 0 < timeout_s < float("inf"):
             raise ConfigError(f"timeout_s={timeout_s!r} must be a finite number of seconds > 0")
         if inputs:

@@ -81,7 +81,7 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
             raise ConfigError(
                 f"the agent {self.name!r} asked for the model {asked}, and the one in training is "
                 f"{opened.upstream.name!r}. Let it read the name from ASSAY_MODEL (in a callable: task['model']), or "
-                "say that the name means the model in training (agent_model)",
+                f"set agent_model to that name",
                 flag="--agent-model NAME",
             )
         if not failed and not rollout.transitions:

@@ -89,7 +89,7 @@ class CallableRunner:
                 raise errors[0]
             raise AgentFailed(f"the agent ended itself with {type(errors[0]).__name__}: {errors[0]}") from errors[0]
         if results[0] is None:
-            raise AgentFailed("the agent returned None; its answer is what it returns")
+            raise AgentFailed("the agent returned None; it must return its answer")
         return results[0]
 
 

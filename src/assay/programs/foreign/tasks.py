@@ -80,7 +80,7 @@ def answer_of_output(output: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise AgentFailed(f"the agent printed bytes that are not UTF-8: {error}") from None
     if not text:
-        raise AgentFailed("the agent exited with 0 and printed nothing; its answer is what it prints")
+        raise AgentFailed("the agent exited with 0 and printed nothing; it must print its answer")
     try:
         fields = json.loads(text.splitlines()[-1], parse_constant=_not_json)
     except (ValueError, RecursionError):

@@ -45,9 +45,10 @@ class CompileSettings(ExecutorSettings, PromptSettings):
     kind: str = "compile"
     thinking_margin: float | None = setting(
         None,
-        "Fit the agent's thinking policy on val after the search, or when a Refine program halts: what saves most "
-        "tokens and is shown by a one-sided 95 % interval to cost at most this much score, which takes at least 3 / "
-        "margin val tasks. By default nothing is fitted. The program must be an Agent with a thinking budget, or a "
+        "Maximum loss in score for saving thinking tokens. After the search, the agent's thinking policy, or the "
+        "halting of a Refine program, is fitted on val: of the settings whose loss is at most this by a one-sided 95 "
+        "% interval, the one that saves most tokens is chosen. This takes at least 3 / margin val tasks. By default "
+        "nothing is fitted. The program must be an Agent with a thinking budget, or a "
         "Refine program. A policy takes six runs of each val task, which --max-search-calls does not count.",
         ge=0,
         lt=1,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay.deployment.suites import Suite
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 from assay.support.settings import Settings, setting
@@ -19,7 +20,7 @@ class SimulateSettings(Traffic):
         file=True,
     )  # fmt: skip
     runs: int = setting(500, "Number of simulated deployments.", ge=1)
-    seed: int = setting(0, "Seed of the first one; the others have the following ones.", ge=0)
+    seed: int = setting(0, "Seed of the first simulated deployment; the others use the following seeds.", ge=0)
     interval: int = setting(50, "Requests between two evaluations.", ge=1)
     goal: float | None = setting(
         None, "Relative gain that the candidate must reach; 0.1 by default, or that of the plan.", ge=0
@@ -38,17 +39,35 @@ class StartSettings(Settings):
         None, "Relative gain that the candidate must reach; 0.1 by default, or that of the plan.", ge=0
     )
     metrics: Sequence[str] = setting(
-        (), "Further metric that guards, with the relative loss that is tolerated; repeatable.", flag="--metric",
+        (), "Additional guard metric and its tolerated relative loss; repeatable.", flag="--metric",
         metavar="NAME:LOSS", many=True,
     )  # fmt: skip
-    suite_data: str | None = setting(None, "Tasks of the validation suite that the candidate must pass.", metavar="D")
+    suite_data: str | None = setting(
+        None, "Tasks of the validation suite that the candidate must pass; by default the suite of the agent.",
+        metavar="D",
+    )  # fmt: skip
     suite_rubric: str | None = setting(None, "Rubric of the validation suite.", metavar="R")
     suite_threshold: float = setting(0.0, "Score that the candidate must reach on the validation suite.", ge=0, le=1)
+    suite_pass_rate: float = setting(0.0, "Share of the suite's tasks that the candidate must pass.", ge=0, le=1)
+    suite_pass_at: float = setting(0.5, "Score at which a task of the suite is passed.", ge=0, le=1)
     force: bool = setting(False, "Deploy a candidate that breaks a compatibility check or the validation suite.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.suite_data is None) != (self.suite_rubric is None):
             raise ConfigError("suite_data and suite_rubric belong together")
-        if self.suite_threshold and self.suite_data is None:
-            raise ConfigError(f"suite_threshold={self.suite_threshold!r} would have no effect without suite_data")
+        for name in ("suite_threshold", "suite_pass_rate"):
+            if getattr(self, name) and self.suite_data is None:
+                raise ConfigError(f"{name}={getattr(self, name)!r} would have no effect without suite_data")
+        if self.suite_pass_at != 0.5 and not self.suite_data:
+            raise ConfigError(f"suite_pass_at={self.suite_pass_at!r} would have no effect without suite_data")
+
+    @property
+    def suite(self) -> Suite | None:
+        """The suite that is named here."""
+        if self.suite_data is None or self.suite_rubric is None:
+            return None
+        return Suite(
+            data=self.suite_data, rubric=self.suite_rubric, threshold=self.suite_threshold,
+            pass_rate=self.suite_pass_rate, pass_at=self.suite_pass_at,
+        )  # fmt: skip

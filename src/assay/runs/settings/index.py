@@ -16,15 +16,15 @@ class IndexSettings(Settings):
     name: str = setting("documents", "Name of the index. A store may have several.")
     passage_chars: int = setting(
         1000,
-        "Largest number of characters of a passage. Another value reads all files again.",
+        "Maximum number of characters of a passage. After a change all files are read again.",
         ge=100,
         le=20_000,
     )
-    max_file_mb: int = setting(500, "Larger files are skipped, in MiB.", ge=1)
+    max_file_mb: int = setting(500, "Maximum size of a file in MiB; larger files are skipped.", ge=1)
     embedder: str | None = setting(
         None,
         "Also store dense vectors: a litellm embedding model (PROVIDER/NAME), or a function from texts to vectors "
-        "(file.py:NAME). By default full text alone.",
+        "(file.py:NAME). By default only full-text search.",
         metavar="MODEL",
     )
     remove: bool = setting(False, "Remove the documents of the folder from the index instead.")

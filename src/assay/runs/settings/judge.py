@@ -77,8 +77,8 @@ class FidelitySettings(CommonSettings):
     model: str = setting(CommonSettings.model, "Language model of the user.")
     api_base: str | None = api_base("the model")
     thinking: int | str | None = thinking_of("the user")
-    tasks: int = setting(40, "Largest number of tasks.", ge=1)
-    fail_over: float = setting(0.05, "Highest share of runs with a fault.", ge=0, le=1)
+    tasks: int = setting(40, "Maximum number of tasks.", ge=1)
+    fail_over: float = setting(0.05, "Maximum share of runs with a fault; above it the exit code is 1.", ge=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)

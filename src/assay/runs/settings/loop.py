@@ -34,7 +34,7 @@ class LoopLimits(Settings):
         None, "Smallest mean score in production; by default that of the version before.", ge=0, le=1
     )
     suite: float | None = setting(
-        None, "Smallest score on the validation suite; by default suite_threshold.", ge=0, le=1
+        None, "Smallest pass rate on the validation suite; by default suite_pass_rate.", ge=0, le=1
     )
     deployments: float = setting(0.95, "Smallest share of deployments that succeeded.", ge=0, le=1)
     window_days: float = setting(7.0, "Production of so many days is shown as live.", gt=0)

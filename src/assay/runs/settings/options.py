@@ -367,6 +367,8 @@ class StartOptions(TypedDict, total=False):
     suite_data: str | None
     suite_rubric: str | None
     suite_threshold: float
+    suite_pass_rate: float
+    suite_pass_at: float
     force: bool
 
 

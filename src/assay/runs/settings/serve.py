@@ -10,6 +10,8 @@ from assay.support.settings import Settings, setting
 
 __all__ = ["ServeSettings"]
 
+_ADVANCE_S = 10.0
+
 
 def _seconds(default: float, help: str) -> Any:
     return setting(default, help, ge=0.1, metavar="SECONDS")
@@ -40,7 +42,7 @@ class ServeSettings(Settings):
     allow_host: Sequence[str] = setting(
         (), "Additional host name under which clients may reach this gateway; repeatable.", metavar="NAME", many=True
     )
-    idle_s: float = _seconds(600.0, "A rollout ends after this time without a call.")
+    idle_s: float = _seconds(600.0, "Seconds without a call after which a rollout ends.")
     max_body_mb: int = setting(10, "Maximum request body in MiB; a larger request is answered with status 413.", ge=1)
     max_connections: int | None = setting(
         None,
@@ -48,10 +50,10 @@ class ServeSettings(Settings):
         "By default a third of the open-file limit (ulimit -n), at most 2000.",
         ge=1,
     )
-    connection_idle_s: float = _seconds(75.0, "A connection without a request is closed after this time.")
+    connection_idle_s: float = _seconds(75.0, "Seconds after which a connection without a request is closed.")
     receive_s: float = _seconds(60.0, "Time limit for receiving a request body, plus 1 second for each 64 KiB.")
     upstream_idle_s: float = _seconds(
-        600.0, "A call fails after this time in which the upstream sends nothing or the caller reads nothing."
+        600.0, "Seconds in which the upstream sends nothing, or the caller reads nothing, after which a call fails."
     )
 
     loops: str = setting(
@@ -67,11 +69,17 @@ class ServeSettings(Settings):
     agent_rubric: str | None = setting(
         None, "Rubric that scores the rollouts of --agent when they end.", metavar="R", file=True
     )
+    advance_s: float = setting(
+        _ADVANCE_S, "Seconds between two evaluations of the deployment of an --agent; 0: assay deploy advance does it.",
+        ge=0,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.agent_rubric is not None and not self.agent:
             raise ConfigError(f"agent_rubric={self.agent_rubric!r} would have no effect without agent")
+        if self.advance_s != _ADVANCE_S and not self.agent:
+            raise ConfigError(f"advance_s={self.advance_s!r} would have no effect without agent")
 
     @property
     def answering(self) -> str | None:

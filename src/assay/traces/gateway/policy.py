@@ -140,7 +140,7 @@ class PolicyUpstream(EmbeddedUpstream):
             kept["seed"] = self._seed(settings["seed"], chat["messages"])
         return kept
 
-    def answered_body(self, dialect: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answered_body(self, dialect: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request with the settings that are sampled with, in place of the caller's.
 
         A training on recorded calls reads their temperature.

@@ -221,7 +221,7 @@ class EmbeddedUpstream(HttpUpstream):
                 else:
                     yield json_reply(200, to_dialect(dialect, completion, self.name))
 
-    def answered_body(self, dialect: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answered_body(self, dialect: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request for the record: a copy of the caller's `body` where something else was answered."""
         return body
 

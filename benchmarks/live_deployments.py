@@ -1,0 +1,186 @@
+"""Two real deployments of the calculator agent, served by the gateway with the embedded model, with a client loop.
+
+    python benchmarks/live_deployments.py FOLDER [--compiled ARTIFACT] [--clients 2]
+
+1. champion = the plain program, candidate = the compiled one (compiled with the sizes of `make demo`, or --compiled);
+2. champion = what the first one left, candidate = the compiled program with a LoRA adapter that was trained on another
+   task (labels of reviews).
+
+Clients send tasks that the compilation did not see, each for one of 300 users, until the deployment ends. Nobody calls
+`advance`: the gateway does. Everything is in FOLDER; a step that is there already is not made again. One JSON line a
+deployment.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from assay.api.registry import register
+from assay.datasets.splits import load_tasks
+from assay.deployment import load_artifact, save_artifact
+from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.plan import Metric, Plan, Step
+from assay.models import get_lm
+from assay.programs import load_program
+from assay.testing.serving import post
+from assay.traces import Store
+
+MODEL, AGENT = "embedded/smollm2-135m", "calculator"
+SEEN = "arithmetic:terms=2-3&digits=2-3&size=600"
+FRESH = "arithmetic:terms=2-3&digits=2-3&size=2000&seed=25"
+PLAN = Plan(
+    steps=(
+        Step(weight=10, requests=60),
+        Step(weight=50, decides=True, requests=60, max_requests=600),
+        Step(weight=95, requests=60),
+    ),
+    metrics=(Metric(success_gain=0.1),),
+)
+REVIEWS = (
+    "a film that stays with you", "two hours of boredom", "the actors shine", "the plot makes no sense",
+    "funny from start to end", "I left before the end", "beautiful pictures", "a waste of money",
+)  # fmt: skip
+
+
+def compiled_in(folder: Path) -> Path:
+    """The compiled program, with the sizes of `make demo`."""
+    words = ["compile", "math_qa", "--rubric", "math_qa", "--data", SEEN, "--model", MODEL, "--set", "temperature=0.1"]
+    words += ["--max-search-calls", "140", "--gate-size", "8", "--test-size", "10", "--out", "compiled"]
+    if not (folder / "compiled").is_dir():
+        subprocess.run([sys.executable, "-m", "assay", *words], check=True)
+    return folder / "compiled"
+
+
+def broken_in(folder: Path, compiled: Path) -> Path:
+    """The compiled program with an adapter that was trained to label reviews."""
+    if not (folder / "broken").is_dir():
+        rows = [
+            {"prompt": f"Is this review good or bad? {text} ({at})", "completion": "bad" if number % 2 else "good"}
+            for at in range(8)
+            for number, text in enumerate(REVIEWS)
+        ]
+        (folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = ["train", "sft", "reviews.jsonl", "--name", "reviews", "--model", MODEL, "--epochs", "6"]
+        subprocess.run([sys.executable, "-m", "assay", *words, "--learning-rate", "0.002"], check=True)
+        artifact, model = load_artifact(compiled), f"{MODEL}+reviews"
+        manifest = {name: artifact.manifest[name] for name in ("program", "settings")}
+        manifest |= {"model": model, "adapters": list(get_lm(model).recording.backend.adapters)}
+        save_artifact(folder / "broken", artifact.program, manifest, splits={}, report="")
+    return folder / "broken"
+
+
+def plain_in(folder: Path, compiled: Path) -> Path:
+    """The program as it is shipped, with the parameters of the compiled one."""
+    if not (folder / "plain").is_dir():
+        manifest = {name: load_artifact(compiled).manifest[name] for name in ("program", "model", "settings")}
+        save_artifact(folder / "plain", load_program(manifest["program"]), manifest, splits={}, report="")
+    return folder / "plain"
+
+
+class Clients:
+    """Threads that send tasks to the gateway, one after another, until they are stopped."""
+
+    def __init__(self, address: str, count: int, seed: int) -> None:
+        self.address, self.counts, self.failures = address, Counter[str](), list[str]()
+        self._tasks, self._random = load_tasks(FRESH), random.Random(seed)
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._threads = [threading.Thread(target=self._sending) for _ in range(count)]
+
+    def __enter__(self) -> "Clients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _sending(self) -> None:
+        while not self._ended.is_set():
+            with self._lock:
+                task, unit = self._random.choice(self._tasks), f"user-{self._random.randrange(300)}"
+            body = {"inputs": dict(task.inputs), "expected": dict(task.expected), "task_type": task.task_type}
+            status, answer = post(f"{self.address}/agents/{AGENT}", {**body, "unit": unit})
+            with self._lock:
+                self.counts[answer.get("version", f"status {status}")] += 1
+                if status != 200:
+                    self.failures.append(json.dumps(answer)[:300])
+
+
+def deployed(candidate: str, clients: int, seed: int, limit_s: float) -> dict[str, Any]:
+    """Serves the agent until the deployment of `candidate` has ended."""
+    with Store() as store:
+        deployments = Deployments(store.engine)
+        found = deployments.start(candidate, PLAN)
+        command = [sys.executable, "-m", "assay", "serve", "--agent", AGENT, "--agent-rubric", "math_qa", "--port", "0"]
+        command += ["--json", "--upstream", "http://127.0.0.1:9/v1", "--advance-s", "5"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
+            assert gateway.stdout is not None
+            address, began = json.loads(gateway.stdout.readline())["url"], time.monotonic()
+            try:
+                with Clients(address, clients, seed) as sending:
+                    while (state := deployments.get(found.id).state).status == "running":
+                        time.sleep(1)
+                        if time.monotonic() - began > limit_s:
+                            break
+            finally:
+                gateway.terminate()
+            seconds = time.monotonic() - began
+        return {
+            "candidate": candidate, "status": state.status, "seconds": round(seconds), "sent": dict(sending.counts),
+            "failures": sending.failures[:3], "steps": steps_of(deployments, found), "arms": arms_of(store, found),
+        }  # fmt: skip
+
+
+def steps_of(deployments: Deployments, found: Deployment) -> list[dict[str, Any]]:
+    """The decisions, each with the rollouts of its step."""
+    return [
+        {name: row[name] for name in ("stage", "action", "rule", "reason", "requests")}
+        for row in deployments.history(found.id)
+    ]
+
+
+def arms_of(store: Store, found: Deployment) -> dict[str, Any]:
+    """Scores of all rollouts of the deployment by arm; those that were answered after its end included."""
+    scores: dict[str, list[float | None]] = {}
+    for rollout in store.rollouts():
+        if rollout.deployment == found.id and rollout.status in ("done", "failed"):
+            scores.setdefault(str(rollout.arm), []).append(rollout.score)
+    scored = {arm: [value for value in values if value is not None] for arm, values in scores.items()}
+    return {
+        arm: {"rollouts": len(scores[arm]), "scored": len(values), "score": round(sum(values) / max(1, len(values)), 3)}
+        for arm, values in scored.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--compiled", type=lambda text: Path(text).resolve())
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=3600.0)
+    parser.add_argument("--only", choices=("better", "broken"))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(arguments.folder)
+    folder = Path.cwd()
+    compiled = arguments.compiled or compiled_in(folder)
+    versions = [register(AGENT, plain_in(folder, compiled)), register(AGENT, compiled, parent=f"{AGENT}@1")]
+    versions.append(register(AGENT, broken_in(folder, compiled), parent=f"{AGENT}@2"))
+    for name, version in (("better", versions[1]), ("broken", versions[2])):
+        if arguments.only in (None, name):
+            print(json.dumps(deployed(version.name, arguments.clients, arguments.seed, arguments.limit_s)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

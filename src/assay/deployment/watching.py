@@ -1,0 +1,126 @@
+"""Evaluates the watches of a deployment, also after its promotion: input drift, refusals, failures, scores.
+
+A limit counts as passed once a confidence sequence is beyond it, so that the watches may be evaluated at any time.
+Rollouts count as independent here. Decides nothing about a gain: `assay.deployment.decisions` does.
+"""
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision
+from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.drift import Profile, drift
+from assay.deployment.plan import Metric
+from assay.deployment.rollout_values import columns_of, value_of
+from assay.deployment.sequences import betting
+from assay.deployment.watches import INPUT_DRIFT, Watch
+from assay.traces.store import tables as schema
+
+__all__ = ["watched", "watches_now"]
+
+_ALPHA = 0.01  # of a false alarm of one watch
+_COMPARED = 1000  # newest rollouts before and since, for drift
+_FEWEST = 100  # of each of them
+_ROLLOUTS = schema.rollouts.c
+
+
+def watches_now(deployments: Deployments, found: Deployment, now: float) -> float | None:
+    """Since when the candidate is watched, seconds since the epoch; None if it is not."""
+    if not found.plan.watch:
+        return None
+    if found.state.status == RUNNING:
+        return found.started_at
+    if found.state.status != PROMOTED or deployments.registry.alias(found.agent, "champion") != found.candidate:
+        return None
+    promoted = [row["at"] for row in deployments.history(found.id) if row["action"] == "promote"]
+    return promoted[-1] if promoted and now - promoted[-1] <= found.plan.watch_s else None
+
+
+def watched(deployments: Deployments, found: Deployment, now: float | None = None) -> Decision | None:
+    """The first alarm that is due, after it is written; None without one. Safe to call by several processes at once."""
+    moment = time.time() if now is None else now
+    if (since := watches_now(deployments, found, moment)) is None:
+        return None
+    given = {row.get("watch") for row in deployments.history(found.id)}
+    for watch in found.plan.watch:
+        if watch.key in given or (reason := _beyond(deployments.engine, found, watch, since)) is None:
+            continue
+        action = "alarm" if watch.action == "pause" and found.state.status != RUNNING else watch.action
+        status = {"rollback": ROLLED_BACK, "pause": PAUSED}.get(action, found.state.status)
+        decision = Decision(action=action, rule="watch", reason=reason, step=found.state.step, watch=watch.key)
+        after = replace(found.state, status=status, version=found.state.version + 1)
+        if deployments.write(found.id, decision, found.state, after):
+            return decision
+        return None  # another process has just decided
+    return None
+
+
+def _beyond(engine: sa.Engine, found: Deployment, watch: Watch, since: float) -> str | None:
+    if watch.name == INPUT_DRIFT:
+        return _drifted(engine, found, watch, since)
+    total, count = _sums(engine, found, Metric(name=watch.name), since)
+    low, high = betting(total, count, alpha=2 * _ALPHA)
+    mean = total / count if count else 0.0
+    if watch.above is not None and low > watch.above:
+        return f"{watch.name} of {found.agent}@{found.candidate} is {mean:.3f}, above {watch.above:g} ({count} values)"
+    if watch.below is not None and high < watch.below:
+        return f"{watch.name} of {found.agent}@{found.candidate} is {mean:.3f}, below {watch.below:g} ({count} values)"
+    return None
+
+
+def _sums(engine: sa.Engine, found: Deployment, metric: Metric, since: float) -> tuple[float, int]:
+    query = sa.select(*columns_of(metric)).where(
+        _ROLLOUTS.version == f"{found.agent}@{found.candidate}", _ROLLOUTS.phase == "deployed",
+        _ROLLOUTS.started_at >= since, _ROLLOUTS.ended_at.is_not(None),
+    )  # fmt: skip
+    total, count = 0.0, 0
+    with engine.connect() as connection:
+        for row in connection.execute(query).mappings():
+            value = value_of(metric, row)
+            if value == value:
+                total, count = total + value, count + 1
+    return total, count
+
+
+def _drifted(engine: sa.Engine, found: Deployment, watch: Watch, since: float) -> str | None:
+    """Inputs of the agent since then against those before; a difference must also be more than sampling noise."""
+    from scipy import stats
+
+    before = _profile(engine, found, _ROLLOUTS.started_at < found.started_at)
+    now = _profile(engine, found, _ROLLOUTS.started_at >= since)
+    if min(len(before.lengths), len(now.lengths)) < _FEWEST or watch.above is None:
+        return None
+    shown = drift(before, now) or {}
+    kinds = sorted(before.types.keys() | now.types.keys())
+    table = [[profile.types[kind] for kind in kinds] for profile in (before, now)]
+    p = float(stats.chi2_contingency(table).pvalue) if len(kinds) > 1 else 1.0
+    distance, length = shown["distance"], shown["length"]
+    if distance > watch.above and p < _ALPHA / 10:
+        new = f"; new: {', '.join(shown['new_task_types'])}" if shown["new_task_types"] else ""
+        return f"task types differ from those before by {distance:.2f}, above {watch.above:g}{new}"
+    if length["ks"] > watch.above and length["p"] < _ALPHA / 10:
+        return (
+            f"lengths of inputs differ from those before by {length['ks']:.2f}, above {watch.above:g}: the median was "
+            f"{length['before']:g} characters and is {length['now']:g}"
+        )
+    return None
+
+
+def _profile(engine: sa.Engine, found: Deployment, when: Any) -> Profile:
+    query = (
+        sa.select(_ROLLOUTS.task_type, _ROLLOUTS.inputs_json)
+        .where(_ROLLOUTS.version.startswith(f"{found.agent}@", autoescape=True), _ROLLOUTS.phase == "deployed", when)
+        .order_by(_ROLLOUTS.started_at.desc())
+        .limit(_COMPARED)
+    )
+    profile = Profile()
+    with engine.connect() as connection:
+        rows: Iterable[Any] = connection.execute(query)
+        for kind, inputs in rows:
+            profile.add(str(kind), json.loads(inputs))
+    return profile
