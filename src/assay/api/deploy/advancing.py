@@ -20,7 +20,8 @@ __all__ = ["Advancer", "advanced", "notify"]
 
 _LOG = logging.getLogger("assay.deployed")
 _EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next", "alarm": "alarm"}
-_REST = 50  # an evaluation is followed by a pause of so many times its duration, so that it takes at most 2 % of a core
+_REST = 50  # an evaluation is followed by a pause of so many times its CPU time, so that it takes at most 2 % of a core
+_LONGEST_S = 300.0  # of such a pause
 _REPLAYED = 20  # rollouts in one go
 
 
@@ -105,9 +106,10 @@ class Advancer:
             return 0.0
         if found.state.status == PROMOTED and watches_now(deployments, found, time.time()) is None:
             return 0.0
-        began = time.monotonic()
+        began = time.thread_time()  # a busy machine must not make the pauses longer
         decision = advanced(self.opened, found, rubric=self.rubric, most=_REPLAYED)
         if decision.action != "continue":
             _LOG.info("%s: %s (%s): %s", found.id, decision.action, decision.rule, decision.reason)
-        took = time.monotonic() - began
-        return took if found.plan.steps[found.state.step].shadow else _REST * took
+        if found.plan.steps[found.state.step].shadow:
+            return 0.0
+        return min(_LONGEST_S, _REST * (time.thread_time() - began))
