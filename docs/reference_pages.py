@@ -241,11 +241,11 @@ def _of_default(value: inspect.Parameter) -> str:
 
 
 def _rubric_page() -> str:
-    from assay.rubrics import loading
+    from assay.rubrics import files
 
     models = {
-        **{"A rubric": loading.RubricFile, "A criterion": loading.CriterionFile},
-        **{"essential": loading._EssentialFile, "judge": loading.JudgeFile},
+        **{"A rubric": files.RubricFile, "A criterion": files.CriterionFile},
+        **{"essential": files.EssentialFile, "judge": files.JudgeFile},
     }
     tables = "\n".join(_model(title, model) for title, model in models.items())
     return f"""# Rubric files

@@ -145,3 +145,31 @@ def test_a_row_may_have_seeds_of_its_own() -> None:
     assert "not run (1 of 2 seeds)" in markdown([row], records, (0, 1))
     records["m", 8] = record(8, {"x": {"after": {"a": 0.0}}})
     assert "| 100, 0 % | 50.0 %" in markdown([row], records, (0, 1))
+
+
+def test_a_twin_may_be_better_by_a_margin_only() -> None:
+    from claims.table import as_good_as
+
+    tasks = [str(number) for number in range(100)]
+    full, lower = dict.fromkeys(tasks, 1.0), {task: float(int(task) >= 20) for task in tasks}
+    facts = {side: {"rate": 0.5} for side in ("twin", "own")}
+    equal, worse = ([record(0, {"twin": {"after": full}, "own": {"after": own}}, **facts)] for own in (full, lower))
+    cells = as_good_as("twin", "own", within=0.1, rate="rate")
+    assert (cells(equal).reached, cells(worse).reached) == (True, False)
+    assert cells(equal).after == "100 % right, 0.50 samples/s"
+
+
+def test_trainings_are_compared_over_seeds() -> None:
+    from claims.table import over_seeds
+
+    def records(gains: list[float]) -> list[dict[str, Any]]:
+        curves = {"a": [0.2, 0.4], "b": [0.3, 0.5]}
+        return [
+            record(seed, {"x": {"before": {"t": 0.5}, "after": {"t": 0.5 + gain}}}, curves=curves | {"b": curves["a"]})
+            for seed, gain in enumerate(gains)
+        ]
+
+    cells = over_seeds("x", ("a", "b"))
+    assert cells(records([0.1, 0.2, 0.1, 0.2, 0.1])).reached is True
+    assert cells(records([0.3, -0.3, 0.3, -0.3, 0.1])).reached is False
+    assert cells(records([0.1, 0.2, 0.1, 0.2, 0.1])).before == "50, 50, 50, 50, 50 %; area 30, 30, 30, 30, 30 %"

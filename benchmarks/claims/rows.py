@@ -283,8 +283,7 @@ ROWS = (
         goal="-30 %, right rows inside a margin of 5 points",
         measurement="query_cost",
         cells=cheaper("instructions", "right", least=0.3, margin=0.05, unit="instructions"),
-        note="of the questions that all sides answer rightly. Before is the model after a warm-up on right queries, "
-        "70 % of which compare by LIKE, which no index serves. The records have a control without that criterion.",
+        note="of questions that all sides answer rightly. Before: warmed up on right queries, 70 % of them by LIKE.",
     ),
     Row(
         name="any_agent",
@@ -292,7 +291,6 @@ ROWS = (
         goal="interval above zero",
         measurement="any_agent",
         cells=gain("foreign", least=0.0),
-        note="`examples/any_agent/openai_agent.py` on sums of four and five terms, ten steps of GRPO with 24 rollouts.",
     ),
     Row(
         name="any_agent_twin",
@@ -309,7 +307,7 @@ ROWS = (
         goal="faster or higher, interval over seeds above zero",
         measurement="delayed_credit",
         cells=over_seeds("right", ("episode", "to_go")),
-        note="seeds 0 to 4; the intervals are over seeds. Area: mean training score over the steps.",
+        note="seeds 0 to 4; intervals over seeds. Area: mean training score.",
     ),
     Row(
         name="bfcl_simple",

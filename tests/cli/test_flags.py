@@ -1,6 +1,5 @@
-"""Flags are made from the settings classes, and project files fill what is not given."""
+"""Flags are made from the settings classes."""
 
-import json
 import re
 import subprocess
 import sys
@@ -13,10 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import assay.cli
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
-from assay.cli.wording import message_of
-from assay.errors import ConfigError, ProjectError
+from assay.errors import ProjectError
 from assay.rubrics import SHIPPED
 from assay.runs.project import COMMANDS, project_settings
 from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
@@ -35,7 +34,7 @@ def test_flags_have_the_defaults_of_the_settings(name: str) -> None:
     known = {field: setting for kind in COMMANDS[name] for field, setting in settings_of(kind).items()}
     options = [option for option in command_of(name).params if isinstance(option, click.Option) and not option.multiple]
     flags = {str(option.name): option for option in options if str(option.name) in known}
-    assert len(flags) >= 2
+    assert flags
     for field, option in flags.items():
         default = known[field].default
         expected = None if default in (MISSING, ()) else ",".join(default) if isinstance(default, tuple) else default
@@ -60,6 +59,24 @@ def test_every_setting_has_a_flag_or_is_excluded_explicitly(name: str) -> None:
             continue
         special = {"gae_lambda", "value", "kl_in_reward", "scale"} if name.startswith("train ") else set[str]()
         assert field in params or field in special, f"{name}: {field}"
+
+
+def test_options_written_by_hand_are_those_that_are_no_settings() -> None:
+    by_hand = {
+        "collect.py": ["--temperatures"],
+        "evaluate.py": ["--fail-under"],
+        "loop/runs.py": ["--file"],
+        "run.py": ["--file"],
+        "train.py": ["--accelerate-config", "--program"],
+        "tune.py": ["--impact", "--apply"],
+    }
+    folder = Path(assay.cli.__file__).parent
+    written = {
+        path.relative_to(folder).as_posix(): re.findall(r'click\.option\(\s*"(--[\w-]+)"', path.read_text())
+        for path in folder.rglob("*.py")
+        if path.name not in ("options.py", "flags.py")
+    }
+    assert {name: flags for name, flags in written.items() if flags} == by_hand
 
 
 def command_options(
@@ -173,137 +190,6 @@ def test_help_of_every_command_imports_no_heavy_package() -> None:
     assert {"dspy", "torch", "litellm", "sqlalchemy", "optuna", "numpy", "pydantic"} & set(loaded) == set()
 
 
-# -- assay.toml
-
-PROJECT = """
-[defaults]
-program = "p.py:P"
-rubric = "r.yaml"
-data = "d.jsonl"
-seed = 3
-
-[program]
-model = "openai/m"
-api_base = "http://localhost:1/v1"
-
-[judge]
-model = "openai/j"
-
-[judge.audit]
-pass_at = 0.5
-
-[reflection]
-model = "openai/r"
-
-[compile]
-demos = 2
-seed = 4
-val_size = 20
-
-[serve]
-port = 0
-allow_host = ["gateway.local"]
-
-[train]
-steps = 5
-
-[train.ppo]
-steps = 6
-"""
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    Path("assay.toml").write_text(PROJECT)
-    return tmp_path
-
-
-def test_the_project_file_fills_commands_and_roles(project: Path) -> None:
-    role = {"model": "openai/m", "api_base": "http://localhost:1/v1"}
-    named = {"program": "p.py:P", "rubric": "r.yaml", "data": "d.jsonl"}
-    compiled = {
-        **named,
-        **role,
-        "seed": 4,
-        "judge_model": "openai/j",
-        "reflection_model": "openai/r",
-        "demos": 2,
-        "sizes": {"val": 20},
-    }
-    assert project_settings("compile") == compiled
-    assert project_settings("evaluate") == {**named, **role, "seed": 3, "judge_model": "openai/j"}
-    assert project_settings("judge audit") == {
-        "model": "openai/j",
-        "api_base": "http://localhost:1/v1",
-        "seed": 3,
-        "pass_at": 0.5,
-    }
-    assert (project_settings("train grpo")["steps"], project_settings("train ppo")["steps"]) == (5, 6)
-    assert project_settings("export sft") == {"seed": 3}
-    assert project_settings("serve") == {"port": 0, "allow_host": ["gateway.local"]}
-
-
-def test_project_file_is_found_in_parent_folders_with_relative_paths(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("p.py", "r.yaml"):
-        Path(name).touch()
-    inner = project / "a" / "b"
-    inner.mkdir(parents=True)
-    monkeypatch.chdir(inner)
-    settings = project_settings("compile")
-    assert (settings["program"], settings["rubric"], settings["data"]) == (
-        f"{project / 'p.py'}:P",
-        str(project / "r.yaml"),
-        "d.jsonl",
-    )
-    assert project_settings("compile", project) == settings
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[compil]\ndemos = 3", "unknown table [compil]; did you mean 'compile'?"),
-        ("[compile]\ndemo = 3", "[compile] has no setting 'demo'; did you mean 'demos'?"),
-        ("[evaluate]\ndemos = 3", "[evaluate] has no setting 'demos'"),
-        ("[program]\nmodels = 'x'", "[program] has no setting 'models'; did you mean 'model'?"),
-        ("[train.ppo]\nstep = 3", "[train.ppo] has no setting 'step'; did you mean 'steps'?"),
-        ("[defaults]\nmax_call = 3", "[defaults] has no setting 'max_call'; did you mean 'max_calls'?"),
-        ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
-        ("seed = 3", "seed = 3 is outside of a table; put it under [defaults]"),
-        ("[compile]\nmax_calls = '5'", "[compile] max_calls='5' must be an integer"),
-        ("[compile]\nthreshold = 2.0", "[compile] threshold=2.0 must be above 0 and at most 1"),
-        ("[judge]\nmodel = 5", "[judge] model=5 must be a string"),
-        ("[judge.audit]\npass_at = true", "[judge.audit] pass_at=True must be a number"),
-        ("[export.sft]\nadvantage = 'batch'", "[export.sft] has no setting 'advantage'"),
-        ("[compile]\nsizes = {val = 3}", "[compile] has no setting 'sizes'"),
-        ("[evaluate]\nval_size = 3", "[evaluate] has no setting 'val_size'; did you mean 'size'?"),
-        ("[compile]\nval_size = 0", "[compile] val_size=0 must be at least 1"),
-        ("[compile", "cannot be read"),
-    ],
-)
-def test_unknown_entries_of_a_project_file_are_named(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("assay.toml").write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        project_settings("compile")
-    assert message in str(refused.value)
-
-
-def test_an_error_in_a_project_file_names_its_keys_and_no_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("assay.toml").write_text("[compile]\nmax_calls = '5'")
-    with pytest.raises(ProjectError) as refused:
-        CliRunner().invoke(group, ["compile", "math_qa"], standalone_mode=False, catch_exceptions=False)
-    printed = message_of(refused.value, group.get_command(None, "compile"))  # type: ignore[arg-type]
-    assert printed.endswith("assay.toml: [compile] max_calls='5' must be an integer")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -318,26 +204,15 @@ def test_a_flag_with_a_number_says_what_is_wrong(flags: list[str], message: str)
     assert message in done.output
 
 
-def test_flags_override_the_project_file(project: Path) -> None:
-    Path("p.py").write_text("def P(question):\n    return {'answer': question}\n")
-    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
-    rows = [json.dumps({"question": str(n), "answer": str(n)}) for n in range(40)]
-    Path("d.jsonl").write_text("\n".join(rows))
-    Path("assay.toml").write_text(
-        PROJECT.replace('api_base = "http://localhost:1/v1"', "").replace(
-            "[compile]", "[evaluate]\nsplit = 'gate'\nsize = 3\n\n[compile]"
-        )
-    )
-    settings = [
-        json.loads(
-            CliRunner()
-            .invoke(group, ["evaluate", "--json", *flags], standalone_mode=False, catch_exceptions=False)
-            .stdout.splitlines()[-1]
-        )
-        for flags in ([], ["--split", "train", "--size", "2"], ["--split", "train"])
-    ]
-    assert [settings["split"] for settings in settings] == ["gate", "train", "train"]
-    assert [settings["result"]["n"] for settings in settings] == [3, 2, 3]
+def test_the_help_names_every_shipped_rubric_and_kind_of_data() -> None:
+    text = " ".join(CliRunner().invoke(group, ["evaluate", "--help"]).output.split())
+    rubrics = re.search(r"shipped name \(([^)]*)\)", text)
+    data = re.search(r"or a spec \(([^)]*)\)", text)
+    assert rubrics is not None
+    assert set(rubrics[1].split(", ")) == set(SHIPPED)
+    kinds = {"hf", "reasoning_gym", "bfcl", "mutants", "arithmetic", "tools", "curriculum"}
+    assert data is not None
+    assert {part.rstrip(":…") for part in data[1].split(", ")} == kinds
 
 
 def test_numbers_of_tasks_have_the_keys_of_their_flags(tmp_path: Path) -> None:
@@ -352,34 +227,3 @@ def test_numbers_of_tasks_have_the_keys_of_their_flags(tmp_path: Path) -> None:
             except ProjectError:
                 found = False
             assert found == (key in flags), (name, key)
-
-
-def test_an_artifact_keeps_its_own_model(project: Path) -> None:
-    Path("made").mkdir()
-    Path("made/manifest.json").write_text("{}")
-    observed: list[dict[str, Any]] = []
-
-    @click.group()
-    def root() -> None: ...
-
-    @root.command("evaluate")
-    @click.option("--artifact", is_flag=True)
-    @settings_flags(EvaluateSettings, sizes=())
-    def evaluate(artifact: bool, **values: Any) -> None:
-        observed.append(command_settings(values, EvaluateSettings, artifact=artifact))
-
-    for flags in ([], ["--artifact"]):
-        CliRunner().invoke(root, ["evaluate", *flags], standalone_mode=False, catch_exceptions=False)
-    assert "model" in observed[0]
-    assert not {"model", "api_base"} & observed[1].keys()
-
-
-def test_the_help_names_every_shipped_rubric_and_kind_of_data() -> None:
-    text = " ".join(CliRunner().invoke(group, ["evaluate", "--help"]).output.split())
-    rubrics = re.search(r"shipped name \(([^)]*)\)", text)
-    data = re.search(r"or a spec \(([^)]*)\)", text)
-    assert rubrics is not None
-    assert set(rubrics[1].split(", ")) == set(SHIPPED)
-    kinds = {"hf", "reasoning_gym", "bfcl", "mutants", "arithmetic", "tools", "curriculum"}
-    assert data is not None
-    assert {part.rstrip(":…") for part in data[1].split(", ")} == kinds

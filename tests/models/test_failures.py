@@ -24,7 +24,7 @@ from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
 from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
-from assay.programs.agent import ToolAgent
+from assay.programs.tool_agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
 from assay.testing import scripted_lm

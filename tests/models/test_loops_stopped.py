@@ -10,7 +10,7 @@ from dspy import lm15
 from assay.errors import ConfigError, FailureKind, LoopStopped
 from assay.models import Call, ResponseCache, get_lm
 from assay.models.failures import failure_of_program, is_agent_failure
-from assay.programs.agent import ToolAgent
+from assay.programs.tool_agent import ToolAgent
 from assay.testing.fakes import scripted_lm
 
 LOOP = "we add one more and " * 60

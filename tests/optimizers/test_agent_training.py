@@ -160,7 +160,7 @@ def test_settings_of_an_agent_are_refused_for_a_program(embedded: str) -> None:
         train("math_qa", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_model="gpt-5", **SMALL)
     with pytest.raises(ConfigError, match="either a program or an agent"):
         train("math_qa", agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
-    with pytest.raises(ConfigError, match="open to others"):
+    with pytest.raises(ConfigError, match="reachable from other machines"):
         train(
             agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded,
             agent_listen="0.0.0.0:0", **SMALL,

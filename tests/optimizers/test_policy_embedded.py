@@ -13,7 +13,8 @@ import pytest
 from embedded_training import DATA, SMALL
 
 import assay
-from assay.api.train import compare, train, train_offline
+from assay.api.model_comparison import compare
+from assay.api.train import train, train_offline
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
 from assay.models.lora.adapters import find_adapter

@@ -11,7 +11,9 @@ import pytest
 from embedded_training import DATA, SMALL
 
 import assay
-from assay.api.train import check_comparison, independent, train
+from assay.api.independence import independent
+from assay.api.model_comparison import check_comparison
+from assay.api.train import train
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
 from assay.models.embedded import LlamaBackend

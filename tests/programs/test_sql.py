@@ -389,13 +389,9 @@ def test_text_to_sql_is_evaluated_by_its_name(library: str, tmp_path: Path) -> N
         }
         for at in range(4)
     ]
+    lm = scripted_lm(lambda request: json.dumps({"sql": "SELECT COUNT(*) FROM Book WHERE AuthorId = 2"}))
     report = assay.evaluate(
-        "text_to_sql",
-        rubric="text_to_sql",
-        data=rows,
-        split="test",
-        lm=scripted_lm(lambda request: json.dumps({"sql": "SELECT COUNT(*) FROM Book WHERE AuthorId = 2"})),
-        store=tmp_path / "a.db",
+        "text_to_sql", rubric="text_to_sql", data=rows, split="test", lm=lm, store=tmp_path / "a.db"
     )
     assert report.evaluation.unscored == 0
     # each author has 50 books, so the rows match everywhere

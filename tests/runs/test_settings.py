@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import pickle
 import subprocess
 import sys
@@ -14,12 +15,18 @@ from typing import Any
 import pytest
 
 import assay
+from assay.api.agents import run_agent
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.fidelity import audit_user
+from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
+from assay.api.loop.install import schedule_files
+from assay.api.model_comparison import compare as compare_models
+from assay.api.registry import register, set_agent_alias
+from assay.api.rollouts import close_rollouts, import_rollouts, list_rollouts, rate_rollout, rollouts_to_rate
 from assay.api.run import run
-from assay.api.train import compare as compare_models
+from assay.api.traces import forget_subject, score_rollouts
 from assay.api.train import train_offline
 from assay.errors import ConfigError
 from assay.models import EMBEDDED
@@ -27,10 +34,11 @@ from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
-from assay.runs.settings import options
+from assay.runs.settings import options, store_options
 from assay.runs.settings.shared import DEFAULT_SALT
 from assay.support.settings import Settings, nearest, setting, settings_of
 
+NO_STORE: Any = None  # the arguments are checked first
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
 PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.compile, settings.CompileSettings, options.CompileOptions),
@@ -43,13 +51,24 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
     (compare_models, settings.EvaluateSettings, options.ComparisonOptions),
-    (assay.export, settings.ExportSettings, options.ExportOptions),
+    (assay.export, settings.ExportSettings, store_options.ExportOptions),
     (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
     (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
     (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
     (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
     (audit_user, settings.FidelitySettings, options.FidelityOptions),
     (run, settings.RunSettings, options.RunOptions),
+    (score_rollouts, settings.TracesScoreSettings, store_options.TracesScoreOptions),
+    (list_rollouts, settings.TracesListSettings, store_options.TracesListOptions),
+]
+EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
+    (rollouts_to_rate, settings.TracesRateSettings),
+    (close_rollouts, settings.TracesCloseSettings),
+    (import_rollouts, settings.TracesImportSettings),
+    (to_label, settings.JudgeLabelSettings),
+    (register, settings.RegisterSettings),
+    (schedule_files, settings.LoopInstallSettings),
+    (run_agent, settings.AgentRunSettings),
 ]
 WITHOUT_SETTINGS = {assay.train: {"cache"}, compare_models: {"model", "split"}}
 
@@ -68,13 +87,21 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
         if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
     }
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert "trust" in parameters or function is train_offline
+    assert "trust" in parameters or function in (train_offline, list_rollouts)
     for name, field in declared.items():
         assert name in parameters, name
         if name not in own_parameters:
             assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
     typed = {name: result for name, result in typing.get_type_hints(keywords).items() if name != "trust"}
     assert typed == {name: setting.type for name, setting in declared.items() if name not in own_parameters}
+
+
+@pytest.mark.parametrize(("function", "kind"), EXPLICIT, ids=[kind.__name__ for _, kind in EXPLICIT])
+def test_keywords_in_a_signature_are_those_of_the_settings(function: Callable[..., Any], kind: type[Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    for name, field in settings_of(kind).items():
+        if not field.declared.named and name != "rationale":  # a question of the command line
+            assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
 
 
 def test_no_public_function_takes_untyped_options() -> None:
@@ -161,6 +188,29 @@ def test_a_text_in_place_of_a_switch_is_refused(name: str) -> None:
         (lambda: assay.load_judge(5), "source=5 must be a string or Path"),  # type: ignore[arg-type]
         (lambda: assay.load_tasks(5), "spec=5 must be a string"),  # type: ignore[arg-type]
         (lambda: assay.get_lm(5), "name=5 must be a string"),  # type: ignore[arg-type]
+        (lambda: score_rollouts("math_qa", runs="r1"), "runs='r1' must be a list or tuple of strings"),  # type: ignore[arg-type]
+        (lambda: score_rollouts("math_qa", threads=0), "threads=0 must be at least 1"),
+        (lambda: score_rollouts("math_qa", task_timeout=math.nan), "task_timeout=nan must be a finite number above 0"),
+        (lambda: score_rollouts("math_qa", judge_model=" "), "judge_model=' ' must not be empty"),
+        (lambda: score_rollouts("math_qa", judge_api_base="http://x"), "would have no effect without judge_model"),
+        (lambda: score_rollouts("math_qa", judge_api_base=5), "judge_api_base=5 must be a string"),  # type: ignore[arg-type]
+        (lambda: list_rollouts(NO_STORE, limit=-1), "limit=-1 must be at least 1"),
+        (lambda: list_rollouts(NO_STORE, failure="toool"), "failure='toool' must be one of parse, context"),
+        (lambda: list_rollouts(NO_STORE, min_score=math.nan), "min_score=nan must be a finite number between 0 and 1"),
+        (lambda: list_rollouts(NO_STORE, min_score=0.8, max_score=0.2), "min_score=0.8 is above max_score=0.2"),
+        (lambda: rollouts_to_rate(NO_STORE, limit="5"), "limit='5' must be an integer"),  # type: ignore[arg-type]
+        (lambda: rate_rollout(NO_STORE, "id", math.inf), "rating=inf must be a finite number"),
+        (lambda: close_rollouts(NO_STORE, idle_minutes=-1), "idle_minutes=-1 must be at least 0"),
+        (lambda: import_rollouts(NO_STORE, "otlp", "f", score=""), "score='' must not be empty"),
+        (lambda: to_label("Is it right?", NO_STORE, seed=-1), "seed=-1 must be at least 0"),
+        (lambda: to_label("Is it right?", NO_STORE, scale="no,yes"), "scale='no,yes' must be a list or tuple"),
+        (lambda: register("a", "folder", parent=3), "parent=3 must be a string"),  # type: ignore[arg-type]
+        (lambda: set_agent_alias("a@1", "x", reason=3), "reason=3 must be a string"),  # type: ignore[arg-type]
+        (lambda: schedule_files("a", kind="launchd"), "kind='launchd' must be one of systemd, cron"),
+        (lambda: schedule_files("a", kind="cron", every_minutes=7), "every_minutes=7 must be a divisor of 60"),
+        (lambda: run_agent("m:f", server="", key="k"), "server='' must not be empty"),
+        (lambda: run_agent("m:f", server="http://x", key="k", patience_s=math.inf), "patience_s=inf must be a finite"),
+        (lambda: forget_subject(7), "subject=7 must be a string"),  # type: ignore[arg-type]
         (lambda: assay.Store(5), "where=5 must be a database's file or URL"),  # type: ignore[arg-type]
         (lambda: assay.project_settings("compil"), "did you mean 'compile'"),
     ],
@@ -204,6 +254,12 @@ def test_demos_are_refused_for_an_optimizer_that_adds_none(optimizer: str) -> No
         (assay.compile_judge, "negative", "negatives"),
         (audit_judge, "pass_al", "pass_at"),
         (run, "task_timeot", "task_timeout"),
+        (score_rollouts, "agian", "again"),
+        (list_rollouts, "min_scor", "min_score"),
+        (close_rollouts, "idle_minute", "idle_minutes"),
+        (register, "parnet", "parent"),
+        (schedule_files, "every_minute", "every_minutes"),
+        (set_agent_alias, "reasons", "reason"),
     ],
 )
 def test_a_typo_names_the_nearest_field(function: Callable[..., Any], typo: str, right: str) -> None:

@@ -11,11 +11,11 @@ from assay.support.scrubbing import MARK, add_secrets
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
-from assay.traces.gateway import conversation
-from assay.traces.gateway import proxy as passing
+from assay.traces.gateway import client_requests, conversation
+from assay.traces.gateway import request_bodies as passing
 from assay.traces.gateway.beginnings import Beginnings
-from assay.traces.gateway.conversation import ClientRequest
-from assay.traces.gateway.proxy import storable
+from assay.traces.gateway.client_requests import ClientRequest
+from assay.traces.gateway.request_bodies import storable
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 
@@ -91,7 +91,8 @@ def test_each_message_of_a_conversation_is_read_once(
         "without_secrets",
         lambda body, secrets: scrubbed.append(len(body["messages"])) or scrub(body, secrets),
     )
-    monkeypatch.setattr(conversation, "extended_digest", lambda *arguments: digests.append(1) or extend(*arguments))
+    for module in (client_requests, conversation):
+        monkeypatch.setattr(module, "extended_digest", lambda *arguments: digests.append(1) or extend(*arguments))
     for body in turns("chat", 6):
         assert post(f"{stage[1]}/v1/chat/completions", body)[0] == 200
     assert scrubbed == [1, 2, 2, 2, 2, 2, 2]

@@ -9,7 +9,7 @@ from gemini_calls import CALCULATOR, MODEL, VERTEX, content
 from assay.models.transports import is_lm_request
 from assay.traces.export.turns import Turn
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.proxy import is_constrained
+from assay.traces.gateway.request_bodies import is_constrained
 from assay.traces.messages.dialects import answer_of, answer_to, chat_messages, chat_tools, error_in
 from assay.traces.messages.gemini import is_google
 from assay.traces.messages.requested import insisted_tool, must_call, output_schema

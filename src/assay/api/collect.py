@@ -15,7 +15,7 @@ from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgre
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
 from assay.rubrics import Rubric
-from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.curricula import keep_schedule, schedule_of
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
@@ -23,6 +23,7 @@ from assay.runs.settings import CollectSettings
 from assay.runs.settings.options import CollectOptions
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
 

@@ -12,10 +12,11 @@ from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError
 from assay.evaluation import Gain, Progress, paired_gain
 from assay.rubrics import Rubric
-from assay.runs.arguments import resolve_lm, takes
+from assay.runs.arguments import resolve_lm
 from assay.runs.settings import DEFAULT_MODEL, CompareSettings
 from assay.runs.settings.options import CompareOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.records import new_id
 

@@ -24,7 +24,7 @@ from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecas
 from assay.reports.markdown import compile_markdown
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
@@ -33,6 +33,7 @@ from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.store.sealing import Openings, openings_line

@@ -18,13 +18,14 @@ from assay.optimizers.prompts.halting import never_revises
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import EvaluateSettings
 from assay.runs.settings.options import EvaluateOptions
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.store.sealing import HASH, Openings

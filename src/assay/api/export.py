@@ -9,12 +9,12 @@ from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
 from assay.rubrics import Rubric
 from assay.rubrics.trl_reward import undecided_checks
-from assay.runs.arguments import takes
 from assay.runs.loading import load_rubric
 from assay.runs.rubric_files import portable_rubric
 from assay.runs.settings.export import BalanceSettings, ExportSettings, GateSettings, RowSettings, SelectionSettings
-from assay.runs.settings.options import ExportOptions
+from assay.runs.settings.store_options import ExportOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.settings import settings_of
 from assay.traces import Store
 from assay.traces.export.balance import Balance

@@ -14,12 +14,12 @@ from assay.evaluation import Progress, SilentProgress
 from assay.programs.retrieval.building import IndexCounts, remove_folder, update_index
 from assay.programs.retrieval.dense import embed_missing, embedder_of
 from assay.programs.retrieval.folder import FolderFiles
-from assay.runs.arguments import takes
 from assay.runs.lock import exclusive_lock
 from assay.runs.settings.index import IndexSettings
-from assay.runs.settings.options import IndexOptions
+from assay.runs.settings.store_options import IndexOptions
 from assay.sources.modules import located
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine, url_without_password

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from assay.errors import ConfigError
+from assay.support.keywords import takes
 
 __all__ = ["init_project"]
 
@@ -20,6 +21,7 @@ _MESSAGES = {
 }  # fmt: skip
 
 
+@takes()
 def init_project(folder: str | Path = ".") -> list[Path]:
     """Writes a program, a rubric, data and `assay.toml` into a folder, which is made where it is missing.
 

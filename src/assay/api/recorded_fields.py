@@ -90,4 +90,4 @@ def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str) -> N
         raise ConfigError(f"{owner} has no field {name!r}: {hint}")
     for name, kind in get_type_hints(allowed).items():
         if name in fields and set(members_of_type(kind)) <= {str, NoneType}:
-            check_value(Setting(name, kind, None, Declared()), fields[name])
+            check_value(Setting(name, kind, "", Declared()), fields[name])  # its default: empty texts are allowed

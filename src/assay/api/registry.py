@@ -19,7 +19,9 @@ from assay.deployment.registry import Registry, Version
 from assay.deployment.suite_records import set_suite
 from assay.deployment.suites import Suite
 from assay.errors import ConfigError
+from assay.runs.settings import RegisterSettings
 from assay.sources.artifact_files import read_json
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = [
@@ -38,8 +40,9 @@ __all__ = [
 _COMPARED = ("program", "version", "model", "adapters", "rubric", "judge_model", "data", "settings", "assay", "dspy")
 
 
+@takes(RegisterSettings)
 def register(
-    agent: str, artifact: str | Path, *, parent: str | None = None, tenant: str | None = None, alias: str | None = None,
+    agent: str, artifact: str | Path, *, parent: str | None = None, alias: str | None = None, tenant: str | None = None,
     store: str | Path | None = None,
 ) -> Version:  # fmt: skip
     """Registers an artifact as the next version of an agent. The first version becomes its champion.
@@ -61,6 +64,7 @@ def register(
         return version
 
 
+@takes()
 def agent_versions(agent: str | None = None, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """Versions of one agent or of all, with the aliases that name them."""
     with Store(store) as opened:
@@ -78,6 +82,7 @@ def agent_versions(agent: str | None = None, *, store: str | Path | None = None)
         return rows
 
 
+@takes()
 def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """A version with its evidence, and the history of aliases and flags of its agent."""
     with Store(store) as opened:
@@ -93,26 +98,29 @@ def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any
         }
 
 
+@takes()
 def set_agent_alias(
-    version: str, alias: str, *, why: str = "", by: str | None = None, store: str | Path | None = None
+    version: str, alias: str, *, reason: str = "", by: str | None = None, store: str | Path | None = None
 ) -> Version:
     """Lets an alias name a version."""
     with Store(store) as opened:
-        return Registry(opened.engine).set_alias(version, alias, why=why, by=by)
+        return Registry(opened.engine).set_alias(version, alias, why=reason, by=by)
 
 
+@takes()
 def set_agent_flag(
-    agent: str, flag: str, value: bool | float | None, *, why: str = "", store: str | Path | None = None
+    agent: str, flag: str, value: bool | float | None, *, reason: str = "", store: str | Path | None = None
 ) -> dict[str, Any]:
     """Sets a flag of an agent, see `assay.deployment.flags`. Returns its flags; None removes one."""
     with Store(store) as opened:
-        set_flag(opened.engine, agent, flag, value, why=why)
+        set_flag(opened.engine, agent, flag, value, why=reason)
         return flags_of(opened.engine, agent)
 
 
+@takes()
 def set_agent_suite(
-    agent: str, data: str | None, rubric: str | None = None, *, threshold: float = 0.0, pass_rate: float = 0.0,
-    pass_at: float = 0.5, why: str = "", store: str | Path | None = None,
+    agent: str, data: str | None = None, rubric: str | None = None, *, threshold: float = 0.0, pass_rate: float = 0.0,
+    pass_at: float = 0.5, reason: str = "", store: str | Path | None = None,
 ) -> Suite | None:  # fmt: skip
     """Sets the validation suite that every candidate of an agent must pass before its deployment.
 
@@ -130,13 +138,14 @@ def set_agent_suite(
     if data is not None and rubric is not None:
         suite = Suite(data=data, rubric=rubric, threshold=threshold, pass_rate=pass_rate, pass_at=pass_at)
     with Store(store) as opened:
-        set_suite(opened.engine, agent, suite, why=why)
+        set_suite(opened.engine, agent, suite, why=reason)
     return suite
 
 
+@takes()
 def set_routing(
     agent: str, versions: Sequence[int], *, floor: float = 0.05, cost_weight: float = 0.0, window_days: float = 30.0,
-    why: str = "", store: str | Path | None = None,
+    reason: str = "", store: str | Path | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Lets the measured quality per task type choose between versions of an agent that were champions.
 
@@ -154,10 +163,11 @@ def set_routing(
     if versions:
         preference = Preference(versions=versions, floor=floor, cost_weight=cost_weight, window_days=window_days)
     with Store(store) as opened:
-        set_preference(opened.engine, agent, preference, why=why)
+        set_preference(opened.engine, agent, preference, why=reason)
     return routing(agent, store=store)
 
 
+@takes()
 def routing(agent: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """Probabilities with which versions are chosen, by task type, with the scores that they follow from."""
     with Store(store) as opened:
@@ -176,6 +186,7 @@ def routing(agent: str, *, store: str | Path | None = None) -> list[dict[str, An
     ]  # fmt: skip
 
 
+@takes()
 def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """What differs between two versions: settings, model, data and prompts (`program`), each as a pair."""
     with Store(store) as opened:
@@ -206,6 +217,7 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value}
 
 
+@takes()
 def capabilities(agent: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """Measured scores of an agent's versions in production, per task type, each with a 95 % interval."""
     import numpy as np

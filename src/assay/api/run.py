@@ -21,7 +21,6 @@ from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.compose import Configured, is_agent
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
-from assay.runs.arguments import takes
 from assay.runs.jobs import salt_in
 from assay.runs.lock import answered_within
 from assay.runs.opening import opened_store
@@ -29,6 +28,7 @@ from assay.runs.settings import DEFAULT_MODEL, RunSettings
 from assay.runs.settings.options import RunOptions
 from assay.runs.shown_tasks import carried_by
 from assay.sources.trust import trusting, trusts
+from assay.support.keywords import takes
 from assay.traces import Recorder, Rollout
 from assay.traces.store.sealing import claim_salt, resolve_salt
 

@@ -4,20 +4,23 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from assay.api.rescoring import Rescoring, threads_for
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, ResponseCache, get_lm
-from assay.models.limits import DEFAULT_S, check_limit, limited
+from assay.models.limits import limited
 from assay.models.lora.adapters import list_adapters
 from assay.models.roles import Endpoint
 from assay.rubrics import Rubric
 from assay.runs.loading import load_rubric
 from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
+from assay.runs.settings import TracesScoreSettings
+from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.traces import Store
 from assay.traces.records import NOT_AGENTS, subject_digest
 from assay.traces.store.erasure import erase_subject
@@ -26,21 +29,14 @@ __all__ = ["forget_subject", "score_rollouts"]
 
 
 @trusts
+@takes(TracesScoreSettings)
 def score_rollouts(
     rubric: str | Path | Rubric,
     *,
     store: str | Path | None = None,
-    runs: Sequence[str] = (),
     agent: str | None = None,
-    again: bool = False,
-    judge_model: str | None = None,
-    judge_api_base: str | None = None,
-    judge_api_key_env: str | None = None,
-    judge_thinking: int | str | None = None,
-    threads: int | None = None,
-    task_timeout: float = DEFAULT_S,
-    preflight: bool = True,
     progress: Progress | None = None,
+    **options: Unpack[TracesScoreOptions],
 ) -> dict[str, Any]:
     """Scores stored rollouts by a rubric, with step rewards: of the gateway, of imports, of other rubrics.
 
@@ -48,16 +44,9 @@ def score_rollouts(
     scored in parallel and stored in their order; an interrupt keeps the scores so far.
 
     Args:
-        runs: ids of runs; all runs if empty.
         agent: only rollouts of this agent's versions.
-        again: also scores rollouts that have a score, and replaces it.
-        judge_model: model for criteria that need a judge and name no model themselves.
-        judge_api_base: address of its server; None for the provider's default.
-        judge_api_key_env: environment variable with its key.
-        judge_thinking: thinking budget of each of its calls: tokens, an effort word, `off` or `auto`.
-        threads: rollouts scored in parallel; by default as many as the judges' engine benefits from.
-        task_timeout: time limit of a check or a judge in seconds; beyond it the criterion is unscored.
-        preflight: stops if a judge gives no verdict on any of the first three rollouts with an answer.
+        options: the fields of `assay.runs.settings.TracesScoreSettings`. `judge_model` is for criteria that need a
+            judge and name no model themselves.
     Returns:
         `scored`; `unscored` (undecided); `skipped` (had a score); `skipped_of_other_rubrics` (those among them that
         another rubric scored, by its name and version; `again=True` replaces them); `running` (not ended, so not
@@ -67,21 +56,23 @@ def score_rollouts(
         ConfigError: a criterion needs a judge and no model is named for it.
         ModelError: a judge did not answer.
     """
-    check_limit(task_timeout)
+    values: dict[str, Any] = {**options}
+    settings = TracesScoreSettings(rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), **values)
     meter = Meter()
-    judge = _judge(judge_model, Endpoint(judge_api_base, judge_api_key_env), judge_thinking, meter)
+    judge = _judge(settings, meter)
     measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
     _require_judges(measure)
-    at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
-    run_ids: list[str | None] = [*runs] or [None]
-    with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
+    at_once, name = threads_for(measure, settings.threads), f"{measure.name}@{measure.version}"
+    run_ids: list[str | None] = [*settings.runs] or [None]
+    with Store(store) as opened, cancelled_by_signals(meter), limited(settings.task_timeout):
         states = _states(opened, run_ids, agent)
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
-        pending = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
+        pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
             scoring = Rescoring(measure, opened, advance)
-            scoring.run((opened.rollout(rollout_id) for rollout_id in pending), threads=at_once, preflight=preflight)
-    skipped = [] if again else [scored_by for scored_by in ended.values() if scored_by is not None]
+            waiting = (opened.rollout(rollout_id) for rollout_id in pending)
+            scoring.run(waiting, threads=at_once, preflight=settings.preflight)
+    skipped = [] if settings.again else [scored_by for scored_by in ended.values() if scored_by is not None]
     running = sum(status == "running" for status, _ in states.values())
     return {**scoring.report(), **_skipped(skipped, name), "running": running}
 
@@ -93,13 +84,12 @@ def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dic
     return {r.id: (r.status, r.rubric if r.score is not None else None) for r in chosen}
 
 
-def _judge(model: str | None, endpoint: Endpoint, thinking: int | str | None, meter: Meter) -> LanguageModel | None:
-    if model:
-        lm = get_lm(model, temperature=0.1, meter=meter, **endpoint.client(model))
-        return budgeted(lm, thinking, "judge_thinking")
-    if thinking is not None:
-        raise ConfigError(f"judge_thinking={thinking!r} would have no effect without judge_model")
-    return None
+def _judge(settings: TracesScoreSettings, meter: Meter) -> LanguageModel | None:
+    if (model := settings.judge_model) is None:
+        return None
+    endpoint = Endpoint(settings.judge_api_base, settings.judge_api_key_env)
+    lm = get_lm(model, temperature=0.1, meter=meter, **endpoint.client(model))
+    return budgeted(lm, settings.judge_thinking, "judge_thinking")
 
 
 def _skipped(rubrics: Sequence[str], name: str) -> dict[str, Any]:
@@ -119,6 +109,7 @@ def _require_judges(rubric: Rubric) -> None:
         )
 
 
+@takes()
 def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """Erases a data subject: their rollouts, their tasks in other prompts, and the cached answers to both.
 

@@ -15,13 +15,12 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.agents import agent_program, serving
-from assay.api.evaluate import evaluate
 from assay.api.independence import independent
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
 from assay.models.roles import is_embedded
-from assay.optimizers.finetuning.comparison import MODES, EvalTask, compared
+from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
 from assay.optimizers.finetuning.offline import Recorded, export_temperature
 from assay.optimizers.finetuning.online import Rollouts
@@ -30,22 +29,21 @@ from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.run_folder import rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.loading import full_name
 from assay.rubrics import Rubric
-from assay.runs.arguments import program_settings, takes
+from assay.runs.arguments import program_settings
 from assay.runs.curricula import scheduled
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
-from assay.runs.preflight import checked, preflight, preflight_judges
-from assay.runs.settings import EvaluateSettings, ProgramSettings, TrainSettings
-from assay.runs.settings.options import ComparisonOptions, EvaluateOptions, OfflineOptions, TrainOptions
+from assay.runs.preflight import preflight, preflight_judges
+from assay.runs.settings import ProgramSettings, TrainSettings
+from assay.runs.settings.options import OfflineOptions, TrainOptions
 from assay.runs.settings.train import ROLLOUTS_ONLY
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
-from assay.traces.records import new_id
+from assay.support.keywords import takes
 from assay.traces.store.sealing import Openings
 
-__all__ = ["Retained", "check_comparison", "compare", "guards_of", "independent", "train", "train_offline"]
+__all__ = ["Retained", "guards_of", "train", "train_offline"]
 
 
 @dataclass(frozen=True)
@@ -240,29 +238,6 @@ def _tried(
             preflight_judges(tried, tasks, split=split, max_cost_usd=max_cost_usd)
 
 
-def check_comparison(
-    program: str, *, rubric: str | Path, data: str, progress: Progress | None = None, store: str | Path | None = None,
-    **options: Unpack[EvaluateOptions],
-) -> None:  # fmt: skip
-    """Checks before a training what `compare` needs after it: data, rubric, program, and each model once.
-
-    Raises:
-        AssayError: what was wrong, which rule, what to do.
-    """
-    config = program_settings(EvaluateSettings, full_name(program), rubric, data, None, options)
-    config = replace(config, kind="preflight")
-    independent(rubric, config.judge_model, config.model)
-    with open_job(
-        config,
-        program=config.program,
-        rubric=rubric,
-        progress=progress or SilentProgress(),
-        store=store,
-        need=("train", "test"),
-    ) as job:
-        checked(job, job.splits.train, split="train")
-
-
 def _open(job: Job) -> Openings | None:
     job.session.register(job.splits.unseal(), "test")
     return job.openings
@@ -313,49 +288,6 @@ def _title(program: str, data: str, used: Sequence[str]) -> str:
         (f"{program} on {data} ({at})" for at in itertools.count(2)),
     )
     return next(name for name in names if name not in used)
-
-
-@trusts
-@takes(EvaluateSettings, without=("model", "split"))
-def compare(
-    program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None,
-    store: str | Path | None = None,
-    parameters: Mapping[str, Any] | None = None, on_open: Callable[[Openings], Any] | None = None,
-    **options: Unpack[ComparisonOptions],
-) -> dict[str, Any]:  # fmt: skip
-    """Compares a program under two models on the sealed test split.
-
-    `greedy` is at temperature 0.1, the minimum of an agent; `sampled` at the program's own. Each has `before`, `after`,
-    the paired `gain`, and the shares of valid tool calls and of parsed answers.
-
-    Args:
-        models: before and after, by name.
-        on_open: called after each run with the number of openings of the test split.
-        options: the fields of `assay.runs.settings.EvaluateSettings`, but `model` and `split`.
-    """
-    independent(rubric, options.get("judge_model"), models[1])
-    results, opened = {}, f"compare-{new_id()[:12]}"
-    for mode in MODES:
-        mode_parameters = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
-        before, after = (
-            evaluate(
-                program,
-                rubric=rubric,
-                data=data,
-                split="test",
-                model=model,
-                parameters=mode_parameters,
-                store=store,
-                progress=progress,
-                opens_as=opened,
-                **options,
-            )
-            for model in models
-        )
-        if on_open is not None and after.openings is not None:
-            on_open(after.openings)
-        results[mode] = compared(before.evaluation, after.evaluation)
-    return results
 
 
 @takes(PolicySettings)

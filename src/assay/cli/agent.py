@@ -1,10 +1,14 @@
 """`assay agent`: runs somebody's agent for a trainer on another machine."""
 
 import os
+from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, print_json
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import json_option, key_option
+from assay.cli.shared import Console, print_json
+from assay.runs.settings import AgentRunSettings
 
 __all__ = ["command"]
 
@@ -16,32 +20,22 @@ def command() -> None:
 
 @command.command("run")
 @click.argument("agent")
-@click.option("--server", required=True, metavar="URL", help="Address that the trainer printed.")
-@click.option("--key", envvar="ASSAY_AGENT_KEY", required=True, help="The trainer's --agent-key, or $ASSAY_AGENT_KEY.")
-@click.option(
-    "--patience-s",
-    type=click.FloatRange(min=0),
-    default=60.0,
-    show_default=True,
-    help="Seconds without the server after which the command ends.",
-)
-@click.option("--tasks", type=click.IntRange(min=1), help="Number of tasks after which the command ends.")
+@settings_flags(AgentRunSettings)
+@key_option("The trainer's --agent-key, or $ASSAY_AGENT_KEY.", "ASSAY_AGENT_KEY", required=True)
 @json_option()
-def run(agent: str, server: str, key: str, patience_s: float, tasks: int | None, as_json: bool) -> None:
+def run(agent: str, key: str, as_json: bool, **values: Any) -> None:
     """Execute tasks of a trainer with AGENT, a command or MODULE:CALLABLE, one at a time.
 
     The agent gets the task and the address of the policy as it does from the trainer itself; a callable can read
     the address from the environment too. Start one command for each task that is to run at the same time. It ends
     with the training.
     """
-    from assay.programs.foreign.remote import TaskServer, work
-    from assay.programs.foreign.runners import runner_of
+    from assay.api.agents import run_agent
 
+    settings = command_settings(values, AgentRunSettings)
     os.environ.pop("ASSAY_AGENT_KEY", None)  # no agent may reward itself
     console = Console()
-    counts = work(
-        runner_of(agent, environment=True), TaskServer(server, key), patience_s=patience_s, say=console.say, tasks=tasks
-    )
+    counts = run_agent(agent, key=key, progress=console, **settings)
     if as_json:
         print_json({"tasks": counts})
     console.say("tasks: " + (", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"))

@@ -6,10 +6,10 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
+from assay.cli.options import job_options
 from assay.cli.shared import (
     Console,
     dry_run,
-    job_options,
     pairs,
     pop_values,
     print_json,
@@ -26,14 +26,8 @@ __all__ = ["command"]
 
 @click.command("collect")
 @click.argument("program", required=False)
-@settings_flags(CollectSettings, sizes=(), without=("over",))
+@settings_flags(CollectSettings, sizes=())
 @click.option("--temperatures", metavar="T,T…", help="Temperatures to cycle through over the rollouts of a task.")
-@click.option(
-    "--over",
-    multiple=True,
-    metavar="NAME=V,V…",
-    help="Values of an agent parameter to cycle through over the rollouts of a task; repeatable.",
-)
 @job_options(dry_run=True)
 def command(program: str | None, **values: Any) -> None:
     """Run PROGRAM (a name or an artifact's folder) n times on each task, score every run, and keep them as groups in

@@ -5,15 +5,8 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
-from assay.cli.shared import (
-    Console,
-    job_options,
-    pop_values,
-    print_json,
-    print_openings,
-    report_option,
-    require_coverage,
-)
+from assay.cli.options import job_options, report_option
+from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import CompareSettings
 

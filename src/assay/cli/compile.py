@@ -6,14 +6,13 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
+from assay.cli.options import job_options, report_option
 from assay.cli.shared import (
     Console,
     dry_run,
-    job_options,
     pop_values,
     print_json,
     print_openings,
-    report_option,
     require_coverage,
     warn_of_failures,
     warn_of_gaps,

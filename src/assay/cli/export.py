@@ -5,16 +5,16 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.shared import (
-    Console,
+from assay.cli.options import (
     Decorator,
     json_option,
-    pop_values,
-    print_json,
+    out_option,
+    rubric_option,
     store_option,
     trust_option,
     with_options,
 )
+from assay.cli.shared import Console, pop_values, print_json
 from assay.cli.wording import counted, in_flags
 from assay.runs.settings.export import OF_KIND, BalanceSettings, ExportSettings, GateSettings, SelectionSettings
 from assay.support.settings import settings_of
@@ -36,7 +36,7 @@ _SHARED = (*settings_of(SelectionSettings), *settings_of(GateSettings), *setting
 def _options(kind: str) -> Decorator:
     """The flags of every kind of export, and those of this one."""
     options = [
-        click.option("--out", required=True, metavar="DIR", help="Folder to write; it must not exist."),
+        out_option("Folder to write; it must not exist.", "DIR", required=True),
         store_option(),
         settings_flags(ExportSettings, only=(*_SHARED, *OF_KIND[kind])),
         trust_option(),
@@ -54,9 +54,7 @@ def sft(**values: Any) -> None:
 
 @command.command("grpo")
 @_options("grpo")
-@click.option(
-    "--rubric", required=True, metavar="R", help="A rubric's name or YAML file, by which completions are scored."
-)
+@rubric_option("A rubric's name or YAML file, by which completions are scored.", required=True)
 def grpo(**values: Any) -> None:
     """Prompts, the columns that the rubric reads, and the rubric as a reward module for plain `trl grpo`."""
     _export("grpo", values)

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin
 import click
 
 from assay.cli.numbers import Integer, Number
-from assay.cli.shared import Decorator, json_or_text, pairs, with_options
+from assay.cli.options import Decorator, with_options
+from assay.cli.shared import json_or_text, pairs
 from assay.runs.project import COMMANDS, project_settings
 from assay.support.settings import Setting, settings_of
 

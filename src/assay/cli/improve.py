@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
-from assay.cli.shared import Console, dry_run, job_options, pop_values, print_json, print_openings, require_coverage
+from assay.cli.options import job_options, name_option
+from assay.cli.shared import Console, dry_run, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import ImproveSettings
 
@@ -15,7 +16,7 @@ __all__ = ["command", "print_report"]
 @click.command("improve")
 @click.argument("program", required=False)
 @settings_flags(ImproveSettings)
-@click.option("--name", required=True, help="Name of this improvement; its adapters are called NAME-1, NAME-2, …")
+@name_option("Name of this improvement; its adapters are called NAME-1, NAME-2, …")
 @job_options(dry_run=True, out="Folder to write the artifact to.")
 def command(program: str | None, **values: Any) -> None:
     """Improve PROGRAM: prompts, then weights, then prompts again.

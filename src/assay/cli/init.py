@@ -2,7 +2,8 @@
 
 import click
 
-from assay.cli.shared import json_option, print_json
+from assay.cli.options import json_option
+from assay.cli.shared import print_json
 
 __all__ = ["command"]
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import json_option, print_json
+from assay.cli.options import json_option
+from assay.cli.shared import print_json
 
 __all__ = ["command"]
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import json_option, reason_option, store_option
+from assay.cli.shared import open_store, print_json
+from assay.runs.settings import RegisterSettings, RouteSettings, SuiteSettings
 
 __all__ = ["command"]
 
@@ -20,16 +23,14 @@ def command() -> None:
 @command.command("register")
 @click.argument("agent")
 @click.argument("artifact", type=click.Path())
-@click.option("--parent", metavar="VERSION", help="Version that the new one was made from, such as support@1.")
-@click.option("--alias", help="Alias to set to the new version.")
-@click.option("--tenant", help="Tenant that the version belongs to.")
+@settings_flags(RegisterSettings)
 @store_option()
 @json_option()
-def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **more: str | None) -> None:
+def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion."""
     from assay.api.registry import register
 
-    version = register(agent, artifact, store=store, **more).to_dict()
+    version = register(agent, artifact, store=store, **command_settings(values, RegisterSettings)).to_dict()
     print_json(version) if as_json else click.echo(
         f"{version['name']}  {version['sha256'][:12]}  {version['artifact']}"
     )
@@ -82,15 +83,15 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
 @command.command("alias")
 @click.argument("version")
 @click.argument("alias")
-@click.option("--why", default="", help="Reason, stored in the history.")
+@reason_option()
 @store_option()
 @json_option()
-def alias_command(version: str, alias: str, why: str, store: str | None, as_json: bool) -> None:
+def alias_command(version: str, alias: str, reason: str, store: str | None, as_json: bool) -> None:
     """Set ALIAS (champion, previous, or your own name) to VERSION."""
     from assay.api.registry import set_agent_alias
 
     open_store(store).close()
-    named = set_agent_alias(version, alias, why=why, store=store)
+    named = set_agent_alias(version, alias, reason=reason, store=store)
     print_json({"alias": alias, "version": named.name}) if as_json else click.echo(f"{alias} = {named.name}")
 
 
@@ -98,10 +99,10 @@ def alias_command(version: str, alias: str, why: str, store: str | None, as_json
 @click.argument("agent")
 @click.argument("name")
 @click.argument("value", required=False)
-@click.option("--why", default="", help="Reason, stored in the history.")
+@reason_option()
 @store_option()
 @json_option()
-def flag_command(agent: str, name: str, value: str | None, why: str, store: str | None, as_json: bool) -> None:
+def flag_command(agent: str, name: str, value: str | None, reason: str, store: str | None, as_json: bool) -> None:
     """Set the flag NAME of AGENT to VALUE; without VALUE remove it. It holds within a second, without a restart.
 
     Flags: kill (true: everything to the champion), percentage (share of the candidate), pin:unit:NAME and
@@ -110,55 +111,48 @@ def flag_command(agent: str, name: str, value: str | None, why: str, store: str 
     from assay.api.registry import set_agent_flag
 
     open_store(store).close()
-    flags = set_agent_flag(agent, name, _value(value), why=why, store=store)
+    flags = set_agent_flag(agent, name, _value(value), reason=reason, store=store)
     print_json({"flags": flags}) if as_json else click.echo(f"flags: {json.dumps(flags)}")
 
 
 @command.command("suite")
 @click.argument("agent")
-@click.option("--data", metavar="D", help="Tasks of the suite: a file or a spec. Their val split is run.")
-@click.option("--rubric", metavar="R", help="Rubric of the suite: a YAML file or a shipped name.")
-@click.option("--threshold", default=0.0, show_default=True, help="Mean score that a candidate must reach.")
-@click.option("--pass-rate", default=0.0, show_default=True, help="Share of the tasks that a candidate must pass.")
-@click.option("--pass-at", default=0.5, show_default=True, help="Score at which a task is passed.")
-@click.option("--why", default="", help="Reason, stored in the history.")
+@settings_flags(SuiteSettings)
+@reason_option()
 @store_option()
 @json_option()
-def suite_command(
-    agent: str, data: str | None, rubric: str | None, store: str | None, as_json: bool, **more: Any
-) -> None:
+def suite_command(agent: str, reason: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Set the validation suite that every candidate of AGENT must pass; without --data and --rubric remove it."""
     from assay.api.registry import set_agent_suite
 
     open_store(store).close()
-    suite = set_agent_suite(agent, data, rubric, store=store, **more)
+    suite = set_agent_suite(agent, reason=reason, store=store, **command_settings(values, SuiteSettings))
     shown = None if suite is None else asdict(suite)
     print_json({"suite": shown}) if as_json else click.echo(f"validation suite of {agent}: {json.dumps(shown)}")
 
 
 @command.command("route")
 @click.argument("agent")
-@click.option("--version", "versions", type=int, multiple=True, help="Number of a version; give at least two.")
-@click.option("--floor", default=0.05, show_default=True, help="Smallest probability of a version.")
-@click.option("--cost-weight", default=0.0, show_default=True, help="Score that a dollar of cost is worth.")
-@click.option("--window-days", default=30.0, show_default=True, help="Rollouts of so many days count.")
-@click.option("--remove", is_flag=True, help="Send everything to the champion again.")
-@click.option("--why", default="", help="Why; kept in the history.")
+@settings_flags(RouteSettings)
+@reason_option()
 @store_option()
 @json_option()
-def route_command(
-    agent: str, versions: tuple[int, ...], remove: bool, store: str | None, as_json: bool, **more: Any
-) -> None:
+def route_command(agent: str, reason: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Let the measured quality per task type choose between versions of AGENT; without --version show the choice.
 
-    Versions must have been champions. While a deployment is active it decides alone.
+    Versions must have been champions. An active deployment overrides it.
     """
     from assay.api.registry import routing, set_routing
 
+    settings = command_settings(values, RouteSettings)
+    versions, remove = settings.pop("versions", ()), settings.pop("remove", False)
     if versions and remove:
         raise click.UsageError("--version and --remove exclude each other")
     open_store(store).close()
-    rows = set_routing(agent, versions, store=store, **more) if versions or remove else routing(agent, store=store)
+    if versions or remove:
+        rows = set_routing(agent, versions, reason=reason, store=store, **settings)
+    else:
+        rows = routing(agent, store=store)
     if as_json:
         print_json({"routing": rows})
         return

@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
-from assay.cli.shared import Console, json_option, pairs, print_json, store_option, trust_option
+from assay.cli.options import json_option, out_option, store_option, trust_option
+from assay.cli.shared import Console, pairs, print_json
 from assay.cli.wording import counted, in_flags
-from assay.runs.settings import RunSettings
+from assay.runs.settings import CommonSettings, RunSettings
 from assay.support.scrubbing import error_text, results
 
 __all__ = ["command"]
@@ -28,10 +29,8 @@ __all__ = ["command"]
     metavar="FILE",
     help="File of inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.",
 )
-@click.option(
-    "--out", metavar="FILE", help="File for the predictions of --file, as JSON lines; by default standard output."
-)
-@click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of --file.")
+@out_option("File for the predictions of --file, as JSON lines; by default standard output.", "FILE")
+@settings_flags(CommonSettings, only=("rename",), help={"rename": "Rename a column of --file."})
 @settings_flags(RunSettings)
 @store_option()
 @trust_option()

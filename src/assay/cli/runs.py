@@ -5,8 +5,10 @@ from typing import Any
 
 import click
 
-from assay.cli.numbers import Integer
-from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import json_option, store_option
+from assay.cli.shared import open_store, print_json
+from assay.runs.settings import RunsListSettings
 
 __all__ = ["command"]
 
@@ -17,15 +19,16 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Maximum number of runs to list.")
+@settings_flags(RunsListSettings)
 @store_option()
 @json_option()
-def list_(limit: int, store: str | None, as_json: bool) -> None:
+def list_(store: str | None, as_json: bool, **values: Any) -> None:
     """List the newest runs, one per line: id, start, command, status, duration, program, model."""
     from assay.traces.store.listing import list_runs
 
+    settings = RunsListSettings(**command_settings(values, RunsListSettings))
     with open_store(store) as opened:
-        runs = list_runs(opened, limit=limit)
+        runs = list_runs(opened, limit=settings.limit)
     if as_json:
         print_json({"runs": runs})
         return

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.shared import Console, print_json, store_option
+from assay.cli.options import json_option, key_option, store_option
+from assay.cli.shared import Console, print_json
 from assay.cli.wording import counted
 from assay.runs.settings import ServeSettings
 from assay.support.scrubbing import unscrubbed
@@ -33,21 +34,18 @@ FLUSH_TIMEOUT_S, SECOND_FLUSH_TIMEOUT_S = 25.0, 2.0
 
 @click.command("serve")
 @settings_flags(ServeSettings)
-@click.option(
+@key_option(
+    "API key sent to the upstream, or $ASSAY_UPSTREAM_KEY; by default the key that each caller sends.",
+    "ASSAY_UPSTREAM_KEY",
     "--upstream-key",
-    envvar="ASSAY_UPSTREAM_KEY",
-    help="API key sent to the upstream, or $ASSAY_UPSTREAM_KEY; by default the key that each caller sends.",
 )
-@click.option(
-    "--key",
-    envvar="ASSAY_KEY",
-    help="Key that callers must send, or $ASSAY_KEY. Without it LM calls need no key, "
+@key_option(
+    "Key that callers must send, or $ASSAY_KEY. Without it LM calls need no key, "
     "and a key for the other routes (rewards, feedback, model, counts) is generated and printed.",
+    "ASSAY_KEY",
 )
 @store_option()
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the address at the start and the counts at the end as JSON lines."
-)
+@json_option("Print the address at the start and the counts at the end as JSON lines.")
 def command(upstream_key: str | None, key: str | None, store: str | None, as_json: bool, **values: Any) -> None:
     """Start a gateway that records an agent's LM calls. Set the agent's base URL to the gateway.
 

@@ -1,45 +1,33 @@
-"""Options and output that several commands share."""
+"""Input and output that several commands share. Options are in `assay.cli.options`."""
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from assay.cli.numbers import Number
 from assay.cli.wording import counted, in_flags
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
 __all__ = [
     "PROGRESS_LINE_EVERY_S",
     "Console",
-    "Decorator",
     "dry_run",
-    "job_options",
-    "json_option",
     "json_or_text",
-    "min_coverage_option",
     "open_store",
     "pairs",
     "pop_values",
     "print_json",
     "print_openings",
     "require_coverage",
-    "store_option",
-    "trust_option",
     "warn_of_failures",
     "warn_of_gaps",
-    "with_options",
 ]
 
 PROGRESS_LINE_EVERY_S = 30.0
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
@@ -53,59 +41,6 @@ def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
             raise click.UsageError(f"{flag} gives {name!r} twice")
         values_by_name[name] = text
     return values_by_name
-
-
-def with_options(function: Callable[..., Any], options: Sequence[Any]) -> Callable[..., Any]:
-    """The command with options, shown in their order."""
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def job_options(*, resume: bool = True, dry_run: bool = False, out: str = "") -> Decorator:
-    """Options of commands that run a job, in addition to their settings.
-
-    Args:
-        out: help of `--out`; empty for commands that write no folder.
-    """
-    options: list[Decorator] = [
-        *([click.option("--out", help=out)] if out else []),
-        *(
-            [
-                click.option(
-                    "--dry-run",
-                    is_flag=True,
-                    help="Print the estimate of calls, tokens, dollars and minutes, and run nothing.",
-                )
-            ]
-            if dry_run
-            else []
-        ),
-        store_option(),
-        *([click.option("--resume", is_flag=True, help="Continue this job's unfinished run.")] if resume else []),
-        min_coverage_option(),
-        trust_option(),
-        json_option(),
-    ]
-    return lambda function: with_options(function, options)
-
-
-def report_option() -> Decorator:
-    """`--report`."""
-    help_text = "Also write the report to this HTML file, which can be sent: it loads nothing."
-    return click.option("--report", metavar="FILE.html", callback=_writable, help=help_text)
-
-
-def _writable(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Refuses a file that cannot be written, before the job costs anything."""
-    if value is None or (os.access(Path(value).resolve().parent, os.W_OK) and not Path(value).is_dir()):
-        return value
-    raise click.BadParameter(f"{value} cannot be written: name a file in a folder that exists")
-
-
-def store_option() -> Decorator:
-    """`--store`."""
-    return click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 
 
 def open_store(store: str | None) -> Any:
@@ -142,37 +77,6 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-def trust_option() -> Decorator:
-    """`--trust`: permanently trust the artifacts that the command loads."""
-
-    def trust_them(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-        if value:
-            from assay.sources.trust import trusting
-
-            ctx.with_resource(trusting())
-
-    text = "Permanently trust the artifacts given here, so that their code may be run. See assay trust."
-    return click.option("--trust", is_flag=True, expose_value=False, callback=trust_them, help=text)
-
-
-def min_coverage_option() -> Decorator:
-    """`--min-coverage`, which `require_coverage` reads."""
-
-    def keep_it(ctx: click.Context, parameter: click.Parameter, value: float) -> None:
-        ctx.meta["min_coverage"] = value
-
-    text = "Smallest share of tasks on which each criterion must be scored; below it the exit code is 1."
-    return click.option(
-        "--min-coverage",
-        type=Number(0, 1),
-        default=0.9,
-        show_default=True,
-        expose_value=False,
-        callback=keep_it,
-        help=text,
-    )
-
-
 def require_coverage(data: Any) -> None:
     """Raises `LowCoverage` if a report in `data` has a coverage below `--min-coverage`. Call it after the report is
     printed.
@@ -206,18 +110,6 @@ def _coverages(data: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(data, list):
         for value in data:
             yield from _coverages(value)
-
-
-def json_option(help_text: str = "One JSON object on standard output, nothing else.") -> Decorator:
-    """`--json`. From then on all other output, including that of the user's program, goes to standard error."""
-
-    def redirect(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
-        if value:
-            ctx.meta["stdout"] = sys.stdout
-            ctx.with_resource(redirect_stdout(sys.stderr))
-        return value
-
-    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=redirect, help=help_text)
 
 
 def print_json(value: Any, *, with_key: bool = False) -> None:

@@ -7,19 +7,18 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, is_set, of_project, settings_flags
-from assay.cli.shared import (
-    Console,
+from assay.cli.options import (
     Decorator,
     json_option,
+    key_option,
     min_coverage_option,
-    pop_values,
-    print_json,
-    print_openings,
-    require_coverage,
+    name_option,
+    resume_option,
     store_option,
     trust_option,
     with_options,
 )
+from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import counted, curriculum_lines, in_flags
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.runs.settings import ProgramSettings, TrainSettings
@@ -40,6 +39,8 @@ _PROGRAM = (
     "salt",
 )  # of the program that `train sft` scores before and after
 _BEFORE = ("task_timeout", "preflight", "sizes")
+_NAME = "The adapter's name; it is served as MODEL+NAME."
+_RESUME = "Continue from the last checkpoint."
 _HELP = {"judge_model": "Model of the rubric's judges; not the one in training."}
 
 
@@ -57,7 +58,7 @@ def command() -> None:
 
 @command.command("sft")
 @click.argument("export", type=click.Path())
-@click.option("--name", required=True, help="The adapter's name; it is served as MODEL+NAME.")
+@name_option(_NAME)
 @settings_flags(SFTSettings, without=("evaluations",))
 @click.option(
     "--program", help="Program to score on sealed tasks before and after training; needs --rubric and --data."
@@ -70,14 +71,15 @@ def command() -> None:
 )
 @_accelerate_option
 @store_option()
-@click.option("--resume", is_flag=True, help="Continue from the last checkpoint.")
+@resume_option(_RESUME)
 @min_coverage_option()
 @trust_option()
 @json_option()
 def sft(**values: Any) -> None:
     """Supervised fine-tuning on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and
     completion."""
-    from assay.api.train import check_comparison, compare, independent
+    from assay.api.independence import independent
+    from assay.api.model_comparison import check_comparison, compare
     from assay.optimizers.finetuning import train_sft
     from assay.optimizers.finetuning.data import read_sft
     from assay.optimizers.finetuning.run_folder import rank
@@ -181,7 +183,7 @@ def _policy_options(algorithm: str) -> Decorator:
     unsupported = [name for name, algorithms in _NOT_OF_ALL.items() if algorithm not in algorithms]
     options = [
         click.argument("program", required=False),
-        click.option("--name", required=True, help="The adapter's name; it is served as MODEL+NAME."),
+        name_option(_NAME),
         settings_flags(
             TrainSettings,
             without=("algorithm", "cache", "api_base", "api_key_env", *unsupported),
@@ -192,15 +194,15 @@ def _policy_options(algorithm: str) -> Decorator:
                 "data": "Tasks: a file or a spec, as in assay compile. Not needed for an export.",
             },
         ),
-        click.option(
-            "--agent-key",
-            envvar="ASSAY_AGENT_KEY",
-            help="Key that `assay agent run` sends, or $ASSAY_AGENT_KEY; required for --agent remote, and where "
+        key_option(
+            "Key that `assay agent run` sends, or $ASSAY_AGENT_KEY; required for --agent remote, and where "
             "--agent-listen is not loopback.",
+            "ASSAY_AGENT_KEY",
+            "--agent-key",
         ),
         _accelerate_option,
         store_option(),
-        click.option("--resume", is_flag=True, help="Continue from the last checkpoint."),
+        resume_option(_RESUME),
         min_coverage_option(),
         trust_option(),
         json_option(),

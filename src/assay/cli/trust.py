@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from assay.cli.options import json_option
 from assay.cli.shared import print_json
 
 __all__ = ["command"]
@@ -19,7 +20,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
+@json_option()
 def list_(as_json: bool) -> None:
     """List trusted artifacts: hash, date, the path at that time, and the files in it that run as code."""
     from dataclasses import asdict

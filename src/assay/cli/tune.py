@@ -5,10 +5,10 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
+from assay.cli.options import job_options
 from assay.cli.shared import (
     Console,
     dry_run,
-    job_options,
     pop_values,
     print_json,
     print_openings,

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.shared import open_store, print_json, store_option
+from assay.cli.options import json_option, key_option, store_option
+from assay.cli.shared import open_store, print_json
 from assay.runs.settings import ViewSettings
 from assay.support.scrubbing import unscrubbed
 
@@ -18,13 +19,9 @@ __all__ = ["command"]
 
 @click.command("view")
 @settings_flags(ViewSettings)
-@click.option(
-    "--key",
-    envvar="ASSAY_KEY",
-    help="Key that opens the page, or $ASSAY_KEY. Needed to bind an address other than loopback.",
-)
+@key_option("Key that opens the page, or $ASSAY_KEY. Needed to bind an address other than loopback.", "ASSAY_KEY")
 @store_option()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line with the address at the start.")
+@json_option("Print one JSON line with the address at the start.")
 def command(key: str | None, store: str | None, as_json: bool, **values: Any) -> None:
     """Open the local page of the store: runs, rollouts and comparisons. Ctrl-C stops it.
 

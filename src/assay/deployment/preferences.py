@@ -2,7 +2,7 @@
 
 Thompson sampling by its probabilities (Thompson 1933; Agrawal and Goyal 2012): a version gets the probability that it
 is the best one, and at least a floor. The probabilities are computed from the store, and units are assigned by their
-hash, so that the propensity of a rollout is known exactly. While a deployment is active it decides alone.
+hash, so that the propensity of a rollout is known exactly. An active deployment overrides it.
 """
 
 import time
@@ -36,9 +36,9 @@ class Preference(Settings):
     """
 
     versions: Sequence[int] = ()
-    floor: float = setting(0.05, "Smallest probability of a version.", ge=0, le=0.5)
+    floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5)
     cost_weight: float = setting(0.0, "Score that a dollar of a rollout's cost is worth.", ge=0)
-    window_days: float = setting(30.0, "Rollouts of so many days count.", gt=0)
+    window_days: float = setting(30.0, "Number of most recent days whose rollouts count.", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +86,7 @@ def qualities(
 ) -> dict[str, dict[int, Quality]]:
     """Measured quality in production by task type and version."""
     rollouts, calls = schema.rollouts.c, schema.transitions.c
-    cost = sa.literal(0.0)
+    cost: Any = sa.literal(0.0)
     if preference.cost_weight:
         cost = sa.select(sa.func.sum(calls.cost_usd)).where(calls.rollout_id == rollouts.id).scalar_subquery()
     since = (time.time() if now is None else now) - 86400 * preference.window_days

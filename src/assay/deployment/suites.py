@@ -20,7 +20,7 @@ class Suite(Settings):
     rubric: str = setting(help="Rubric.")
     threshold: float = setting(0.0, "Mean score that the candidate must reach.", ge=0, le=1)
     pass_rate: float = setting(0.0, "Share of the tasks that the candidate must pass.", ge=0, le=1)
-    pass_at: float = setting(0.5, "Score at which a task is passed.", ge=0, le=1)
+    pass_at: float = setting(0.5, "Minimum score with which a task counts as passed.", ge=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)

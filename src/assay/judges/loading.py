@@ -16,7 +16,8 @@ from assay.judges.pointwise import PointwiseJudge
 from assay.judges.reading import MIN_MASS
 from assay.rubrics import JudgeSpec
 from assay.rubrics.criteria import JudgeFields
-from assay.rubrics.loading import JudgeFile, StrictModel, import_check, load_rubric, parse_yaml
+from assay.rubrics.files import JudgeFile, StrictModel
+from assay.rubrics.loading import import_check, load_rubric, parse_yaml
 from assay.rubrics.yaml_files import read_text
 
 __all__ = ["AnyJudge", "load_judge", "members_of"]

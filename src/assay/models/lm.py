@@ -6,10 +6,8 @@ Its engine (`assay.models.recording`) calls llama.cpp for embedded models, and D
 import contextlib
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import dspy
 from dspy import lm15
@@ -18,19 +16,19 @@ from dspy.utils.exceptions import LMError
 from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
+from assay.models.custom_backend import CustomBackend
 from assay.models.embedded import LlamaBackend
 from assay.models.hosted import HostedBackend
 from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_sample, sample_scope
-from assay.models.thinking import Thinking, ThinkingError, reasoning_request, thinking_scope
+from assay.models.thinking import Thinking, ThinkingError, thinking_scope
 from assay.support.settings import nearest
 
 __all__ = [
     "LanguageModel",
     "check_thinking",
-    "count_tokens",
     "get_lm",
     "has_provider",
     "lm_over",
@@ -295,7 +293,7 @@ def with_recording(
     elif isinstance(lm.engine, str):
         backend = HostedBackend(lm)
     else:
-        backend = _CustomBackend(lm.engine)  # type: ignore[assignment]
+        backend = CustomBackend(lm.engine)  # type: ignore[assignment]
     engine = RecordingEngine(backend, model=lm.model, cache=cache, meter=meter, observers=observers)
     engine.client = (
         lm.recording.client
@@ -305,44 +303,6 @@ def with_recording(
     generation = {key: value for key, value in lm.kwargs.items() if key not in _CLIENT_KEYS}
     thinking = getattr(lm, "thinking", None)
     return _over(engine, lm.model, thinking, model_type=lm.model_type, num_retries=lm.num_retries, **generation)
-
-
-class _CustomBackend:
-    """Backend for a user's own DSPy engine."""
-
-    weights = ""
-    adapters: tuple[str, ...] = ()
-    concurrency = 4
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.weights = getattr(engine, "weights", "")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("supports_"):
-            return bool(getattr(self.engine, name, False))
-        if name == "supported_params":
-            return frozenset(getattr(self.engine, name, ()) or ())
-        raise AttributeError(name)
-
-    @property
-    def thinks(self) -> bool:
-        return bool(self.supports_reasoning)
-
-    def with_thinking(self, request: lm15.Request, thinking: Thinking) -> lm15.Request:
-        if not self.thinks:
-            raise ThinkingError(
-                thinking.value,
-                f": the engine of {request.model} does not declare supports_reasoning, and would ignore a budget",
-            )
-        return reasoning_request(request, thinking)
-
-    def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
-        return self.engine.complete(request), getattr(self.engine, "price_usd", None)
-
-    def count_tokens(self, text: str) -> int:
-        counter = getattr(self.engine, "count_tokens", None)
-        return int(counter(text)) if counter else _rough_tokens(text)
 
 
 def check_thinking(lm: LanguageModel, thinking: Thinking | None) -> None:
@@ -364,31 +324,4 @@ def supports(lm: Any, feature: str) -> bool:
     return feature in getattr(lm, "supported_params", ())
 
 
-def _rough_tokens(text: str) -> int:
-    return (len(text) + 3) // 4
-
-
-_COUNTS = 16_384  # token counts kept per backend
 # by hash of the text: the prompts themselves would be most of a run's memory
-_counts: WeakKeyDictionary[Any, OrderedDict[bytes, int]] = WeakKeyDictionary()
-
-
-def _count(backend: Any, text: str) -> int:
-    counts = _counts.setdefault(backend, OrderedDict())
-    key = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
-    if (count := counts.get(key)) is None:
-        count = counts[key] = int(backend.count_tokens(text))
-        if len(counts) > _COUNTS:
-            with contextlib.suppress(KeyError):  # another thread removed the last one
-                counts.popitem(last=False)
-    return count
-
-
-def count_tokens(lm: Any, text: str) -> int:
-    """Number of tokens of `text` by the model's tokenizer; one token per four characters if there is none."""
-    if not isinstance(lm, LanguageModel):
-        return _rough_tokens(text)
-    try:
-        return _count(lm.recording.backend, text)
-    except Exception:  # an unavailable tokenizer must not stop an agent; the docstring states the fallback
-        return _rough_tokens(text)

@@ -48,7 +48,7 @@ def check_address(address: str | None, name: str = "api_base", instead: str = ""
     Raises:
         ConfigError: the address contains one; the message does not repeat it.
     """
-    if not address:
+    if not address or not isinstance(address, str):  # another type is an error of the settings
         return
     netloc = re.split(r"[/?#\\]", address.partition("://")[2] if "://" in address else address, maxsplit=1)[0]
     query = parse_qsl(address.partition("?")[2].partition("#")[0], keep_blank_values=True)

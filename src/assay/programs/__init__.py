@@ -6,7 +6,7 @@ from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
-    from assay.programs.agent import Agent, BaseAgent, ToolAgent
+    from assay.programs.agent import Agent, BaseAgent
     from assay.programs.allocation import ThinkingPolicy
     from assay.programs.code_repair import CodeRepair
     from assay.programs.converse import Converse
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from assay.programs.sql.agent import TextToSQL
     from assay.programs.sql.opening import open_database
     from assay.programs.state import program_state, program_version, restore_program
+    from assay.programs.tool_agent import ToolAgent
     from assay.programs.tool_user import ToolUser
 else:
     __getattr__, __dir__ = attach(
         __name__,
         {
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
-            "agent": "Agent BaseAgent ToolAgent",
+            "agent": "Agent BaseAgent",
             "allocation": "ThinkingPolicy",
             "code_repair": "CodeRepair",
             "document_answers": "AnswerFromDocuments",
@@ -54,6 +55,7 @@ else:
             "sql.opening": "open_database",
             "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
+            "tool_agent": "ToolAgent",
             "tool_user": "ToolUser",
         },
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import dspy
 
-from assay.programs import agent, shipped
+from assay.programs import agent, shipped, tool_agent
 from assay.programs.parameters import AgentParameters
 
 __all__ = ["Agent", "Classify", "Extract", "MathQA", "ToolAgent"]
@@ -48,7 +48,7 @@ class Agent(agent.Agent):
         self.agent_parameters = values
 
 
-class ToolAgent(Agent, agent.ToolAgent):
+class ToolAgent(Agent, tool_agent.ToolAgent):
     pass
 
 

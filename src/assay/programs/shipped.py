@@ -10,12 +10,13 @@ from assay.datasets import Task
 from assay.errors import ProgramError
 from assay.models import supports
 from assay.models.scope import alternatives_of
-from assay.programs.agent import Agent, ToolAgent
+from assay.programs.agent import Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.calculator import calculator
 from assay.programs.estimate import choice_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
+from assay.programs.tool_agent import ToolAgent
 
 __all__ = ["Classify", "Extract", "MathQA"]
 

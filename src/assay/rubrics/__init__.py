@@ -7,9 +7,10 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.rubrics.criteria import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade, NotApplicable
     from assay.rubrics.dspy_metric import RubricMetric
+    from assay.rubrics.files import rubric_schema
     from assay.rubrics.formats import points_rubric
     from assay.rubrics.lint import lint_rubric
-    from assay.rubrics.loading import SHIPPED, load_rubric, rubric_schema
+    from assay.rubrics.loading import SHIPPED, load_rubric
     from assay.rubrics.rubric import Rubric
     from assay.rubrics.scoring import ScoreResult, fields_of
     from assay.rubrics.weights import fit_weights
@@ -20,7 +21,8 @@ else:
             "criteria": "Criterion Essential Failed Grade JudgeSpec NoGrade NotApplicable",
             "formats": "points_rubric",
             "lint": "lint_rubric",
-            "loading": "SHIPPED load_rubric rubric_schema",
+            "files": "rubric_schema",
+            "loading": "SHIPPED load_rubric",
             "dspy_metric": "RubricMetric",
             "rubric": "Rubric",
             "scoring": "ScoreResult fields_of",

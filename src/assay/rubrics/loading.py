@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pydantic
 import yaml
@@ -23,25 +23,16 @@ from assay.rubrics.file_problems import (
     line_of,
     model_problems,
 )
+from assay.rubrics.files import CriterionFile, JudgeFile, RubricFile
 from assay.rubrics.formats import read_foreign
 from assay.rubrics.protocols import Resolver
-from assay.rubrics.rubric import STEP_CAP, Rubric
+from assay.rubrics.rubric import Rubric
 from assay.rubrics.yaml_files import read_text, read_yaml
 from assay.sources.modules import attribute_of
 from assay.sources.naming import why_not_imported
 from assay.support.settings import nearest
 
-__all__ = [
-    "SHIPPED",
-    "CriterionFile",
-    "JudgeFile",
-    "RubricFile",
-    "StrictModel",
-    "load_rubric",
-    "parse_yaml",
-    "rubric_schema",
-    "shipped_file",
-]
+__all__ = ["SHIPPED", "load_rubric", "parse_yaml", "shipped_file"]
 
 SHIPPED = (
     "answer_from_documents",
@@ -60,100 +51,10 @@ SHIPPED = (
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
-class StrictModel(pydantic.BaseModel):
-    """Base of the file models; unknown keys are errors."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
-
-
-class _EssentialFile(StrictModel):
-    pass_at: float = pydantic.Field(1.0, ge=0, le=1)
-    """Grade from which the criterion passes."""
-    cap: float = pydantic.Field(0.0, ge=0, le=1)
-    """Highest score of a rollout that does not pass."""
-
-
-def _word(value: Any) -> Any:
-    """Converts a number on a scale, as YAML parses it, to a string."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-_Word = Annotated[str, pydantic.BeforeValidator(_word)]
-
-
-class JudgeFile(StrictModel):
-    """The fields of a `JudgeSpec`."""
-
-    text: str = ""
-    """The question."""
-    scale: list[_Word] = ["no", "yes"]
-    """Labels, from worst to best where `kind` is `ordinal`."""
-    anchors: dict[_Word, str] = {}
-    """Label -> what it means, shown to the judge."""
-    kind: Literal["ordinal", "nominal", "numeric"] = "ordinal"
-    """`ordinal`: from worst to best; `nominal`: without order; `numeric`: rising numbers."""
-    grades: dict[_Word, float] = {}
-    """Label -> grade in [0, 1]; by default evenly spaced along the scale."""
-    use: str = ""
-    """A compiled judge (artifact) or a judge's file, relative to this file, in place of `text`."""
-
-    def spec(self) -> JudgeSpec:
-        return JudgeSpec(
-            text=self.text,
-            scale=tuple(self.scale),
-            anchors=self.anchors,
-            kind=self.kind,
-            grades=self.grades,
-            use=self.use,
-        )
-
-
-class CriterionFile(StrictModel):
-    name: str
-    """Unique in the rubric."""
-    weight: float = pydantic.Field(1.0, allow_inf_nan=False)
-    """Share of the score; a negative weight is a pitfall."""
-    scope: Literal["final", "step"] = "final"
-    """`final`: of the whole rollout; `step`: of each LM call, a step reward that is not part of the score."""
-    check: str | None = None
-    """`package.module:NAME` or `file.py:NAME` next to the rubric. Loading the rubric runs the file."""
-    with_: dict[str, Any] = pydantic.Field({}, alias="with")
-    """Arguments of the check."""
-    judge: str | JudgeFile | None = None
-    """A question, or a mapping with the keys of `judge` below. Either `check` or `judge`."""
-    scale: list[_Word] | None = None
-    """Labels of a judge that is given as a question."""
-    anchors: dict[str, str] | None = None
-    """Label -> what it means, of a judge that is given as a question."""
-    essential: _EssentialFile | None = None
-    """Caps the score where the criterion does not pass."""
-    when: str = ""
-    """Name of a criterion: this one counts only where that one passed."""
-
-
-class RubricFile(StrictModel):
-    name: str
-    """Name in reports and traces."""
-    description: str = ""
-    """For readers."""
-    step_cap: float = pydantic.Field(STEP_CAP, ge=0, lt=1)
-    """Largest sum of the step rewards of a rollout."""
-    judging: Literal["each", "together", "overall"] = "each"
-    """`each`: a call per judge criterion; `together`: one call with a verdict for each; `overall`: one rating of all
-    criteria together."""
-    criteria: list[CriterionFile] = pydantic.Field(min_length=1)
-    """The criteria, see below."""
-
-
 _SHIPPED_CHECKS = (checks, code_checks, tested, tools, steps, conversations, documents, environments, sql)
 _CRITERION_KEYS = {name for key, field in CriterionFile.model_fields.items() for name in (key, field.alias) if name}
 _JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
 _EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"
-
-
-def rubric_schema() -> dict[str, Any]:
-    """Returns the JSON schema of a rubric file, for editors."""
-    return RubricFile.model_json_schema(by_alias=True)
 
 
 def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubric:

@@ -1,11 +1,7 @@
-"""Arguments of the Python functions: programs and models as objects, settings as keywords."""
+"""Arguments of the Python functions: programs and models as objects. Settings as keywords: `assay.support.keywords`."""
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING
+from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
 from typing import Any, TypeVar
 
 import dspy
@@ -21,11 +17,9 @@ from assay.programs.wrapping import as_module, wrapped
 from assay.rubrics import Rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name
-from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
-__all__ = ["program_settings", "resolve_lm", "resolve_model", "resolve_program", "takes"]
+__all__ = ["program_settings", "resolve_lm", "resolve_model", "resolve_program"]
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
 
 
@@ -95,72 +89,3 @@ def program_settings(
     model = {} if lm is None else {"model": lm.model}
     measure = rubric.name if isinstance(rubric, Rubric) else str(rubric)
     return kind(program=name, rubric=measure, data=data_spec(data), **{**options, **model})
-
-
-def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function], _Function]:
-    """Decorator for a function whose `**options` are settings.
-
-    Its signature lists each setting with type and default. Any other keyword is a `TypeError` that names the nearest
-    setting. The function's own arguments of simple types, such as `resume: bool`, are checked like settings: a text
-    in place of a bool would be taken for True.
-
-    Args:
-        kinds: settings classes. Named fields (see `Declared.named`) are left out: each is an argument of its own.
-        without: fields that are left out as well.
-    """
-    settings = {
-        name: setting
-        for kind in kinds
-        for name, setting in settings_of(kind).items()
-        if not setting.declared.named and name not in without
-    }
-
-    def decorate(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        more = [_parameter(setting) for name, setting in settings.items() if name not in signature.parameters]
-        full = signature.replace(parameters=[*named, *more])
-        names, checked = set(full.parameters), _simple(named)
-
-        @functools.wraps(function)
-        def call(*args: Any, **keywords: Any) -> Any:
-            if unknown := sorted(keywords.keys() - names):
-                raise TypeError(_unexpected(function.__name__, unknown, keywords, names))
-            for name, value in signature.bind_partial(*args, **keywords).arguments.items():
-                if name in checked:
-                    check_value(checked[name], value)
-                if name == "progress" and not (value is None or callable(getattr(value, "say", None))):
-                    raise ConfigError(f"progress={value!r} must be an assay.evaluation.Progress or None")
-            return function(*args, **keywords)
-
-        call.__signature__ = full  # type: ignore[attr-defined]
-        return call  # type: ignore[return-value]
-
-    return decorate
-
-
-def _simple(parameters: Sequence[inspect.Parameter]) -> dict[str, Setting]:
-    """The parameters whose annotations are bool, a number, text, a path, None or a union of these."""
-    return {
-        parameter.name: Setting(parameter.name, parameter.annotation, parameter.default, Declared())
-        for parameter in parameters
-        if set(members_of_type(parameter.annotation)) <= {bool, int, float, str, Path, NoneType}
-    }
-
-
-def _parameter(setting: Setting) -> inspect.Parameter:
-    default = inspect.Parameter.empty if setting.default is MISSING else setting.default
-    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=setting.type)
-
-
-def _unexpected(function: str, unknown: Sequence[str], keywords: Mapping[str, Any], names: set[str]) -> str:
-    if "size" in unknown and "sizes" in names:
-        return (
-            f"{function}() has no size of a single split: give sizes={{'val': {keywords['size']!r}}}, with the split's "
-            "name"
-        )
-    nearest_names = [(name, right) for name in unknown if (right := nearest(name, names)) is not None]
-    hints = ", ".join(f"{right!r} instead of {wrong!r}" for wrong, right in nearest_names)
-    return f"{function}() got unexpected keywords: {', '.join(unknown)}." + (
-        f" Did you mean {hints}?" if hints else f" It takes {', '.join(sorted(names))}."
-    )

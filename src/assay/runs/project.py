@@ -16,6 +16,7 @@ from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
+    AgentRunSettings,
     CollectSettings,
     CompareSettings,
     CompileSettings,
@@ -28,11 +29,19 @@ from assay.runs.settings import (
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
+    JudgeLabelSettings,
     JudgeScoreSettings,
+    LoopInstallSettings,
     RunSettings,
+    RunsListSettings,
     ServeSettings,
     SimulateSettings,
     StartSettings,
+    TracesCloseSettings,
+    TracesImportSettings,
+    TracesListSettings,
+    TracesRateSettings,
+    TracesScoreSettings,
     TrainSettings,
     TuneSettings,
     ViewSettings,
@@ -70,6 +79,15 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "deploy simulate": (SimulateSettings,),
     "deploy start": (StartSettings,),
     "loop pool": (PoolSettings,),
+    "loop install": (LoopInstallSettings,),
+    "judge label": (JudgeLabelSettings,),
+    "runs list": (RunsListSettings,),
+    "traces list": (TracesListSettings,),
+    "traces rate": (TracesRateSettings,),
+    "traces close": (TracesCloseSettings,),
+    "traces import": (TracesImportSettings,),
+    "traces score": (TracesScoreSettings,),
+    "agent run": (AgentRunSettings,),
 }
 _SIZE_KEYS = {f"{split}_size": split for split in SPLITS}
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
@@ -118,7 +136,12 @@ def find_project(folder: str | Path = ".") -> Path | None:
 
 def _settings(command: str) -> dict[str, Setting]:
     """The settings that a command takes from the file, by key."""
-    settings = {name: setting for kind in COMMANDS[command] for name, setting in settings_of(kind).items()}
+    settings = {
+        name: setting
+        for kind in COMMANDS[command]
+        for name, setting in settings_of(kind).items()
+        if setting.declared.project
+    }
     if settings.pop("sizes", None) is not None:
         settings |= {key: Setting(key, int, None, Declared(ge=1)) for key in _size_keys(command, settings)}
     if command.startswith("export "):

@@ -32,7 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "assay.models.adapters": ("assay.models.lora.adapters",),
     "assay.models.chattemplates": ("assay.models.chat_templates",),
     "assay.models.gguffile": ("assay.models.gguf_file",),
-    "assay.models.lm": ("assay.models.lm", "assay.models.recording"),
+    "assay.models.lm": ("assay.models.lm", "assay.models.recording", "assay.models.token_counts"),
     "assay.models.lora": ("assay.models.lora", "assay.models.lora.conversion"),
     "assay.models.toolcalls": ("assay.models.tool_calls",),
     "assay.models.toollimits": ("assay.models.tool_limits",),
@@ -47,6 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "assay.optimizers.weights": ("assay.optimizers.finetuning",),
     "assay.planning": ("assay.api.plan",),
     "assay.recording": ("assay.api.record", "assay.rubrics.grading"),
+    "assay.programs.agent": ("assay.programs.agent", "assay.programs.tool_agent"),
     "assay.rubrics.metric": ("assay.rubrics.dspy_metric",),
     "assay.rubrics.reward": ("assay.rubrics.trl_reward",),
     "assay.rubrics.yamlfiles": ("assay.rubrics.yaml_files",),
@@ -54,14 +55,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "assay.traces.answers": ("assay.traces.messages.parts", "assay.traces.messages.answers"),
     "assay.traces.dialects": ("assay.traces.messages.dialects",),
     "assay.traces.privacy": ("assay.traces.privacy", "assay.traces.privacy.anonymizer"),
-    "assay.training": ("assay.api.train",),
+    "assay.training": ("assay.api.train", "assay.api.model_comparison"),
     "assay.tuning": ("assay.api.tune",),
     "assay.verdicts": ("assay.api.judge.score", "assay.api.judge.audit", "assay.api.judge.drift"),
 }
 # Programs whose arguments were renamed, and their subclasses that also take the former arguments.
 PROGRAMS: dict[str, str] = {
     "assay.programs.agent.Agent": "assay.programs.former.Agent",
-    "assay.programs.agent.ToolAgent": "assay.programs.former.ToolAgent",
+    "assay.programs.tool_agent.ToolAgent": "assay.programs.former.ToolAgent",
     "assay.programs.shipped.Classify": "assay.programs.former.Classify",
     "assay.programs.shipped.Extract": "assay.programs.former.Extract",
     "assay.programs.shipped.MathQA": "assay.programs.former.MathQA",

@@ -1,6 +1,6 @@
 """Settings: frozen dataclasses whose fields are declared once, with type, default, rule and help.
 
-From these declarations come the keywords of the Python functions (`assay.runs.arguments`), the flags of the command
+From these declarations come the keywords of the Python functions (`assay.support.keywords`), the flags of the command
 line (`assay.cli.flags`) and the keys of `assay.toml` (`assay.runs.project`). Reads no file and loads no heavy package.
 """
 
@@ -45,6 +45,7 @@ class Declared:
         flag_help: help text of the flag, where the flag says the opposite of the field (`--no-cache` of `cache`).
         file: the value may be a path, which `assay.toml` gives relative to itself.
         parse: brings a value other than None into its stored form; raises ValueError with the broken rule.
+        project: `assay.toml` may set it. False for what one call is about, such as the run whose rollouts are listed.
         named: a name of what the Python function takes as an argument of its own, such as the program; the command
             line has no flag for it unless `flag` is given.
     """
@@ -63,6 +64,7 @@ class Declared:
     flag_help: str = ""
     file: bool = False
     named: bool = False
+    project: bool = True
     parse: Callable[[Any], Any] | None = None
 
     @property
@@ -195,11 +197,13 @@ def check_value(setting: Setting, value: Any) -> Any:
     Returns:
         The value in its stored form, see `Declared.parse`.
     Raises:
-        ConfigError: it is of another type than the field, out of its bounds, or none of its choices.
+        ConfigError: it is of another type than the field, empty, out of its bounds, or none of its choices.
     """
     assignment, declared = f"{setting.name}={value!r}", setting.declared
     if not _fits(value, setting.type):
         raise ConfigError(f"{assignment} must be {_words(setting.type)}")
+    if declared.parse is None and _is_blank(value) and not _is_blank(setting.default):
+        raise ConfigError(f"{assignment} must not be empty")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{assignment} must be a finite number{f' {declared.rule}' if declared.rule else ''}")
     if isinstance(value, int | float) and not isinstance(value, bool) and not declared.allows(value):
@@ -212,6 +216,12 @@ def check_value(setting: Setting, value: Any) -> Any:
         return declared.parse(value)
     except ValueError as error:
         raise ConfigError(f"{assignment} {error}") from None
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether a text is empty, or one in a list; a flag gets one from an environment variable that is not set."""
+    texts = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(text, str) and not text.strip() for text in texts)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -5,7 +5,7 @@ from typing import Protocol
 from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout
 
-__all__ = ["SEALED", "UNRATED_SOURCES", "rate_rollout", "why_not_rated"]
+__all__ = ["SEALED", "UNRATED_SOURCES", "store_rating", "why_not_rated"]
 
 UNRATED_SOURCES = ("outside", *NOT_AGENTS)  # sources of rollouts that no export uses by itself
 _NAMES = {
@@ -36,7 +36,7 @@ class Ratings(Protocol):
     def rate(self, rollout_id: str, rating: float) -> None: ...
 
 
-def rate_rollout(store: Ratings, rollout: Rollout, rating: float) -> None:
+def store_rating(store: Ratings, rollout: Rollout, rating: float) -> None:
     """Stores a person's rating, in [0, 1].
 
     Raises:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from assay.cli.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
 from assay.reports.texts import Budget, pretty
-from assay.traces.rating import rate_rollout, why_not_rated
+from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -162,7 +162,7 @@ def rate(store: Store, rollout_id: str, text: str) -> Rollout:
     rating = number_of({"rating": text}, "rating")
     if rating is None:
         raise ConfigError("rating='' must be a number from 0 to 1")
-    rate_rollout(store, rollout, rating)
+    store_rating(store, rollout, rating)
     rollout.human_rating = rating
     return rollout
 

@@ -20,7 +20,8 @@ from assay.traces import Store
 __all__ = ["Advancer", "advanced"]
 
 _LOG = logging.getLogger("assay.deployed")
-_REST = 50  # an evaluation is followed by a pause of so many times its duration, so that it takes at most 2 % of a core
+_REST = 50  # an evaluation is followed by a pause of so many times its CPU time, so that it takes at most 2 % of a core
+_LONGEST_S = 300.0  # of such a pause
 _REPLAYED = 20  # rollouts in one go
 
 
@@ -93,9 +94,10 @@ class Advancer:
             return 0.0
         if found.state.status == PROMOTED and watches_now(deployments, found, time.time()) is None:
             return 0.0
-        began = time.monotonic()
+        began = time.thread_time()  # a busy machine must not make the pauses longer
         decision = advanced(self.opened, found, rubric=self.rubric, most=_REPLAYED)
         if decision.action != "continue":
             _LOG.info("%s: %s (%s): %s", found.id, decision.action, decision.rule, decision.reason)
-        took = time.monotonic() - began
-        return took if found.plan.steps[found.state.step].shadow else _REST * took
+        if found.plan.steps[found.state.step].shadow:
+            return 0.0
+        return min(_LONGEST_S, _REST * (time.thread_time() - began))

@@ -7,9 +7,9 @@ from assay.deployment.plan import Plan, default_plan, load_plan
 from assay.deployment.simulation import SimulationReport, simulate
 from assay.deployment.traffic import Traffic
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.runs.arguments import takes
 from assay.runs.settings.deploy import SimulateSettings
-from assay.runs.settings.options import SimulateOptions
+from assay.runs.settings.store_options import SimulateOptions
+from assay.support.keywords import takes
 
 __all__ = ["plan_of", "simulate_plan"]
 

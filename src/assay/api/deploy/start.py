@@ -17,10 +17,10 @@ from assay.deployment.traffic import Traffic
 from assay.errors import DeploymentError
 from assay.evaluation.progress import Progress
 from assay.evaluation.statistics import mean_interval
-from assay.runs.arguments import takes
 from assay.runs.settings.deploy import StartSettings
-from assay.runs.settings.options import StartOptions
+from assay.runs.settings.store_options import StartOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces import Store
 

@@ -12,11 +12,13 @@ from assay.deployment.events import Hook
 from assay.deployment.standing import DeploymentReport, order, status_of
 from assay.evaluation.progress import Progress
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = ["DeploymentReport", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
 
 
+@takes()
 def deployment_status(
     deployment: str, *, store: str | Path | None = None, now: float | None = None
 ) -> DeploymentReport:
@@ -33,6 +35,7 @@ def deployment_status(
 
 
 @trusts
+@takes()
 def advance_deployment(
     deployment: str,
     *,
@@ -65,6 +68,7 @@ def advance_deployment(
         return status_of(deployments, found.id, moment, decision)
 
 
+@takes()
 def order_deployment(
     deployment: str, action: str, *, reason: str = "", by: str | None = None, store: str | Path | None = None
 ) -> Deployment:
@@ -80,6 +84,7 @@ def order_deployment(
         return order(Deployments(opened.engine), deployment, action, reason=reason, by=by)
 
 
+@takes()
 def deployment_history(deployment: str, *, store: str | Path | None = None) -> list[dict[str, Any]]:
     """All decisions of a deployment, oldest first: action, rule, reason, numbers, when and by whom."""
     with Store(store) as opened:

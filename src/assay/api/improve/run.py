@@ -28,7 +28,7 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.reserve import FEWEST
 from assay.programs.loading import full_name
 from assay.reports.training import interval
-from assay.runs.arguments import program_settings, resolve_model, takes
+from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.artifacts import keep_artifact
 from assay.runs.jobs import open_job
 from assay.runs.loading import load_rubric
@@ -36,6 +36,7 @@ from assay.runs.opening import home_of
 from assay.runs.settings import CollectSettings, CompileSettings, ImproveSettings, TrainSettings
 from assay.runs.settings.options import ImproveOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.settings import settings_of
 from assay.traces.export.gates import Gates
 from assay.traces.export.selection import Selection

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.api.train import guards_of, independent
+from assay.api.independence import independent
+from assay.api.train import guards_of
 from assay.deployment.artifact import is_artifact
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.run_folder import check_free

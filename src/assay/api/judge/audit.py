@@ -8,7 +8,7 @@ import dspy
 from assay.api.judge.items import need_fields, rated_items
 from assay.api.judge.session import at_work, built_judge, judge_settings, spent_by
 from assay.datasets.sources import iter_rows
-from assay.errors import ConfigError, ModelError
+from assay.errors import ModelError
 from assay.evaluation import Progress, SilentProgress
 from assay.evaluation.judged import judge_items
 from assay.judges.loading import AnyJudge
@@ -16,10 +16,10 @@ from assay.judges.quality.attacks import load_attacks
 from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, not_tried, plain_rows
 from assay.judges.quality.bases import BASES, bases_of, load_bases
 from assay.models.scope import refusals_end_at_once
-from assay.runs.arguments import takes
 from assay.runs.settings import JudgeAuditSettings
 from assay.runs.settings.options import JudgeAuditOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 
 __all__ = ["audit_judge"]
 
@@ -48,9 +48,8 @@ def audit_judge(
         ModelError: the judge gave no verdict at all.
         AssayError: what was wrong, which rule, what to do.
     """
-    if cases and labels:
-        raise ConfigError("an audit takes its cases from cases=… or from labels=…, not from both")
-    config, lm = judge_settings(JudgeAuditSettings, judge, lm, cases or labels or "", options)
+    named = {"cases": cases, "labels": labels, "attack": attack}
+    config, lm = judge_settings(JudgeAuditSettings, judge, lm, cases or labels or "", {**options, **named})
     built, progress = built_judge(judge, config.scale, lists=True), progress or SilentProgress()
     bases = (
         load_bases(iter_rows(cases))

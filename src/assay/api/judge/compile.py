@@ -26,7 +26,7 @@ from assay.judges.quality.audit import negatives
 from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
 from assay.programs import program_version
 from assay.rubrics.criteria import JudgeFields
-from assay.runs.arguments import resolve_lm, takes
+from assay.runs.arguments import resolve_lm
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import compiled_parts, load_judge
 from assay.runs.opening import Run, home_of, open_run
@@ -34,6 +34,7 @@ from assay.runs.preflight import preflight_judge
 from assay.runs.settings import JudgeCompileSettings
 from assay.runs.settings.options import JudgeCompileOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.traces.store.sealing import DEFAULT_SALT, Openings, open_test, resolve_salt
 
 __all__ = ["JudgeReport", "compile_judge"]

@@ -19,10 +19,10 @@ from assay.judges.quality.drift import AnchorSet
 from assay.models import sample_scope
 from assay.runs.anchors import ANCHORS, items_of, replay
 from assay.runs.anchors import freeze as freeze_set
-from assay.runs.arguments import takes
 from assay.runs.settings import JudgeDriftSettings
 from assay.runs.settings.options import JudgeDriftOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 
 __all__ = ["replay_anchors"]
 
@@ -50,7 +50,8 @@ def replay_anchors(
             raise ConfigError("only a compiled judge has anchors of its own; name a file with anchors=…")
         anchors = Path(judge) / ANCHORS
     path, progress = Path(anchors), progress or SilentProgress()
-    config, lm = judge_settings(JudgeDriftSettings, judge, lm, freeze or str(path), options)
+    named = {"anchors": str(path), "freeze": freeze}
+    config, lm = judge_settings(JudgeDriftSettings, judge, lm, freeze or str(path), {**options, **named})
     config = replace(config, cache=False)
     frozen = None if freeze else AnchorSet.load(path)
     if freeze and path.exists():

@@ -11,11 +11,12 @@ from assay.errors import ConfigError, DataError
 from assay.evaluation import Progress, SilentProgress
 from assay.judges.quality.fidelity import Interview, fidelity_card, interview
 from assay.programs import RuleBasedUser, SimulatedUser, UserProgram, load_program
-from assay.runs.arguments import resolve_lm, takes
+from assay.runs.arguments import resolve_lm
 from assay.runs.opening import open_run
 from assay.runs.settings import FidelitySettings
 from assay.runs.settings.options import FidelityOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from assay.support.keywords import takes
 from assay.traces import Store
 from assay.traces.records import person_digest
 
 __all__ = ["forget_rater"]
 
 
+@takes()
 def forget_rater(rater: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """Removes a rater's labels from the store. `judges`: artifacts of judges that were compiled with them."""
     with Store(store) as opened:

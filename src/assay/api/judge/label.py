@@ -1,5 +1,6 @@
 """Public API for `assay judge label`: stored rollouts that a rater has not judged yet."""
 
+import getpass
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from assay.judges.deciding import one_of, output_of
 from assay.judges.loading import AnyJudge
 from assay.rubrics.criteria import JudgeFields
 from assay.runs.loading import load_judge
+from assay.runs.settings import JudgeLabelSettings
+from assay.support.keywords import takes
 from assay.traces import Rollout, Store
 from assay.traces.records import NOT_AGENTS
 
@@ -31,16 +34,30 @@ class ToLabel:
     rollout_id: str
 
 
+@takes(JudgeLabelSettings)
 def to_label(
-    judge: str | AnyJudge, store: Store, *, rater: str, run_id: str | None = None, task_id: str | None = None,
-    limit: int = 20, seed: int = 0,
+    judge: str | AnyJudge,
+    store: Store,
+    *,
+    rater: str | None = None,
+    run_id: str | None = None,
+    task_id: str | None = None,
+    limit: int = 20,
+    seed: int = 0,
     scale: Sequence[str] | None = None,
-) -> tuple[AnyJudge, list[ToLabel]]:  # fmt: skip
+) -> tuple[AnyJudge, list[ToLabel]]:
     """Items from stored rollouts that this rater has not judged yet, as the judge would see them, in random order.
 
     Leaves out rollouts of the sealed test split, of judges, and without an answer. For a pairwise judge the items are
     pairs of different outputs of one task.
+
+    Args:
+        rater: name of the rater; by default that of the user of this process.
+        scale: for a judge given as a sentence.
     """
+    if scale and not isinstance(judge, str):
+        raise ConfigError("scale applies only to a judge given as a sentence; this one has its own")
+    rater = rater or getpass.getuser()
     spec: JudgeFields = {"scale": tuple(scale)} if scale else {}
     built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if isinstance(built, ListwiseJudge):

@@ -21,10 +21,10 @@ from assay.judges import Item, Judge
 from assay.judges.labels import make_items
 from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
 from assay.runs.anchors import replay_changed, values_of
-from assay.runs.arguments import takes
 from assay.runs.settings import JudgeScoreSettings
 from assay.runs.settings.options import JudgeScoreOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.scrubbing import results
 
 __all__ = ["score_rows"]

@@ -5,14 +5,15 @@ import sys
 from pathlib import Path
 
 from assay.errors import ConfigError
+from assay.runs.settings import LoopInstallSettings
+from assay.support.keywords import takes
 from assay.traces.store.connection import password_of
 from assay.traces.store.location import store_url
 
-__all__ = ["KINDS", "schedule_files"]
-
-KINDS = ("systemd", "cron")
+__all__ = ["schedule_files"]
 
 
+@takes(LoopInstallSettings)
 def schedule_files(
     agent: str,
     *,
@@ -33,12 +34,7 @@ def schedule_files(
     Raises:
         ConfigError: an argument breaks its rule.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
-    if not 1 <= every_minutes <= 1440 or (kind == "cron" and (every_minutes > 59 or 60 % every_minutes)):
-        raise ConfigError(
-            f"every_minutes={every_minutes!r} must be between 1 and 1440; for cron a divisor of 60 below it"
-        )
+    LoopInstallSettings(kind=kind, every_minutes=every_minutes)  # checks them together
     place = Path(folder or ".").absolute()
     command = [sys.executable, "-m", "assay", "loop", "run", agent, *_flags(file, store)]
     if any("\n" in word for word in (*command, str(place))):

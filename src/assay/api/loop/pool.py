@@ -8,9 +8,9 @@ from assay.datasets.splits import load_tasks
 from assay.deployment.pool import PoolReport, write_pool
 from assay.deployment.pool_settings import PoolSettings
 from assay.deployment.registry import Registry
-from assay.runs.arguments import takes
 from assay.runs.opening import home_of
-from assay.runs.settings.options import PoolOptions
+from assay.runs.settings.store_options import PoolOptions
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = ["collect_pool"]

@@ -25,6 +25,7 @@ from assay.evaluation.progress import Progress, SilentProgress
 from assay.runs.opening import home_of
 from assay.runs.settings.loop import LoopSettings
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import error_text
 from assay.support.settings import settings_of
@@ -59,6 +60,7 @@ class LoopRunReport(ReportRepr):
 
 
 @trusts
+@takes()
 def run_loop(
     agent: str,
     *,

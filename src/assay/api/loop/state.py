@@ -8,11 +8,13 @@ from assay.deployment.loops import Loops
 from assay.deployment.registry import Registry
 from assay.errors import DeploymentError
 from assay.runs.settings.loop import LoopSettings, load_loop
+from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = ["loop_file", "start_loop", "stop_loop"]
 
 
+@takes()
 def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None) -> dict[str, Any]:
     """Lets `assay loop run` work for an agent, by the settings in `file`. Starts no process.
 
@@ -28,6 +30,7 @@ def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None)
     return {"agent": agent, "enabled": True, "file": str(path), "champion": champion.name}
 
 
+@takes()
 def stop_loop(agent: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """Ends the loop of an agent: a process that runs it stops before its next step. An active deployment continues.
 

@@ -11,6 +11,7 @@ from assay.deployment.loops import Loops, LoopStep, time_of
 from assay.deployment.monitoring import loop_figures
 from assay.errors import AssayError, DeploymentError
 from assay.runs.settings.loop import LoopLimits, LoopSettings
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces import Store
 
@@ -52,6 +53,7 @@ class LoopStatusReport(ReportRepr):
         return asdict(self)
 
 
+@takes()
 def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path | None = None) -> LoopStatusReport:
     """The status of an agent's loop; nothing is written.
 

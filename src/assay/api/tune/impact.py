@@ -19,13 +19,14 @@ from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.programs import AgentParameters
 from assay.programs.budgets import thresholds_of
 from assay.rubrics import Rubric
-from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.jobs import open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.preflight import checked
 from assay.runs.settings import ImpactSettings
 from assay.runs.settings.options import ImpactOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import resolve_salt
 

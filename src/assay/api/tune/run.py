@@ -46,7 +46,7 @@ from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, pla
 from assay.programs.budgets import thresholds_of
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import program_settings, resolve_model, resolve_program, takes
+from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
@@ -56,6 +56,7 @@ from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.traces import url_without_password
 from assay.traces.store.sealing import resolve_salt
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, open_store, print_json, store_option, trust_option
+from assay.cli.options import dry_run_option, json_option, reason_option, rubric_option, store_option, trust_option
+from assay.cli.shared import Console, open_store, print_json
 from assay.cli.wording import in_flags
 
 __all__ = ["advance_command", "history_command", "order_commands", "status_command"]
@@ -25,10 +26,8 @@ def status_command(deployment: str, store: str | None, as_json: bool) -> None:
 
 @click.command("advance")
 @click.argument("deployment")
-@click.option(
-    "--rubric", metavar="R", help="Rubric that scores rollouts without a score, and those that a shadow step replays."
-)
-@click.option("--dry-run", is_flag=True, help="Print the decision; write nothing.")
+@rubric_option("Rubric that scores rollouts without a score, and those that a shadow step replays.")
+@dry_run_option("Print the decision; write nothing.")
 @store_option()
 @trust_option()
 @json_option()
@@ -87,7 +86,7 @@ _HELP = {
 def _order(action: str) -> click.Command:
     @click.command(action, help=_HELP[action])
     @click.argument("deployment")
-    @click.option("--reason", default="", help="Reason, stored in the history.")
+    @reason_option()
     @store_option()
     @json_option()
     def order(deployment: str, reason: str, store: str | None, as_json: bool) -> None:

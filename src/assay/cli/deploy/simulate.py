@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.shared import Console, json_option, pop_values, print_json
+from assay.cli.options import json_option
+from assay.cli.shared import Console, pop_values, print_json
 from assay.runs.settings import SimulateSettings
 
 __all__ = ["simulate_command"]

@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.shared import Console, json_option, pop_values, print_json, store_option, trust_option
+from assay.cli.options import dry_run_option, json_option, store_option, trust_option
+from assay.cli.shared import Console, pop_values, print_json
 from assay.runs.settings import StartSettings
 
 __all__ = ["start_command"]
@@ -14,7 +15,7 @@ __all__ = ["start_command"]
 @click.command("start")
 @click.argument("candidate")
 @settings_flags(StartSettings)
-@click.option("--dry-run", is_flag=True, help="Check the candidate and print the expected requests; start nothing.")
+@dry_run_option("Check the candidate and print the expected requests; start nothing.")
 @store_option()
 @trust_option()
 @json_option()

@@ -6,7 +6,8 @@ import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
-from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
+from assay.cli.options import job_options
+from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.cli.wording import counted, in_flags
 from assay.runs.settings import JudgeAuditSettings
 
@@ -15,19 +16,6 @@ __all__ = ["audit_command"]
 
 @click.command("audit")
 @click.argument("judge")
-@click.option(
-    "--cases",
-    metavar="D",
-    help="Rows with good and bad outputs (and input) to make the attacks from; shipped ones by default.",
-)
-@click.option(
-    "--labels",
-    metavar="D",
-    help="Human labels to take good and bad outputs from, instead of --cases; 'store': the labels in the store.",
-)
-@click.option(
-    "--attack", metavar="FILE", help="Additional attacks: rows with name and text, in which {output} is the output."
-)
 @settings_flags(JudgeAuditSettings, without=("rename", "salt", "sizes", "preflight"))
 @job_options(resume=False)
 def audit_command(judge: str, **values: Any) -> None:

@@ -3,7 +3,8 @@
 import click
 
 from assay.cli.judge.tables import rich_console, show_agreement, show_card
-from assay.cli.shared import json_option, print_json
+from assay.cli.options import json_option
+from assay.cli.shared import print_json
 
 __all__ = ["card_command"]
 

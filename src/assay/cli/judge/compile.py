@@ -6,7 +6,8 @@ import click
 
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_card
-from assay.cli.shared import Console, job_options, pop_values, print_json, print_openings, require_coverage
+from assay.cli.options import job_options
+from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import JudgeCompileSettings

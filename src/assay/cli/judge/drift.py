@@ -6,7 +6,8 @@ import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
-from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
+from assay.cli.options import job_options
+from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeDriftSettings
 
 __all__ = ["drift_command"]
@@ -14,10 +15,6 @@ __all__ = ["drift_command"]
 
 @click.command("drift")
 @click.argument("judge")
-@click.option(
-    "--anchors", metavar="FILE", help="The frozen set, a .json file; by default the one next to a compiled judge."
-)
-@click.option("--freeze", metavar="D", help="Freeze the verdicts of JUDGE on these rows.")
 @settings_flags(JudgeDriftSettings, without=("rename", "salt", "sizes", "cache"))
 @job_options(resume=False)
 def drift_command(judge: str, **values: Any) -> None:

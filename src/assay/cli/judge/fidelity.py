@@ -6,7 +6,8 @@ import click
 
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
-from assay.cli.shared import Console, job_options, pop_values, print_json
+from assay.cli.options import job_options
+from assay.cli.shared import Console, pop_values, print_json
 from assay.cli.wording import counted
 from assay.runs.settings import FidelitySettings
 
@@ -15,7 +16,6 @@ __all__ = ["fidelity_command"]
 
 @click.command("fidelity")
 @click.argument("user")
-@click.option("--data", required=True, metavar="D", help="Tasks with an input 'user', such as conversations:?size=40.")
 @settings_flags(FidelitySettings, without=("rename", "salt", "sizes", "preflight", "threads", "task_timeout"))
 @job_options(resume=False)
 def fidelity_command(user: str, **values: Any) -> None:

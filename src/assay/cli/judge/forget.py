@@ -3,7 +3,8 @@
 import click
 
 from assay.cli.judge.tables import rich_console
-from assay.cli.shared import json_option, print_json, store_option
+from assay.cli.options import json_option, store_option
+from assay.cli.shared import print_json
 from assay.cli.wording import counted
 
 __all__ = ["forget_command"]

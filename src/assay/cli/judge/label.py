@@ -6,36 +6,22 @@ from typing import Any
 
 import click
 
-from assay.cli.numbers import Integer
-from assay.cli.shared import json_option, print_json, store_option, trust_option
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import json_option, store_option, trust_option
+from assay.cli.shared import print_json
 from assay.cli.wording import counted
+from assay.runs.settings import JudgeLabelSettings
 
 __all__ = ["label_command"]
 
 
-def _comma_separated(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return tuple(word.strip() for word in value.split(",")) if value else None
-
-
 @click.command("label")
 @click.argument("judge")
-@click.option("--rater", help="Name of the rater; by default your user name.")
-@click.option("--run", "run_id", help="Only rollouts of this run.")
-@click.option("--task", "task_id", help="Only rollouts of this task.")
-@click.option("--limit", type=Integer(1), default=20, show_default=True, help="Maximum number of outputs to label.")
-@click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order in which rollouts are shown.")
-@click.option(
-    "--scale",
-    callback=_comma_separated,
-    help="Labels of the scale from worst to best, for a judge given as a sentence; no,yes by default.",
-)
+@settings_flags(JudgeLabelSettings)
 @store_option()
 @trust_option()
 @json_option("The labels as one JSON object on standard output; the questions go to standard error.")
-def label_command(
-    judge: str, rater: str | None, limit: int, rationale: bool, store: str | None, as_json: bool, **where: Any
-) -> None:
+def label_command(judge: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Label rollouts of the store with the question and the scale of JUDGE.
 
     Answer with a label of the scale, its number in the list (if no label is a number), s to skip or q to stop;
@@ -45,9 +31,13 @@ def label_command(
     from assay.api.judge.label import to_label
     from assay.traces.store import Store
 
-    rater_name, done = rater or getpass.getuser(), 0
+    settings = JudgeLabelSettings(**command_settings(values, JudgeLabelSettings))
+    rater, done = settings.rater or getpass.getuser(), 0
     with Store(store) as opened:
-        built, waiting = to_label(judge, opened, rater=rater_name, limit=limit, **where)
+        built, waiting = to_label(
+            judge, opened, rater=rater, run_id=settings.run_id, task_id=settings.task_id, limit=settings.limit,
+            seed=settings.seed, scale=settings.scale,
+        )  # fmt: skip
         words = list(built.spec.scale)
         if not waiting:
             click.echo("there is nothing to label: no selected rollout is without your label", err=True)
@@ -57,23 +47,23 @@ def label_command(
             if label is None:
                 break
             if label:
-                reason = _line("why? ") if rationale else ""
+                reason = _line("why? ") if settings.rationale else ""
                 opened.put_label(
                     question_key(built),
                     entry.item_id,
-                    rater_name,
+                    rater,
                     label,
                     shown=entry.fields,
                     rationale=reason,
                     rollout_id=entry.rollout_id,
                 )
                 done += 1
-    data = {"rater": rater_name, "labelled": done, "asked": len(waiting)}
+    data = {"rater": rater, "labelled": done, "asked": len(waiting)}
     if as_json:
         print_json(data)
     else:
         hint = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
-        click.echo(f"{counted(done, 'labels')} of {rater_name} kept{hint}", err=True)
+        click.echo(f"{counted(done, 'labels')} of {rater} kept{hint}", err=True)
 
 
 def _show_item(at: int, count: int, fields: Any, spec: Any) -> None:

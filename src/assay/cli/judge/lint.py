@@ -3,7 +3,8 @@
 import click
 
 from assay.cli.judge.tables import rich_console
-from assay.cli.shared import json_option, print_json, trust_option
+from assay.cli.options import json_option, trust_option
+from assay.cli.shared import print_json
 
 __all__ = ["lint_command"]
 

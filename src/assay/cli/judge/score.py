@@ -6,7 +6,8 @@ import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
-from assay.cli.shared import Console, job_options, pop_values, print_json, require_coverage
+from assay.cli.options import job_options, out_option
+from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.cli.wording import counted
 from assay.runs.settings import JudgeScoreSettings
 
@@ -15,13 +16,7 @@ __all__ = ["score_command"]
 
 @click.command("score")
 @click.argument("judge")
-@click.option(
-    "--data",
-    required=True,
-    metavar="D",
-    help="Rows with input and output (or output_a and output_b); labels of some rows correct the mean.",
-)
-@click.option("--out", metavar="FILE", help="JSONL file to write, with one verdict per item.")
+@out_option("JSONL file to write, with one verdict per item.", "FILE")
 @settings_flags(JudgeScoreSettings, without=("salt", "sizes"))
 @job_options()
 def score_command(judge: str, **values: Any) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.shared import json_option, open_store, pop_values, print_json, store_option
+from assay.cli.options import json_option, out_option, store_option
+from assay.cli.shared import open_store, pop_values, print_json
 from assay.deployment.pool_settings import PoolSettings
 
 __all__ = ["pool_command", "show_pool"]
@@ -13,7 +14,7 @@ __all__ = ["pool_command", "show_pool"]
 
 @click.command("pool")
 @click.argument("agent")
-@click.option("--out", metavar="FILE", help="New file of tasks, .jsonl; without it the tasks are only counted.")
+@out_option("New file of tasks, .jsonl; without it the tasks are only counted.", "FILE")
 @settings_flags(PoolSettings)
 @store_option()
 @json_option()

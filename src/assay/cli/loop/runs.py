@@ -7,19 +7,25 @@ from typing import Any
 
 import click
 
-from assay.cli.numbers import Integer
-from assay.cli.shared import Console, json_option, open_store, print_json, store_option, trust_option
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import Decorator, dry_run_option, json_option, out_option, store_option, trust_option
+from assay.cli.shared import Console, open_store, print_json
 from assay.cli.wording import in_flags
+from assay.runs.settings import LoopInstallSettings
 
 __all__ = ["install_command", "run_command", "start_command", "status_command", "stop_command"]
 
 _FILE = "Loop file on this machine, if its path differs from the one given to assay loop start."
 
 
+def _file_option(help: str = _FILE, *, required: bool = False) -> Decorator:
+    return click.option("--file", metavar="FILE", required=required, help=help)
+
+
 @click.command("run")
 @click.argument("agent")
-@click.option("--file", metavar="FILE", help=_FILE)
-@click.option("--dry-run", is_flag=True, help="Print what would be done; write nothing.")
+@_file_option()
+@dry_run_option("Print what would be done; write nothing.")
 @store_option()
 @trust_option()
 @json_option()
@@ -45,7 +51,7 @@ def run_command(agent: str, file: str | None, dry_run: bool, store: str | None, 
 
 @click.command("start")
 @click.argument("agent")
-@click.option("--file", metavar="FILE", required=True, help="YAML file with the settings of the loop.")
+@_file_option("YAML file with the settings of the loop.", required=True)
 @store_option()
 @json_option()
 def start_command(agent: str, file: str, store: str | None, as_json: bool) -> None:
@@ -74,7 +80,7 @@ def stop_command(agent: str, store: str | None, as_json: bool) -> None:
 
 @click.command("status")
 @click.argument("agent")
-@click.option("--file", metavar="FILE", help=_FILE)
+@_file_option()
 @store_option()
 @json_option()
 def status_command(agent: str, file: str | None, store: str | None, as_json: bool) -> None:
@@ -108,21 +114,18 @@ def _show(data: dict[str, Any]) -> None:
 
 @click.command("install")
 @click.argument("agent")
-@click.option("--kind", type=click.Choice(["systemd", "cron"]), default="systemd", show_default=True, help="Scheduler.")
-@click.option(
-    "--every", type=Integer(1), default=5, show_default=True, metavar="MINUTES", help="Minutes between two runs."
-)
-@click.option("--out", metavar="DIR", help="Folder for the files; without it they are printed.")
-@click.option("--file", metavar="FILE", help=_FILE)
+@settings_flags(LoopInstallSettings)
+@out_option("Folder for the files; without it they are printed.", "DIR")
+@_file_option()
 @store_option()
 @json_option()
 def install_command(
-    agent: str, kind: str, every: int, out: str | None, file: str | None, store: str | None, as_json: bool
+    agent: str, out: str | None, file: str | None, store: str | None, as_json: bool, **values: Any
 ) -> None:
     """Write a systemd service with its timer, or a cron line, that calls assay loop run AGENT. Installs nothing."""
     from assay.api.loop.install import schedule_files
 
-    files = schedule_files(agent, kind=kind, every_minutes=every, file=file, store=store)
+    files = schedule_files(agent, file=file, store=store, **command_settings(values, LoopInstallSettings))
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

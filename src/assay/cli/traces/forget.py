@@ -2,7 +2,8 @@
 
 import click
 
-from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.options import json_option, store_option
+from assay.cli.shared import open_store, print_json
 from assay.cli.wording import counted
 
 __all__ = ["forget_command"]

@@ -1,8 +1,13 @@
 """`assay traces import`: traces of other tools."""
 
+from typing import Any
+
 import click
 
-from assay.cli.shared import json_option, print_json, store_option
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import json_option, store_option
+from assay.cli.shared import print_json
+from assay.runs.settings import TracesImportSettings
 
 __all__ = ["import_command"]
 
@@ -10,16 +15,17 @@ __all__ = ["import_command"]
 @click.command("import")
 @click.argument("kind", type=click.Choice(["otlp", "langfuse", "mlflow"]))
 @click.argument("file")
-@click.option("--score", metavar="NAME", help="Name of the score to import where a trace has several.")
+@settings_flags(TracesImportSettings)
 @store_option()
 @json_option()
-def import_command(kind: str, file: str, score: str | None, store: str | None, as_json: bool) -> None:
+def import_command(kind: str, file: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Import FILE: OpenTelemetry spans (GenAI conventions), or an export of Langfuse or MLflow."""
-    from assay.traces.importers import import_traces
+    from assay.api.rollouts import import_rollouts
     from assay.traces.store import Store
 
+    settings = command_settings(values, TracesImportSettings)
     with Store(store) as opened:
-        report = import_traces(opened, kind, file, score=score).to_dict()
+        report = import_rollouts(opened, kind, file, **settings).to_dict()
     if as_json:
         print_json(report)
         return

@@ -4,52 +4,35 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import command_settings, settings_flags
-from assay.cli.shared import (
-    Console,
-    json_option,
-    min_coverage_option,
-    open_store,
-    print_json,
-    require_coverage,
-    store_option,
-    trust_option,
-)
+from assay.cli.flags import command_settings, is_set, settings_flags
+from assay.cli.options import json_option, min_coverage_option, store_option, trust_option
+from assay.cli.shared import Console, open_store, print_json, require_coverage
 from assay.cli.wording import counted
-from assay.runs.settings import ProgramSettings
+from assay.runs.settings import TracesScoreSettings
 
 __all__ = ["score_command"]
 
-_FIELDS = (
-    "rubric", "judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "threads", "task_timeout",
-    "preflight",
-)  # fmt: skip
-_HELP = {
-    "judge_model": "Model of the rubric's judges.",
-    "judge_api_base": "Base URL of an OpenAI-compatible server for --judge-model.",
-    "threads": "Number of rollouts scored at the same time; by default chosen for the judges' model.",
-    "task_timeout": "Time limit in seconds of one check or one judge; beyond it the criterion is unscored.",
-}
-
 
 @click.command("score")
-@settings_flags(ProgramSettings, only=_FIELDS, help=_HELP)
-@click.option("--run", "runs", multiple=True, help="Only rollouts of this run; repeatable.")
-@click.option("--again", is_flag=True, help="Also score rollouts that have a score, and replace it.")
+@settings_flags(TracesScoreSettings)
 @min_coverage_option()
 @trust_option()
 @store_option()
 @json_option()
-def score_command(runs: tuple[str, ...], again: bool, store: str | None, as_json: bool, **values: Any) -> None:
+def score_command(store: str | None, as_json: bool, **values: Any) -> None:
     """Score stored rollouts (of the gateway, or imported) by a rubric, step rewards included.
 
     A rollout on which a criterion could not be decided keeps the score it had, or stays unscored.
     """
     from assay.api.traces import score_rollouts
 
-    settings = command_settings(values, ProgramSettings, project=False)
+    settings = command_settings(values, TracesScoreSettings)
+    if "judge_model" not in settings:  # [judge] of a project file may leave out the model, but not a flag of this call
+        for name in ("judge_api_base", "judge_api_key_env", "judge_thinking"):
+            if not is_set(name):
+                settings.pop(name, None)
     open_store(store).close()  # refuses a store that does not exist, which `score_rollouts` would create
-    report = score_rollouts(settings.pop("rubric"), store=store, runs=runs, again=again, progress=Console(), **settings)
+    report = score_rollouts(settings.pop("rubric"), store=store, progress=Console(), **settings)
     if as_json:
         print_json(report)
     else:

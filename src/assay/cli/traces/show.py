@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.options import json_option, store_option
+from assay.cli.shared import open_store, print_json
 
 __all__ = ["show_command"]
 

@@ -4,17 +4,20 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import json_option, open_store, print_json, store_option
+from assay.cli.flags import command_settings, settings_flags
+from assay.cli.options import json_option, store_option
+from assay.cli.shared import open_store, print_json
 from assay.cli.wording import counted
+from assay.runs.settings import OfRunSettings
 
 __all__ = ["stats_command"]
 
 
 @click.command("stats")
-@click.option("--run", "run_id", help="Count only this run.")
+@settings_flags(OfRunSettings)
 @store_option()
 @json_option()
-def stats_command(run_id: str | None, store: str | None, as_json: bool) -> None:
+def stats_command(store: str | None, as_json: bool, **values: Any) -> None:
     """Counts, tokens and dollars of the recorded rollouts.
 
     `unrecorded` counts LM calls that were made but could not be recorded; it is unknown where assay cannot detect them.
@@ -22,6 +25,7 @@ def stats_command(run_id: str | None, store: str | None, as_json: bool) -> None:
     from assay.traces.store.counts import file_stats
     from assay.traces.store.location import store_file
 
+    run_id = OfRunSettings(**command_settings(values, OfRunSettings)).run_id
     # A SQLite file is read without opening a `Store`, which loads SQLAlchemy and migrates the tables.
     file = store_file(store)
     counts = file_stats(file, run_id) if file is not None else None

@@ -1,7 +1,7 @@
 """`EnvironmentAgent`: an agent that acts in an environment until the episode ends."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +22,7 @@ from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
 from assay.traces.recorder import current_rollout
 
-__all__ = ["EnvironmentAgent"]
+__all__ = ["EnvironmentAgent", "ShippedEnvironmentAgent"]
 
 _ACTION = 200  # characters of an action without another limit
 _SAME = 3  # times that a refused action is written until the run ends
@@ -156,6 +156,39 @@ class EnvironmentAgent(Agent):
     def _thought_tokens(self) -> int:
         set_budget = getattr(dspy.settings.lm, "thinking", None) is not None
         return 0 if not set_budget and self.agent_parameters.reasoning_depth <= 3 else self.thought_tokens
+
+
+class ShippedEnvironmentAgent(EnvironmentAgent):
+    """An agent whose class says the environment and its rules; it is made with the arguments of any agent.
+
+    Attributes:
+        action_limits: arguments of the field of an action, such as `pattern`, where the environment lists none.
+        shows_past: whether the prompt has the earlier actions and observations.
+    """
+
+    environment: ClassVar[Callable[[], Environment]]
+    instructions: ClassVar[str]
+    action_limits: ClassVar[Mapping[str, Any]] = {}
+    shows_past: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        parameters: AgentParameters | None = None,
+        prompt_format: str = "json",
+        *,
+        thinking: Any = None,
+        policy: Any = None,
+    ) -> None:
+        super().__init__(
+            type(self).environment,
+            self.instructions,
+            action=dspy.OutputField(**self.action_limits) if self.action_limits else None,
+            history=self.shows_past,
+            parameters=parameters,
+            prompt_format=prompt_format,
+            thinking=thinking,
+            policy=policy,
+        )
 
 
 class _Held:

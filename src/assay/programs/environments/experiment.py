@@ -1,15 +1,12 @@
 """The shipped program `experiment`: plans trials whose outcomes are noisy, and settles on the best plan."""
 
 import re
-from typing import Any, ClassVar
-
-import dspy
+from typing import ClassVar
 
 from assay.datasets import Task
 from assay.datasets.experiments import ENERGY, Experiment
-from assay.programs.environments.agent import EnvironmentAgent
+from assay.programs.environments.agent import ShippedEnvironmentAgent
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
-from assay.programs.parameters import AgentParameters
 
 __all__ = ["Experimenter", "Oven"]
 
@@ -56,26 +53,13 @@ class Oven(Environment):
         return "The next trial counts." if left == 1 else f"{left} trials left."
 
 
-class Experimenter(EnvironmentAgent):
+class Experimenter(ShippedEnvironmentAgent):
     """Plans trials in an oven. Inputs are those of `experiment:` data; the prompt has the outcomes so far."""
 
     input_names: ClassVar = ("material", "trials", "noise", "seed")
-
-    def __init__(
-        self,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        *,
-        thinking: Any = None,
-        policy: Any = None,
-    ) -> None:
-        super().__init__(
-            Oven,
-            "Find the heat (20 to 100) and the hours (1 to 8) with the highest yield. Heat times hours is at most "
-            f"{ENERGY}. The last trial counts. Write a plan: heat 50, hours 5",
-            action=dspy.OutputField(pattern=r"^heat [1-9]00?, hours [1-8]$"),
-            parameters=parameters,
-            prompt_format=prompt_format,
-            thinking=thinking,
-            policy=policy,
-        )
+    environment: ClassVar = Oven
+    instructions: ClassVar = (
+        "Find the heat (20 to 100) and the hours (1 to 8) with the highest yield. Heat times hours is at most "
+        f"{ENERGY}. The last trial counts. Write a plan: heat 50, hours 5"
+    )
+    action_limits: ClassVar = {"pattern": r"^heat [1-9]00?, hours [1-8]$"}

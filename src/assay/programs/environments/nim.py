@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from assay.datasets import Task
 from assay.datasets.games import NimRules, best_take
 from assay.errors import EnvironmentFailed
-from assay.programs.environments.agent import EnvironmentAgent
+from assay.programs.environments.agent import ShippedEnvironmentAgent
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
-from assay.programs.parameters import AgentParameters
 
 __all__ = ["Nim", "NimPlayer", "Opponent"]
 
@@ -83,25 +82,12 @@ class Nim(Environment):
         )
 
 
-class NimPlayer(EnvironmentAgent):
+class NimPlayer(ShippedEnvironmentAgent):
     """Plays Nim. Inputs are those of `nim:` data; the prompt has the number of sticks left."""
 
     input_names: ClassVar = ("sticks", "most", "skill", "seed")
-
-    def __init__(
-        self,
-        parameters: AgentParameters | None = None,
-        prompt_format: str = "json",
-        *,
-        thinking: Any = None,
-        policy: Any = None,
-    ) -> None:
-        super().__init__(
-            Nim,
-            "You and an opponent take sticks in turn. Who takes the last stick wins. Write how many you take.",
-            history=False,
-            parameters=parameters,
-            prompt_format=prompt_format,
-            thinking=thinking,
-            policy=policy,
-        )
+    environment: ClassVar = Nim
+    instructions: ClassVar = (
+        "You and an opponent take sticks in turn. Who takes the last stick wins. Write how many you take."
+    )
+    shows_past: ClassVar = False

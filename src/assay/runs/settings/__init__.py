@@ -11,7 +11,13 @@ from assay.runs.settings.commands import (
     ImproveSettings,
     RunSettings,
 )
-from assay.runs.settings.deploy import SimulateSettings, StartSettings
+from assay.runs.settings.deploy import (
+    RegisterSettings,
+    RouteSettings,
+    SimulateSettings,
+    StartSettings,
+    SuiteSettings,
+)
 from assay.runs.settings.export import ExportSettings
 from assay.runs.settings.index import IndexSettings
 from assay.runs.settings.judge import (
@@ -19,16 +25,28 @@ from assay.runs.settings.judge import (
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
+    JudgeLabelSettings,
     JudgeScoreSettings,
 )
+from assay.runs.settings.loop import LoopInstallSettings
 from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
-from assay.runs.settings.train import TrainSettings
+from assay.runs.settings.traces import (
+    OfRunSettings,
+    RunsListSettings,
+    TracesCloseSettings,
+    TracesImportSettings,
+    TracesListSettings,
+    TracesRateSettings,
+    TracesScoreSettings,
+)
+from assay.runs.settings.train import AgentRunSettings, TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
 from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
+    "AgentRunSettings",
     "CollectSettings",
     "CommonSettings",
     "CompareSettings",
@@ -42,12 +60,24 @@ __all__ = [
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",
+    "JudgeLabelSettings",
     "JudgeScoreSettings",
+    "LoopInstallSettings",
+    "OfRunSettings",
     "ProgramSettings",
+    "RegisterSettings",
+    "RouteSettings",
     "RunSettings",
+    "RunsListSettings",
     "ServeSettings",
     "SimulateSettings",
     "StartSettings",
+    "SuiteSettings",
+    "TracesCloseSettings",
+    "TracesImportSettings",
+    "TracesListSettings",
+    "TracesRateSettings",
+    "TracesScoreSettings",
     "TrainSettings",
     "TuneSettings",
     "ViewSettings",

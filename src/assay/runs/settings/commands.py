@@ -7,15 +7,8 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address, is_embedded
-from assay.runs.settings.shared import (
-    RESUMED,
-    CurriculumSettings,
-    ExecutorSettings,
-    PromptSettings,
-    api_base,
-    api_key_env,
-    thinking_of,
-)
+from assay.runs.settings.fields import RESUMED, api_base, api_key_env, thinking_of
+from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Settings of `assay deploy`."""
+"""Settings of `assay deploy` and of `assay registry`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from assay.deployment.suites import Suite
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
+from assay.runs.settings.fields import selected
 from assay.support.settings import Settings, setting
 
-__all__ = ["SimulateSettings", "StartSettings"]
+__all__ = ["RegisterSettings", "RouteSettings", "SimulateSettings", "StartSettings", "SuiteSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class StartSettings(Settings):
     suite_rubric: str | None = setting(None, "Rubric of the validation suite.", metavar="R")
     suite_threshold: float = setting(0.0, "Score that the candidate must reach on the validation suite.", ge=0, le=1)
     suite_pass_rate: float = setting(0.0, "Share of the suite's tasks that the candidate must pass.", ge=0, le=1)
-    suite_pass_at: float = setting(0.5, "Score at which a task of the suite is passed.", ge=0, le=1)
+    suite_pass_at: float = setting(0.5, "Minimum score with which a task of the suite counts as passed.", ge=0, le=1)
     force: bool = setting(False, "Deploy a candidate that breaks a compatibility check or the validation suite.")
 
     def __post_init__(self) -> None:
@@ -71,3 +72,36 @@ class StartSettings(Settings):
             data=self.suite_data, rubric=self.suite_rubric, threshold=self.suite_threshold,
             pass_rate=self.suite_pass_rate, pass_at=self.suite_pass_at,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterSettings(Settings):
+    """Settings of `register`."""
+
+    parent: str | None = selected("Version that the new one was made from, such as support@1.", metavar="VERSION")
+    alias: str | None = selected("Alias to set to the new version.")
+    tenant: str | None = selected("Tenant that the version belongs to.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteSettings(Settings):
+    """Settings of `set_agent_suite`: the validation suite of an agent; without data and rubric it has none."""
+
+    data: str | None = selected("Tasks of the suite: a file or a spec. Their val split is run.", metavar="D")
+    rubric: str | None = selected("Rubric of the suite: a YAML file or a shipped name.", metavar="R")
+    threshold: float = setting(0.0, "Mean score that a candidate must reach.", ge=0, le=1, project=False)
+    pass_rate: float = setting(0.0, "Share of the tasks that a candidate must pass.", ge=0, le=1, project=False)
+    pass_at: float = setting(0.5, "Minimum score with which a task counts as passed.", ge=0, le=1, project=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteSettings(Settings):
+    """Settings of `set_routing`: between which versions is chosen, and how."""
+
+    versions: Sequence[int] = setting(
+        (), "Number of a version; give at least two.", flag="--version", many=True, project=False
+    )
+    floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5, project=False)
+    cost_weight: float = setting(0.0, "Score that one dollar of a rollout's cost is worth.", ge=0, project=False)
+    window_days: float = setting(30.0, "Number of most recent days whose rollouts count.", gt=0, project=False)
+    remove: bool = setting(False, "Remove the routing: the champion gets all requests again.", project=False)

@@ -1,10 +1,13 @@
-"""Settings of `judge compile`, `judge audit`, `judge score` and `judge drift`."""
+"""Settings of `judge compile`, `audit`, `score`, `drift`, `fidelity` and `label`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings, api_base, thinking_of
+from assay.errors import ConfigError
+from assay.runs.settings.fields import api_base, limit_of, selected, thinking_of
+from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings
+from assay.runs.settings.traces import OfRunSettings
 from assay.support.settings import named_setting, setting
 
 __all__ = [
@@ -12,10 +15,14 @@ __all__ = [
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",
+    "JudgeLabelSettings",
     "JudgeScoreSettings",
     "JudgeSettings",
 ]
 
+_SCALE = (
+    "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence. By default no,yes."
+)
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 
 
@@ -30,11 +37,12 @@ class JudgeSettings(CommonSettings):
     model: str = setting(CommonSettings.model, "Language model of the judge; by default that of a compiled judge.")
     api_base: str | None = api_base("the model")
     thinking: int | str | None = thinking_of("the judge", " By default that of a compiled judge.")
-    scale: Sequence[str] | None = setting(
-        None,
-        "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence. "
-        "By default no,yes.",
-    )
+    scale: Sequence[str] | None = setting(None, _SCALE)
+
+
+def _rows(help: str, flag: str) -> Any:
+    """The field that names rows for one call. `JudgeSettings.data` is the part of the job that they are."""
+    return selected(help, flag=flag, metavar="D", named=True, file=True, job=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +50,16 @@ class JudgeAuditSettings(JudgeSettings):
     """Settings of `audit_judge`."""
 
     kind: str = "judge audit"
+    cases: str | None = _rows(
+        "Rows with good and bad outputs (and input) to make the attacks from; shipped ones by default.", "--cases"
+    )
+    labels: str | None = _rows(
+        "Human labels to take good and bad outputs from, instead of --cases; 'store': the labels in the store.",
+        "--labels",
+    )
+    attack: str | None = _rows(
+        "Additional attacks: rows with name and text, in which {output} is the output.", "--attack"
+    )
     profile: str | None = setting(
         None,
         "What the scale measures. quality: how good an output is; property: a property of it, such as its tone. By "
@@ -50,12 +68,24 @@ class JudgeAuditSettings(JudgeSettings):
     )
     pass_at: float = setting(0.8, "Share of the cases of an attack that the judge must decide correctly.", ge=0, le=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cases is not None and self.labels is not None:
+            raise ConfigError("an audit takes its cases from cases=… or from labels=…, not from both")
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeScoreSettings(JudgeSettings):
     """Settings of `score_rows`."""
 
     kind: str = "judge score"
+    data: str = named_setting(
+        "Rows with input and output (or output_a and output_b); labels of some rows correct the mean.",
+        flag="--data",
+        metavar="D",
+        file=True,
+        project=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +93,14 @@ class JudgeDriftSettings(JudgeSettings):
     """Settings of `replay_anchors`."""
 
     kind: str = "judge drift"
+    anchors: str | None = selected(
+        "The frozen set, a .json file; by default the one next to a compiled judge.",
+        metavar="FILE",
+        flag="--anchors",
+        named=True,
+        job=False,
+    )
+    freeze: str | None = _rows("Freeze the verdicts of JUDGE on these rows.", "--freeze")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +111,13 @@ class FidelitySettings(CommonSettings):
 
     kind: str = "judge fidelity"
     user: str = named_setting("Simulated user: rules, model, or file.py:Class.")
-    data: str = ""  # internal: the tasks, part of the job
+    data: str = named_setting(
+        "Tasks with an input 'user', such as conversations:?size=40.",
+        flag="--data",
+        metavar="D",
+        file=True,
+        project=False,
+    )
     model: str = setting(CommonSettings.model, "Language model of the user.")
     api_base: str | None = api_base("the model")
     thinking: int | str | None = thinking_of("the user")
@@ -120,3 +164,15 @@ class JudgeCompileSettings(SearchSettings, ReflectionSettings):
     negatives: int = setting(
         0, "Number of attacks on train items to add to the training set, with the worst label.", ge=0
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeLabelSettings(OfRunSettings):
+    """Settings of `to_label`, and of the questions of `assay judge label`."""
+
+    rater: str | None = setting(None, "Name of the rater; by default your user name.")
+    task_id: str | None = selected("Only rollouts of this task.", flag="--task")
+    limit: int = limit_of("outputs to label")
+    rationale: bool = setting(False, "Ask for a reason as well; optimizers that reflect read it.")
+    seed: int = setting(0, "Seed of the order in which rollouts are shown.", ge=0)
+    scale: Sequence[str] | None = setting(None, _SCALE)

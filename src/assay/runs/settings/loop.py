@@ -1,4 +1,4 @@
-"""Settings of `assay loop`: the file of a loop."""
+"""Settings of `assay loop`: the file of a loop, and its schedule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +13,9 @@ from assay.runs.settings.deploy import StartSettings
 from assay.support.settings import Settings, nearest, setting, settings_of
 from assay.support.yaml_files import read_text, read_yaml
 
-__all__ = ["LoopLimits", "LoopSettings", "load_loop"]
+__all__ = ["SCHEDULERS", "LoopInstallSettings", "LoopLimits", "LoopSettings", "load_loop"]
 
+SCHEDULERS = ("systemd", "cron")
 METHODS = {"compile": CompileSettings, "improve": ImproveSettings}
 _PATHS = ("rubric", "plan", "suite_data", "suite_rubric", "privacy_key", "against", "monitor")
 _SCORING = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "threads", "task_timeout")
@@ -82,6 +83,26 @@ class LoopSettings(Settings):
         elif ".py:" not in self.method:
             raise ConfigError(f"method={self.method!r} must be compile, improve or FILE.py:FUNCTION")
         _check_names("scoring", self.scoring or {}, _SCORING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopInstallSettings(Settings):
+    """Settings of `schedule_files`."""
+
+    kind: str = setting("systemd", "Scheduler: systemd (a service and its timer) or cron (a line).", choices=SCHEDULERS)
+    every_minutes: int = setting(
+        5,
+        "Minutes between two runs; for cron a divisor of 60.",
+        ge=1,
+        le=1440,
+        flag="--every",
+        metavar="MINUTES",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind == "cron" and (self.every_minutes > 59 or 60 % self.every_minutes):
+            raise ConfigError(f"every_minutes={self.every_minutes!r} must be a divisor of 60 below it with kind='cron'")
 
 
 def _part(kind: type[Any], value: Any, name: str) -> Any:

@@ -1,11 +1,11 @@
-"""The settings of each command as keywords of its Python function (PEP 692), for type checkers.
+"""The settings of commands that run a program, a judge or a training, as keywords of their Python functions (PEP 692),
+for type checkers. Those of commands on the store are in `store_options`.
 
 Each class has the fields of the settings class of the same name, with their types; a test compares them. Values are
 checked at run time by the settings classes.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypedDict
 
 __all__ = [
@@ -14,21 +14,16 @@ __all__ = [
     "ComparisonOptions",
     "CompileOptions",
     "EvaluateOptions",
-    "ExportOptions",
     "FidelityOptions",
     "ImpactOptions",
     "ImproveOptions",
-    "IndexOptions",
     "JudgeAuditOptions",
     "JudgeCompileOptions",
     "JudgeDriftOptions",
     "JudgeScoreOptions",
     "OfflineOptions",
     "PlanOptions",
-    "PoolOptions",
     "RunOptions",
-    "SimulateOptions",
-    "StartOptions",
     "TrainOptions",
     "TuneOptions",
 ]
@@ -118,7 +113,7 @@ class EvaluateOptions(_Common, _Cache, _Program, _Executor, total=False):
 
 
 class ComparisonOptions(_Run, _Cache, _Judged, _Executor, total=False):
-    """The keywords of `assay.api.train.compare`: those of an evaluation, without the model and the split."""
+    """The keywords of `assay.api.model_comparison.compare`: those of an evaluation, without the model and the split."""
 
     samples: int
 
@@ -253,15 +248,6 @@ class JudgeDriftOptions(JudgeScoreOptions, total=False):
     """The keywords of `replay_anchors`."""
 
 
-class IndexOptions(TypedDict, total=False):
-    """The keywords of `assay.index`, except `embedder`, which may be an object."""
-
-    name: str
-    passage_chars: int
-    max_file_mb: int
-    remove: bool
-
-
 class JudgeAuditOptions(JudgeScoreOptions, total=False):
     """The keywords of `audit_judge`."""
 
@@ -288,47 +274,6 @@ class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
     negatives: int
 
 
-class ExportOptions(TypedDict, total=False):
-    """The keywords of `assay.export`."""
-
-    trust: bool
-    runs: Sequence[str]
-    programs: Sequence[str]
-    task_types: Sequence[str]
-    sources: Sequence[str]
-    tenants: Sequence[str]
-    require_consent: bool
-    rated: bool
-    min_transitions: int
-    min_clean: float
-    min_task_types: int
-    gated: bool
-    by: Sequence[str]
-    balance_temperature: float
-    most_copies: int
-    seed: int
-    privacy: str
-    privacy_key: str | Path | None
-    licence: str
-    min_quality: float
-    whole: bool
-    model: str
-    tools: str
-    demos: bool
-    agents: Sequence[str]
-    call: str
-    margin: float
-    unpaired: bool
-    returns: str
-    discount: float
-    advantage: str
-    group_by: str
-    by_outcome: bool
-    step_weight: float
-    outcome_weight: float
-    outcome: str
-
-
 class PlanOptions(ImproveOptions, _Curriculum, total=False):
     """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
 
@@ -336,53 +281,3 @@ class PlanOptions(ImproveOptions, _Curriculum, total=False):
     n: int
     samples: int
     trials: int
-
-
-class SimulateOptions(TypedDict, total=False):
-    """Settings of `assay.api.deploy.simulate.simulate_plan`."""
-
-    base: float
-    effect: float
-    drift: float
-    novelty: float
-    delay_s: float
-    missing: float
-    task_types: int
-    users: int
-    heavy: float
-    user_spread: float
-    plan: str | None
-    runs: int
-    seed: int
-    interval: int
-    goal: float | None
-
-
-class StartOptions(TypedDict, total=False):
-    """Settings of `assay.api.deploy.start.start_deployment`."""
-
-    plan: str | None
-    goal: float | None
-    metrics: Sequence[str]
-    suite_data: str | None
-    suite_rubric: str | None
-    suite_threshold: float
-    suite_pass_rate: float
-    suite_pass_at: float
-    force: bool
-
-
-class PoolOptions(TypedDict, total=False):
-    """Settings of `assay.api.loop.pool.collect_pool`."""
-
-    tenants: Sequence[str]
-    require_consent: bool
-    task_types: Sequence[str]
-    since_days: float | None
-    max_tasks: int
-    privacy: str
-    privacy_key: str | None
-    min_points: int
-    min_clean: float
-    min_task_types: int
-    against: str | None

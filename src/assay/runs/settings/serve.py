@@ -70,7 +70,8 @@ class ServeSettings(Settings):
         None, "Rubric that scores the rollouts of --agent when they end.", metavar="R", file=True
     )
     advance_s: float = setting(
-        _ADVANCE_S, "Seconds between two evaluations of the deployment of an --agent; 0: assay deploy advance does it.",
+        _ADVANCE_S, "Seconds between two evaluations of the deployment of an --agent; with 0 only assay deploy "
+        "advance evaluates it.",
         ge=0,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
-from assay.models.thinking import short_form
+from assay.runs.settings.fields import RESUMED, api_base, api_key_env, preflight_of, rubric_of, thinking_of
 from assay.support.settings import Settings, named_setting, setting, settings_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "CurriculumSettings",
     "DecisionSettings",
     "ExecutorSettings",
+    "JudgeModelSettings",
     "ProgramSettings",
     "PromptSettings",
     "ReflectionSettings",
@@ -32,34 +33,6 @@ __all__ = [
 ]
 
 DEFAULT_SALT = "assay"  # of `assay.traces.store.sealing`, which loads the database
-RESUMED = False  # for `Declared.job`: a run with another value resumes the same job
-
-
-def api_base(whose: str, note: str = "") -> Any:
-    """The field with the base URL of a role's model server."""
-    return setting(None, f"Base URL of an OpenAI-compatible server for {whose}.{note}", metavar="URL")
-
-
-def api_key_env(whose: str = "this server") -> Any:
-    """The field with the name of the environment variable that holds a role's API key."""
-    # The key itself is never a setting, so the store never holds one. The variable may be renamed before a resume.
-    return setting(
-        None,
-        f"Environment variable with the API key for {whose}; by default the provider's usual one.",
-        metavar="NAME",
-        job=RESUMED,
-    )
-
-
-def thinking_of(whose: str, note: str = "") -> Any:
-    """The field with the thinking budget of a role."""
-    return setting(
-        None,
-        f"How much {whose} may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max, off or "
-        f"auto (no limit).{note} A model or program that cannot keep it is refused.",
-        metavar="BUDGET",
-        parse=short_form,
-    )
 
 
 _PROVIDER = " By default that of --api-base; 'provider': the provider's own address."
@@ -106,12 +79,9 @@ class CommonSettings(Settings):
     max_calls: int | None = setting(None, "Maximum number of LM calls; the run stops there.", ge=0, job=RESUMED)
     max_tokens: int | None = setting(None, "Maximum number of tokens; the run stops there.", ge=0, job=RESUMED)
     max_cost_usd: float | None = setting(None, "Maximum cost in US dollars; the run stops there.", ge=0, job=RESUMED)
-    preflight: bool = setting(
-        True,
+    preflight: bool = preflight_of(
         "Check first, on one task, that the program runs and its judges answer.",
-        flag="--no-preflight",
-        flag_help="Skip the check on one task that the program runs and its judges answer.",
-        job=RESUMED,
+        "Skip the check on one task that the program runs and its judges answer.",
     )
     cache: bool = setting(
         True,
@@ -164,31 +134,31 @@ class CommonSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramSettings(CommonSettings):
+class JudgeModelSettings(Settings):
+    """Settings of the model of a rubric's judges."""
+
+    judge_model: str | None = setting(None, "Language model of the rubric's judges; by default that of the program.")
+    judge_api_base: str | None = api_base("the judges' model", _PROVIDER)
+    judge_api_key_env: str | None = api_key_env("the judges' model")
+    judge_thinking: int | str | None = thinking_of(
+        "the rubric's judges", " A judge that names its own model keeps that model's default."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSettings(JudgeModelSettings, CommonSettings):
     """Settings of a run of a program against a rubric."""
 
     program: str = named_setting(
         "Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name."
     )
-    rubric: str = named_setting(
-        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql, "
-        "answer_from_documents, converse, nim, experiment).",
-        flag="--rubric",
-        metavar="R",
-        file=True,
-    )
+    rubric: str = rubric_of()
     data: str = named_setting(
         "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…, "
         "arithmetic:…, tools:…, curriculum:…).",
         flag="--data",
         metavar="D",
         file=True,
-    )
-    judge_model: str | None = setting(None, "Language model of the rubric's judges; by default that of the program.")
-    judge_api_base: str | None = api_base("the judges' model", _PROVIDER)
-    judge_api_key_env: str | None = api_key_env("the judges' model")
-    judge_thinking: int | str | None = thinking_of(
-        "the rubric's judges", " A judge that names its own model keeps that model's default."
     )
     prompt_format: str | None = setting(
         None,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
+from assay.runs.settings.fields import RESUMED
 from assay.runs.settings.shared import (
-    RESUMED,
     CurriculumSettings,
     DecisionSettings,
     ExecutorSettings,

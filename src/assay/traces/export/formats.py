@@ -9,7 +9,7 @@ import orjson
 from assay.traces.export.rendering import RowRenderer
 from assay.traces.export.selection import Episode
 from assay.traces.export.turns import Turn
-from assay.traces.gateway.conversation import compact
+from assay.traces.gateway.client_requests import compact
 from assay.traces.messages.dialects import chat_tools
 from assay.traces.messages.requested import output_schema
 from assay.traces.store.rows import as_json

@@ -10,7 +10,7 @@ from assay.errors import ConfigError
 from assay.support.settings import nearest
 from assay.traces.gateway.connections import Connections
 from assay.traces.gateway.metrics import Metrics
-from assay.traces.gateway.proxy import json_body
+from assay.traces.gateway.request_bodies import json_body
 
 __all__ = ["AgentRoutes", "AgentRunner"]
 

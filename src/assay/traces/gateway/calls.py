@@ -14,9 +14,10 @@ from typing import Any
 from aiohttp import web
 
 from assay.support.scrubbing import error_text
-from assay.traces.gateway.conversation import ClientRequest
+from assay.traces.gateway.client_requests import ClientRequest
 from assay.traces.gateway.live import Live
-from assay.traces.gateway.proxy import Passed, is_constrained, sent_secrets, storable
+from assay.traces.gateway.proxy import Passed
+from assay.traces.gateway.request_bodies import is_constrained, sent_secrets, storable
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, requested_model
 from assay.traces.messages import gemini

@@ -14,8 +14,8 @@ from typing import Any
 from aiohttp import web
 
 from assay.errors import ConfigError, ModelError
-from assay.traces.gateway.proxy import json_body
 from assay.traces.gateway.replies import error_response
+from assay.traces.gateway.request_bodies import json_body
 from assay.traces.records import new_id
 
 __all__ = ["Lease", "Leases", "LostLease"]

@@ -15,7 +15,7 @@ from assay.models.redirects import no_redirects
 from assay.models.transports import accounted
 from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
 from assay.traces.gateway.embedded_chat import chunks_of
-from assay.traces.gateway.replies import IDLE_S, JSON, STREAM, Reply, json_reply, once
+from assay.traces.gateway.replies import IDLE_S, JSON, STREAM, Reply, UpstreamCall, json_reply, once
 from assay.traces.gateway.translation import streamed, to_dialect
 from assay.traces.gateway.translation_gemini import chat_of, error_of, untranslatable
 from assay.traces.messages import gemini
@@ -68,17 +68,10 @@ class LitellmUpstream:
         return self.name
 
     @asynccontextmanager
-    async def ask(
-        self,
-        dialect: str,
-        body: dict[str, Any],
-        raw: bytes,
-        headers: Mapping[str, str],
-        query: str = "",
-        path: str = "",
-    ) -> AsyncIterator[Reply]:
+    async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
+        dialect, body = call.dialect, call.body
         if dialect == "gemini":
-            async with self._by_chat(body, headers, query, path) as reply:
+            async with self._by_chat(call) as reply:
                 yield reply
             return
         litellm = _litellm(dialect)
@@ -88,14 +81,14 @@ class LitellmUpstream:
             "responses": "aresponses",
             "messages": "anthropic_messages",
         }
-        call = getattr(litellm, calls[dialect])
+        function = getattr(litellm, calls[dialect])
         try:
             parameters = {
                 key: value for key, value in body.items() if key in _PARAMETERS[dialect]
             }  # a caller must not name another server, or its key
             with accounted(), no_redirects():  # the gateway records it
                 answer = await self._in_time(
-                    call(**{**parameters, **self.client, "model": self.name, "num_retries": 0})
+                    function(**{**parameters, **self.client, "model": self.name, "num_retries": 0})
                 )
         except Exception as error:
             status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
@@ -111,19 +104,17 @@ class LitellmUpstream:
             yield Reply(200, JSON, once(mask_secrets(json.dumps(_plain(answer), default=str)).encode()))
 
     @asynccontextmanager
-    async def _by_chat(
-        self, body: dict[str, Any], headers: Mapping[str, str], query: str, path: str
-    ) -> AsyncIterator[Reply]:
+    async def _by_chat(self, call: UpstreamCall) -> AsyncIterator[Reply]:
         """Answers a request of Gemini's dialect through chat."""
-        if (why := untranslatable(body)) is not None:
+        if (why := untranslatable(call.body)) is not None:
             yield json_reply(400, error_of(400, f"{self.name} cannot answer this: {why}"))
             return
-        chat_request = chat_of(body, self.name, stream=gemini.streams(path))
-        async with self.ask("chat", chat_request, b"", headers) as reply:
+        chat_request = chat_of(call.body, self.name, stream=gemini.streams(call.path))
+        async with self.ask(UpstreamCall("chat", chat_request, b"", call.headers)) as reply:
             if reply.status >= 400:
                 yield reply
             elif chat_request["stream"]:
-                yield streamed("gemini", chunks_of(reply.chunks), self.name, query)
+                yield streamed("gemini", chunks_of(reply.chunks), self.name, call.query)
             else:
                 completion = json.loads(b"".join([chunk async for chunk in reply.chunks]))
                 yield json_reply(200, to_dialect("gemini", completion, self.name))

@@ -28,7 +28,7 @@ from assay.models.transports import accounted
 from assay.traces.gateway.access import Access
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.embedded_chat import as_called, chat_request, refused, stream_of
-from assay.traces.gateway.replies import Reply, json_reply
+from assay.traces.gateway.replies import Reply, UpstreamCall, json_reply
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.translation import streamed, to_dialect
 from assay.traces.gateway.upstreams import EmbeddedUpstream
@@ -80,17 +80,10 @@ class PolicyUpstream(EmbeddedUpstream):
         self._context, self._threads = contextvars.copy_context(), ThreadPoolExecutor(_MOST_CALLS, "assay-policy")
 
     @asynccontextmanager
-    async def ask(
-        self,
-        dialect: str,
-        body: dict[str, Any],
-        raw: bytes,
-        headers: Mapping[str, str],
-        query: str = "",
-        path: str = "",
-    ) -> AsyncIterator[Reply]:
+    async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
+        dialect, body = call.dialect, call.body
         if dialect == "gemini":
-            body = {**body, "model": gemini.model_in(path), "stream": gemini.streams(path)}
+            body = {**body, "model": gemini.model_in(call.path), "stream": gemini.streams(call.path)}
         if (refusal := self._refusal(dialect, body)) is not None:
             yield json_reply(*refusal)
             return
@@ -113,7 +106,7 @@ class PolicyUpstream(EmbeddedUpstream):
         self.answered += 1
         completion = as_called(reply, dialect, body)
         if body.get("stream"):
-            yield streamed(dialect, stream_of(completion), self.name, query)
+            yield streamed(dialect, stream_of(completion), self.name, call.query)
         else:
             yield json_reply(200, to_dialect(dialect, completion, self.name))
 
@@ -186,7 +179,7 @@ class _NoRollout(EmbeddedUpstream):
     """Refuses calls that belong to no open rollout."""
 
     @asynccontextmanager
-    async def ask(self, *_: Any, **__: Any) -> AsyncIterator[Reply]:
+    async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
         yield json_reply(403, _error("this call belongs to no open rollout: send the key of one", "assay_gateway"))
 
 

@@ -1,4 +1,4 @@
-"""Replies of upstreams as they are passed on, and replies that the gateway writes itself."""
+"""A call of an upstream and its reply as it is passed on, and replies that the gateway writes itself."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -9,11 +9,29 @@ from aiohttp import web
 
 from assay.support.scrubbing import message
 
-__all__ = ["IDLE_S", "JSON", "STREAM", "Reply", "error_response", "json_reply", "once"]
+__all__ = ["IDLE_S", "JSON", "STREAM", "Reply", "UpstreamCall", "error_response", "json_reply", "once"]
 
 IDLE_S = 600.0  # reasoning models may send nothing for minutes
 STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}  # streams that the gateway writes itself
 JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class UpstreamCall:
+    """A request of one dialect, for an upstream.
+
+    Attributes:
+        raw: the request's body as received.
+        query: query string of its address.
+        path: path of its address if it is not the dialect's own: Azure's has the deployment, Gemini's the model.
+    """
+
+    dialect: str
+    body: dict[str, Any]
+    raw: bytes
+    headers: Mapping[str, str]
+    query: str = ""
+    path: str = ""
 
 
 @dataclass

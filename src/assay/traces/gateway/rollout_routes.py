@@ -8,7 +8,7 @@ from aiohttp import web
 from assay.errors import ConfigError, UnknownRollout
 from assay.traces.gateway.access import Access
 from assay.traces.gateway.connections import Connections
-from assay.traces.gateway.proxy import json_body
+from assay.traces.gateway.request_bodies import json_body
 from assay.traces.gateway.rollout_fields import check_name, check_status, failure_kind, rollout_id_of, text_or_none
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.store_access import FLUSH_S, StoreAccess

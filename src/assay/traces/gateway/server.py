@@ -25,9 +25,10 @@ from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
 from assay.traces.gateway.agent_routes import AgentRoutes, AgentRunner
 from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
 from assay.traces.gateway.connections import Connections, SlowRequest
-from assay.traces.gateway.proxy import json_body, pass_on, sent_secrets
+from assay.traces.gateway.proxy import pass_on
 from assay.traces.gateway.relay import Relay, inner_path, named_path, without_ids
-from assay.traces.gateway.replies import error_response
+from assay.traces.gateway.replies import UpstreamCall, error_response
+from assay.traces.gateway.request_bodies import json_body, sent_secrets
 from assay.traces.gateway.rollout_routes import RolloutRoutes
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.store_access import FLUSH_S, StoreAccess
@@ -233,9 +234,8 @@ class Gateway:
         passed.watch = LoopWatch(dialect, self.loops.action)
         self.started += 1
         try:
-            asking = upstream.ask(
-                dialect, body, raw, self.access.passed_on(request.headers), self.access.query_passed_on(request), path
-            )
+            passed_headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
+            asking = upstream.ask(UpstreamCall(dialect, body, raw, passed_headers, query, path))
             async with sent(asking, self._turns, partial(call.begin, upstream)) as reply:
                 return await pass_on(
                     request,

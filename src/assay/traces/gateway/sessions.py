@@ -10,7 +10,8 @@ from typing import Any
 
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.traces.gateway.beginnings import Beginnings
-from assay.traces.gateway.conversation import ClientRequest, Conversations, Trail
+from assay.traces.gateway.client_requests import ClientRequest
+from assay.traces.gateway.conversation import Conversations, Trail
 from assay.traces.gateway.left_open import NEVER_CLOSED
 from assay.traces.gateway.live import Live, answer_is_final, keep_tool_result, unanswered_call
 from assay.traces.gateway.rollout_fields import (

@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -26,7 +26,7 @@ from assay.traces.gateway.connections import keep_alive
 from assay.traces.gateway.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
 from assay.traces.gateway.headers import KEYS, request_headers, response_headers
 from assay.traces.gateway.litellm_upstream import LitellmUpstream
-from assay.traces.gateway.replies import IDLE_S, JSON, Reply, json_reply, once
+from assay.traces.gateway.replies import IDLE_S, JSON, Reply, UpstreamCall, json_reply, once
 from assay.traces.gateway.translation import streamed, to_dialect
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
@@ -87,24 +87,11 @@ class HttpUpstream:
         return "" if self.model is None and self.name == self.base else self.name
 
     @asynccontextmanager
-    async def ask(
-        self,
-        dialect: str,
-        body: dict[str, Any],
-        raw: bytes,
-        headers: Mapping[str, str],
-        query: str = "",
-        path: str = "",
-    ) -> AsyncIterator[Reply]:
-        """Sends a request of one dialect.
-
-        Args:
-            raw: the request's body as received.
-            query: query string of its address.
-            path: path of its address if it is not the dialect's own: Azure's has the deployment, Gemini's the model.
-        """
+    async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
+        """Sends a request of one dialect."""
+        dialect, body = call.dialect, call.body
         if dialect not in self.dialects and self.other is not None:
-            async with self.other.ask(dialect, body, raw, headers) as reply:
+            async with self.other.ask(replace(call, query="", path="")) as reply:
                 yield reply
             return
         changed: dict[str, Any] = {}
@@ -112,18 +99,18 @@ class HttpUpstream:
             changed["model"] = self.model
         if self.logprobs and dialect == "chat" and "logprobs" not in body:
             changed["logprobs"], changed["top_logprobs"] = True, 1
-        data = _as_json({**body, **changed}) if changed else raw
-        path = path or DIALECTS[dialect]
+        data = _as_json({**body, **changed}) if changed else call.raw
+        path = call.path or DIALECTS[dialect]
         if self.model is not None:
             path = (
                 gemini.with_model(path, self.model)
                 if dialect == "gemini"
                 else _DEPLOYMENT.sub(quote(self.model, safe=""), path)
             )
-        sent_headers = CIMultiDict(headers)
+        sent_headers = CIMultiDict(call.headers)
         sent_headers.setdefault("Content-Type", "application/json")
         with accounted():  # the gateway records it
-            answer = await self._request("POST", path, query, sent_headers, data, lent=True)
+            answer = await self._request("POST", path, call.query, sent_headers, data, lent=True)
         async with answer:
             yield _reply(answer, self.key)
 
@@ -192,32 +179,25 @@ class EmbeddedUpstream(HttpUpstream):
     tools: bool = False
 
     @asynccontextmanager
-    async def ask(
-        self,
-        dialect: str,
-        body: dict[str, Any],
-        raw: bytes,
-        headers: Mapping[str, str],
-        query: str = "",
-        path: str = "",
-    ) -> AsyncIterator[Reply]:
-        short = self.model or self.name
+    async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
+        dialect, body, short = call.dialect, call.body, self.model or self.name
         if dialect == "gemini":
-            body = {**body, "model": gemini.model_in(path), "stream": gemini.streams(path)}
+            body = {**body, "model": gemini.model_in(call.path), "stream": gemini.streams(call.path)}
         if (refusal := refused(dialect, body, (self.name, short))) is not None:
             yield json_reply(*refusal)
             return
         chat_body = chat_request(dialect, body, short, tools=self.tools)
         inner = dialect if dialect == "completions" else "chat"
-        async with super().ask(inner, chat_body, json.dumps(chat_body, ensure_ascii=True).encode(), {}) as reply:
+        raw = json.dumps(chat_body, ensure_ascii=True).encode()
+        async with super().ask(UpstreamCall(inner, chat_body, raw, {})) as reply:
             if reply.status >= 400:
                 yield reply
             elif chat_body.get("stream"):
-                yield streamed(dialect, chunks_of(reply.chunks), self.name, query)
+                yield streamed(dialect, chunks_of(reply.chunks), self.name, call.query)
             else:
                 completion = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
                 if body.get("stream"):  # constrained to a tool call, which is known only once it is complete
-                    yield streamed(dialect, stream_of(completion), self.name, query)
+                    yield streamed(dialect, stream_of(completion), self.name, call.query)
                 else:
                     yield json_reply(200, to_dialect(dialect, completion, self.name))
 

@@ -1,4 +1,4 @@
-"""Converts messages, tools and answers of traces to OpenAI chat messages, the format of imported calls.
+"""Converts messages and tools of traces to OpenAI chat messages, the format of imported calls.
 
 Reads the formats of the OpenTelemetry GenAI conventions, OpenAI (chat, completions, responses), Anthropic, Bedrock,
 Gemini, LangChain and OpenInference. Parts without a chat equivalent are kept unchanged; text in no known format is kept
@@ -13,20 +13,10 @@ from assay.traces.importers.tools import tools_of
 from assay.traces.importers.values import as_text, parsed
 from assay.traces.messages.linking import linked
 
-__all__ = ["Message", "answers_of", "body_of", "conversation_of", "text_of"]
+__all__ = ["Message", "body_of", "conversation_of", "is_message", "messages_of", "text_of"]
 
 Message = dict[str, Any]
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant", "function": "tool"}
-_FINISH = {
-    "tool_call": "tool_calls",
-    "tool_use": "tool_calls",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "STOP": "stop",
-    "MAX_TOKENS": "length",
-    "SAFETY": "content_filter",
-}
 _CALLS = ("tool_call", "tool_use", "toolUse", "functionCall", "function_call")
 _RESULTS = (
     "tool_call_response",
@@ -163,7 +153,7 @@ def _result_text(value: Any) -> str:
     return as_text(value)
 
 
-def _messages(item: Any, default: str) -> Iterator[Message]:
+def messages_of(item: Any, default: str) -> Iterator[Message]:
     """Convert one message of any tracer. A message with tool results becomes several chat messages."""
     if not isinstance(item, dict):
         yield {"role": default, "content": as_text(item)}
@@ -205,7 +195,8 @@ def _messages(item: Any, default: str) -> Iterator[Message]:
     yield message
 
 
-def _is_message(value: Any) -> bool:
+def is_message(value: Any) -> bool:
+    """Whether a value is a message of a known format."""
     if not isinstance(value, dict):
         return False
     if isinstance(value.get("message"), dict) or "lc" in value or is_native(value):
@@ -217,15 +208,15 @@ def conversation_of(value: Any) -> list[Message] | None:
     """Convert a list of messages; None if the value is not one."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]  # LangChain's batch of one
-    if isinstance(value, dict) and _is_message(value):
+    if isinstance(value, dict) and is_message(value):
         value = [value]
-    if not isinstance(value, list) or not value or not all(_is_message(item) for item in value):
+    if not isinstance(value, list) or not value or not all(is_message(item) for item in value):
         return None
     if all(map(is_native, value)):
         return native_conversation(value)
     value = [item for item in value if not _defines(item)]
     items = [{"role": "tool" if "output" in m else "assistant", "parts": [m]} if "call_id" in m else m for m in value]
-    return linked([message for item in items for message in _messages(item, "user")])
+    return linked([message for item in items for message in messages_of(item, "user")])
 
 
 def _defines(message: Any) -> bool:
@@ -244,7 +235,7 @@ def body_of(value: Any) -> dict[str, Any]:
     if isinstance(request, dict) and request and set(request) <= {"args", "kwargs"}:
         items = request.get("args")
         return body_of(request.get("kwargs") or (items[0] if isinstance(items, list) and len(items) == 1 else items))
-    if not isinstance(request, dict) or (_is_message(request) and "messages" not in request):
+    if not isinstance(request, dict) or (is_message(request) and "messages" not in request):
         tools = (
             tools_of([message["content"] for message in request if _defines(message)])
             if isinstance(request, list)
@@ -267,7 +258,7 @@ def body_of(value: Any) -> dict[str, Any]:
     items = parsed(items)
     messages = conversation_of(items)
     if messages is None:
-        messages = [m for item in (items if isinstance(items, list) else [items]) for m in _messages(item, "user")]
+        messages = [m for item in (items if isinstance(items, list) else [items]) for m in messages_of(item, "user")]
     system = next(
         (
             request[key]
@@ -278,7 +269,7 @@ def body_of(value: Any) -> dict[str, Any]:
     )
     if system is not None:
         messages = [
-            *_messages({**(system if isinstance(system, dict) else {"content": system}), "role": "system"}, "system"),
+            *messages_of({**(system if isinstance(system, dict) else {"content": system}), "role": "system"}, "system"),
             *messages,
         ]
     parameters = request.get("model_request_parameters")  # pydantic-ai's
@@ -294,107 +285,3 @@ def body_of(value: Any) -> dict[str, Any]:
         request.get("tools") or (config.get("tools") if isinstance(config, dict) else None) or listed
     ) or native_tools(parameters)
     return {**settings, "messages": messages, **({"tools": tools} if tools else {})}
-
-
-def answers_of(value: Any, reasons: Any = None) -> list[dict[str, Any]]:
-    """Choices of an answer, each with `index`, `message` and `finish_reason`; empty without an answer.
-
-    Args:
-        value: The answer in any format.
-        reasons: Finish reasons by choice, used if a choice has none.
-    """
-    answer = parsed(value)
-    known = _is_answer(answer, strict=isinstance(value, str))
-    pairs = (
-        []
-        if answer is None or answer == ""
-        else list(_choices(answer))
-        if known
-        else [({"content": as_text(value)}, None)]
-    )
-    reasons = reasons if isinstance(reasons, list) else [reasons]
-    choices = []
-    for index, (message, reason) in enumerate(pairs):
-        chat_message = next(
-            (m for m in _messages(message, "assistant") if m["role"] != "tool"), {"role": "assistant", "content": ""}
-        )
-        reason = reason or (reasons[index] if index < len(reasons) else None)
-        choices.append(
-            {
-                "index": index,
-                "message": {**chat_message, "role": "assistant"},
-                "finish_reason": _FINISH.get(str(reason), reason),
-            }
-        )
-    return choices
-
-
-_BLOCKS = ("text", "thinking", "tool_use")  # Anthropic's, of one answer
-_SURE = ("choices", "candidates", "generations", "role", "parts", "tool_calls")
-
-
-def _is_answer(value: Any, *, strict: bool) -> bool:
-    """Whether a value is an answer in the format of an API.
-
-    Args:
-        strict: The value was text, which may also be JSON that the model wrote.
-    """
-    if isinstance(value, list):
-        if not strict and value and all(isinstance(item, str) for item in value):
-            return True
-        return bool(value) and all(
-            isinstance(item, dict) and (_is_block(item) or _is_answer(item, strict=strict)) for item in value
-        )
-    if not isinstance(value, dict):
-        return False
-    if any(key in value for key in _SURE) or (_is_message(value) and not strict):
-        return True
-    return (
-        not strict
-        and bool(value)
-        and ("message" in value or isinstance(value.get("output"), list) or set(value) <= {"content", "text"})
-    )
-
-
-def _is_block(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in _BLOCKS and "role" not in value
-
-
-def _choices(answer: Any) -> Iterator[tuple[Any, Any]]:
-    """Message of each choice in the tracer's format, and its finish reason."""
-    if isinstance(answer, list):
-        if all(_is_block(item) for item in answer):
-            yield {"content": answer}, None
-            return
-        for item in answer:
-            yield from _choices(item)
-        return
-    if not isinstance(answer, dict):
-        yield {"content": answer}, None
-        return
-    listed = next(
-        (answer[key] for key in ("choices", "candidates", "generations") if isinstance(answer.get(key), list)), None
-    )
-    if listed is not None:
-        for item in listed[0] if listed and isinstance(listed[0], list) else listed:
-            yield from _choices(item)
-        return
-    if isinstance(answer.get("output"), list):  # OpenAI's responses
-        parts = [p for item in answer["output"] if isinstance(item, dict) for p in _output_parts(item)]
-        yield {"parts": parts}, "tool_calls" if any(p.get("type") == "function_call" for p in parts) else "stop"
-        return
-    reason = next(
-        (answer[key] for key in ("finish_reason", "stop_reason", "finishReason", "stopReason") if answer.get(key)), None
-    )
-    inner = parsed(answer["message"]) if "message" in answer else answer
-    inner = inner.get("content") if isinstance(inner, dict) and isinstance(inner.get("content"), dict) else inner
-    if isinstance(inner, dict) and "content" not in inner and "parts" not in inner and "text" in inner:
-        inner = {**inner, "content": inner["text"]}
-    yield (inner if isinstance(inner, dict) else {"content": inner}), reason
-
-
-def _output_parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if item.get("type") == "function_call":
-        return [item]
-    content = item.get("content")
-    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []

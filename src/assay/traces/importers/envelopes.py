@@ -6,7 +6,8 @@ Does not read files.
 from collections.abc import Mapping
 from typing import Any
 
-from assay.traces.importers.chat import answers_of, text_of
+from assay.traces.importers.answers import answers_of
+from assay.traces.importers.chat import text_of
 from assay.traces.importers.fields import as_prediction
 from assay.traces.importers.values import parsed
 

@@ -19,7 +19,8 @@ from assay.support.reprs import ReportRepr
 from assay.traces.importers import genai, langfuse, mlflow, otlp
 from assay.traces.importers.fields import as_inputs
 from assay.traces.importers.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
-from assay.traces.importers.spans import Imported, Trace, answer_in, to_rollout
+from assay.traces.importers.rollouts import Imported, answer_in, to_rollout
+from assay.traces.importers.spans import Trace
 from assay.traces.records import Rollout, Transition, Verdict
 from assay.traces.store import Store
 from assay.traces.store import tables as schema

@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from assay.traces.importers.chat import answers_of, body_of
+from assay.traces.importers.answers import answers_of
+from assay.traces.importers.chat import body_of
 from assay.traces.importers.files import Part, Row, Skipped, Sorted
 from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
 from assay.traces.importers.tools import tools_of

@@ -1,0 +1,135 @@
+"""Instructions of SQLite's machine that a query needs, before and after training with `query_cost`.
+
+The questions are those about the clinic in `sql.py`, of which the database has indexes of town and patient. The policy
+starts from a warm-up on right queries that mostly compare by LIKE, which no index serves, and sometimes by `=`. GRPO on
+the shipped rubric follows, whose criterion `query_cost` counts among right answers. As a control the same training is
+made without that criterion. All sides answer the same sealed questions greedily; instructions are compared on those
+that all of them answer rightly.
+"""
+
+import json
+import random
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import assay
+from claims.sql import CLINIC, made, questions
+from claims.storing import Lines, Measured, Setting
+from claims.trained import train, use_scratch_adapters, warmed_up
+
+PER_KIND, TEST = 60, 40
+SPLITS = ("train", "train", "train", "val", "test", "test", "test")
+WARM, WARM_EPOCHS, WARM_RATE, CHEAP = 64, 3, 1e-3, 0.3  # CHEAP: share of the warm-up's queries that compare by =
+STEPS, GROUP, PROMPTS, RATE = 8, 6, 2, 3e-4
+PARAMETERS = {"max_steps": 1}
+MOST = 1_000_000  # instructions: a grade is at most 1
+RIGHT = """name: right
+criteria:
+  - {name: rows_match, weight: 4, check: "assay.rubrics.sql:rows_match", essential: {pass_at: 1, cap: 0.2}}
+  - {name: query_runs, weight: 1, check: "assay.rubrics.sql:query_runs"}
+"""
+FIGURES = f"""name: figures
+criteria:
+  - {{name: right, weight: 1, check: "assay.rubrics.sql:rows_match"}}
+  - {{name: steps, weight: 1, check: "{__file__}:share_of_most"}}
+"""
+
+
+def share_of_most(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
+    """Instructions of the query, as a share of `MOST`; all of it where the database accepted none."""
+    return min(MOST, prediction["cost"] or MOST) / MOST
+
+
+def measure(setting: Setting) -> Measured:
+    folder = setting.scratch
+    use_scratch_adapters(setting)
+    (folder / "right.yaml").write_text(RIGHT)
+    (folder / "figures.yaml").write_text(FIGURES)
+    tasks = written_tasks(setting)
+    warm = mostly_dear(setting, tasks)
+    curves = {
+        name: train(
+            setting,
+            "text_to_sql",
+            name,
+            rubric=rubric,
+            data=tasks,
+            model=warm,
+            prompt_format="lean",
+            parameters=PARAMETERS,
+            steps=STEPS,
+            test=TEST,
+            num_generations=GROUP,
+            prompts_per_step=PROMPTS,
+            learning_rate=RATE,
+            max_completion=64,
+            per_device_batch_size=GROUP,
+        )
+        for name, rubric in (("cost", "text_to_sql"), ("control", str(folder / "right.yaml")))
+    }
+    models = {"before": warm, "after": f"{warm}+cost", "control": f"{warm}+control"}
+    grades = {side: answered(setting, tasks, model) for side, model in models.items()}
+    right = {side: {task: of["right"] for task, of in tasks_of.items()} for side, tasks_of in grades.items()}
+    both = [task for task in right["before"] if all(of[task] == 1 for of in right.values())]
+    steps = {side: {task: tasks_of[task]["steps"] * MOST for task in both} for side, tasks_of in grades.items()}
+    facts = {"curves": curves, "steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, "warm_up": WARM * WARM_EPOCHS}
+    return Measured(values={"right": right, "instructions": steps}, facts=facts)
+
+
+def written_tasks(setting: Setting) -> str:
+    """Writes the database with its indexes, and the questions; the path of these."""
+    database, path = setting.scratch / "clinic.sqlite", setting.scratch / "questions.jsonl"
+    made(CLINIC, database, setting.seed)
+    with closing(sqlite3.connect(database)) as opened:
+        opened.execute(f"CREATE INDEX by_town ON {CLINIC.one} ({CLINIC.name})")
+        opened.execute(f"CREATE INDEX by_patient ON {CLINIC.many} ({CLINIC.one}Id)")
+        opened.commit()
+    rows = questions(CLINIC, database, setting.seed, SPLITS, PER_KIND)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def mostly_dear(setting: Setting, tasks: str) -> str:
+    """A model that has seen right queries, most of which compare by LIKE; its name."""
+    rng = random.Random(setting.seed)
+    rows = map(json.loads, Path(tasks).read_text().splitlines())
+    sql_of = {row["inputs"]["question"]: row["expected"]["sql"] for row in rows if row["split"] == "train"}
+
+    def answer(request: Any) -> str:
+        asked = request.messages[-1].parts[0].text
+        sql = next(sql for question, sql in sql_of.items() if question in asked)
+        return f"sql: {sql if rng.random() < CHEAP else sql.replace(' = ', ' LIKE ')}"
+
+    return warmed_up(
+        setting,
+        "text_to_sql",
+        answer,
+        rows=WARM,
+        epochs=WARM_EPOCHS,
+        learning_rate=WARM_RATE,
+        rubric=str(setting.scratch / "right.yaml"),
+        data=tasks,
+        prompt_format="lean",
+        parameters=PARAMETERS,
+    )
+
+
+def answered(setting: Setting, tasks: str, model: str) -> dict[str, dict[str, float]]:
+    """Grades by sealed question."""
+    evaluation = assay.evaluate(
+        "text_to_sql",
+        rubric=str(setting.scratch / "figures.yaml"),
+        data=tasks,
+        split="test",
+        sizes={"test": TEST},
+        model=model,
+        prompt_format="lean",
+        parameters={**PARAMETERS, "temperature": 0.1},
+        seed=setting.seed,
+        store=setting.scratch / "figures.db",
+        threads=1,
+        progress=Lines(),
+    ).evaluation
+    return {task: dict(result.grades) for task, result in evaluation.results.items()}

@@ -1,0 +1,89 @@
+"""Compares a program under two models on the sealed test split, for `assay train sft`; and what that needs before."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from assay.api.evaluate import evaluate
+from assay.api.independence import independent
+from assay.evaluation import Progress, SilentProgress
+from assay.optimizers.finetuning.comparison import MODES, compared
+from assay.programs.loading import full_name
+from assay.runs.arguments import program_settings
+from assay.runs.jobs import open_job
+from assay.runs.preflight import checked
+from assay.runs.settings import EvaluateSettings
+from assay.runs.settings.options import ComparisonOptions, EvaluateOptions
+from assay.sources.trust import trusts
+from assay.support.keywords import takes
+from assay.traces.records import new_id
+from assay.traces.store.sealing import Openings
+
+__all__ = ["check_comparison", "compare"]
+
+
+def check_comparison(
+    program: str, *, rubric: str | Path, data: str, progress: Progress | None = None, store: str | Path | None = None,
+    **options: Unpack[EvaluateOptions],
+) -> None:  # fmt: skip
+    """Checks before a training what `compare` needs after it: data, rubric, program, and each model once.
+
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    config = program_settings(EvaluateSettings, full_name(program), rubric, data, None, options)
+    config = replace(config, kind="preflight")
+    independent(rubric, config.judge_model, config.model)
+    with open_job(
+        config,
+        program=config.program,
+        rubric=rubric,
+        progress=progress or SilentProgress(),
+        store=store,
+        need=("train", "test"),
+    ) as job:
+        checked(job, job.splits.train, split="train")
+
+
+@trusts
+@takes(EvaluateSettings, without=("model", "split"))
+def compare(
+    program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None,
+    store: str | Path | None = None,
+    parameters: Mapping[str, Any] | None = None, on_open: Callable[[Openings], Any] | None = None,
+    **options: Unpack[ComparisonOptions],
+) -> dict[str, Any]:  # fmt: skip
+    """Compares a program under two models on the sealed test split.
+
+    `greedy` is at temperature 0.1, the minimum of an agent; `sampled` at the program's own. Each has `before`, `after`,
+    the paired `gain`, and the shares of valid tool calls and of parsed answers.
+
+    Args:
+        models: before and after, by name.
+        on_open: called after each run with the number of openings of the test split.
+        options: the fields of `assay.runs.settings.EvaluateSettings`, but `model` and `split`.
+    """
+    independent(rubric, options.get("judge_model"), models[1])
+    results, opened = {}, f"compare-{new_id()[:12]}"
+    for mode in MODES:
+        mode_parameters = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
+        before, after = (
+            evaluate(
+                program,
+                rubric=rubric,
+                data=data,
+                split="test",
+                model=model,
+                parameters=mode_parameters,
+                store=store,
+                progress=progress,
+                opens_as=opened,
+                **options,
+            )
+            for model in models
+        )
+        if on_open is not None and after.openings is not None:
+            on_open(after.openings)
+        results[mode] = compared(before.evaluation, after.evaluation)
+    return results

@@ -1,0 +1,72 @@
+"""Fields that several settings classes have, each with the words of its class."""
+
+from typing import Any
+
+from assay.models.thinking import short_form
+from assay.support.settings import named_setting, setting
+
+__all__ = [
+    "RESUMED",
+    "api_base",
+    "api_key_env",
+    "limit_of",
+    "preflight_of",
+    "rubric_of",
+    "selected",
+    "thinking_of",
+]
+
+RESUMED = False  # for `Declared.job`: a run with another value resumes the same job
+
+
+def api_base(whose: str, note: str = "") -> Any:
+    """The field with the base URL of a role's model server."""
+    return setting(None, f"Base URL of an OpenAI-compatible server for {whose}.{note}", metavar="URL")
+
+
+def api_key_env(whose: str = "this server") -> Any:
+    """The field with the name of the environment variable that holds a role's API key."""
+    # The key itself is never a setting, so the store never holds one. The variable may be renamed before a resume.
+    return setting(
+        None,
+        f"Environment variable with the API key for {whose}; by default the provider's usual one.",
+        metavar="NAME",
+        job=RESUMED,
+    )
+
+
+def thinking_of(whose: str, note: str = "") -> Any:
+    """The field with the thinking budget of a role."""
+    return setting(
+        None,
+        f"How much {whose} may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max, off or "
+        f"auto (no limit).{note} A model or program that cannot keep it is refused.",
+        metavar="BUDGET",
+        parse=short_form,
+    )
+
+
+def preflight_of(check: str, without: str) -> Any:
+    """The field that switches the check before a run on or off. `without`: what happens if it is off."""
+    return setting(True, check, flag="--no-preflight", flag_help=without, job=RESUMED)
+
+
+def rubric_of() -> Any:
+    """The named field of the rubric."""
+    return named_setting(
+        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql, "
+        "answer_from_documents, converse, nim, experiment).",
+        flag="--rubric",
+        metavar="R",
+        file=True,
+    )
+
+
+def limit_of(what: str) -> Any:
+    """The field with the largest number of things that a command lists or asks about."""
+    return setting(20, f"Maximum number of {what}.", ge=1)
+
+
+def selected(help: str, **declared: Any) -> Any:
+    """An optional field that selects what one call is about."""
+    return setting(None, help, project=False, **declared)

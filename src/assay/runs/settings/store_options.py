@@ -1,0 +1,150 @@
+"""The settings of commands on the store and on deployments as keywords of their Python functions, for type checkers.
+
+As `options`: each class has the fields of the settings class of the same name, with their types; a test compares them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+__all__ = [
+    "ExportOptions",
+    "IndexOptions",
+    "PoolOptions",
+    "SimulateOptions",
+    "StartOptions",
+    "TracesListOptions",
+    "TracesScoreOptions",
+]
+
+
+class IndexOptions(TypedDict, total=False):
+    """The keywords of `assay.index`, except `embedder`, which may be an object."""
+
+    name: str
+    passage_chars: int
+    max_file_mb: int
+    remove: bool
+
+
+class ExportOptions(TypedDict, total=False):
+    """The keywords of `assay.export`."""
+
+    trust: bool
+    runs: Sequence[str]
+    programs: Sequence[str]
+    task_types: Sequence[str]
+    sources: Sequence[str]
+    tenants: Sequence[str]
+    require_consent: bool
+    rated: bool
+    min_transitions: int
+    min_clean: float
+    min_task_types: int
+    gated: bool
+    by: Sequence[str]
+    balance_temperature: float
+    most_copies: int
+    seed: int
+    privacy: str
+    privacy_key: str | Path | None
+    licence: str
+    min_quality: float
+    whole: bool
+    model: str
+    tools: str
+    demos: bool
+    agents: Sequence[str]
+    call: str
+    margin: float
+    unpaired: bool
+    returns: str
+    discount: float
+    advantage: str
+    group_by: str
+    by_outcome: bool
+    step_weight: float
+    outcome_weight: float
+    outcome: str
+
+
+class SimulateOptions(TypedDict, total=False):
+    """Settings of `assay.api.deploy.simulate.simulate_plan`."""
+
+    base: float
+    effect: float
+    drift: float
+    novelty: float
+    delay_s: float
+    missing: float
+    task_types: int
+    users: int
+    heavy: float
+    user_spread: float
+    plan: str | None
+    runs: int
+    seed: int
+    interval: int
+    goal: float | None
+
+
+class StartOptions(TypedDict, total=False):
+    """Settings of `assay.api.deploy.start.start_deployment`."""
+
+    plan: str | None
+    goal: float | None
+    metrics: Sequence[str]
+    suite_data: str | None
+    suite_rubric: str | None
+    suite_threshold: float
+    suite_pass_rate: float
+    suite_pass_at: float
+    force: bool
+
+
+class PoolOptions(TypedDict, total=False):
+    """Settings of `assay.api.loop.pool.collect_pool`."""
+
+    tenants: Sequence[str]
+    require_consent: bool
+    task_types: Sequence[str]
+    since_days: float | None
+    max_tasks: int
+    privacy: str
+    privacy_key: str | None
+    min_points: int
+    min_clean: float
+    min_task_types: int
+    against: str | None
+
+
+class TracesListOptions(TypedDict, total=False):
+    """The keywords of `assay.api.rollouts.list_rollouts`."""
+
+    run_id: str | None
+    task_id: str | None
+    split: str | None
+    status: str | None
+    phase: str | None
+    program: str | None
+    source: str | None
+    failure: str | None
+    min_score: float | None
+    max_score: float | None
+    since: str | None
+    limit: int
+
+
+class TracesScoreOptions(TypedDict, total=False):
+    """The keywords of `assay.api.traces.score_rollouts`."""
+
+    trust: bool
+    judge_model: str | None
+    judge_api_base: str | None
+    judge_api_key_env: str | None
+    judge_thinking: int | str | None
+    runs: Sequence[str]
+    again: bool
+    threads: int | None
+    task_timeout: float
+    preflight: bool

@@ -1,0 +1,312 @@
+"""Converts a trace to a rollout: LM calls to transitions, tools to tool calls of the requesting call, scores to
+verdicts.
+
+Independent of the tracers' formats: the readers produce the traces of `assay.traces.importers.spans`.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from assay.datasets.tasks import content_hash
+from assay.errors import FailureKind
+from assay.traces.importers.chat import text_of
+from assay.traces.importers.envelopes import unwrapped
+from assay.traces.importers.fields import as_arguments, as_inputs
+from assay.traces.importers.files import Skipped
+from assay.traces.importers.spans import LMCall, Span, ToolUse, Trace
+from assay.traces.importers.values import as_text, parsed
+from assay.traces.messages.dialects import answer_of
+from assay.traces.messages.final_answer import final_answer, prediction_of
+from assay.traces.messages.linking import linked_choices
+from assay.traces.records import Rollout, ToolCall, Transition, Verdict
+
+__all__ = ["Imported", "answer_in", "rollout_id", "to_rollout"]
+
+Imported = Rollout | Skipped
+_TEXT = 20_000  # maximum characters of a tool result, as in the recorder
+_ANSWER_FIELDS = ("content", "tool_calls", "refusal")
+_YES_NO = {"yes": 1.0, "no": 0.0}
+
+
+def rollout_id(kind: str, trace_id: str) -> str:
+    """Rollout id of a trace: 32 hex digits, the same for every import."""
+    return hashlib.sha256(f"{kind}\n{trace_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None) -> Iterator[Imported]:
+    """Convert a trace to a rollout.
+
+    Args:
+        score: Name of the score to use if the trace has several.
+    Returns:
+        The rollout, and a `Skipped` for each part that is not imported.
+    """
+    calls, wrapped = _calls(trace)
+    if not calls:
+        yield Skipped(where=trace.where, reason=f"no LM call among its {len(trace.spans)} spans", trace=trace.id)
+        return
+    yield from wrapped
+    root = _root(trace.spans)
+    transitions = [_transition(t, span, call) for t, (span, call) in enumerate(calls)]
+    inputs, prediction = _ends(trace, root, calls[0][1])
+    new_id = rollout_id(kind, trace.id)
+    starts = [span.start for span in trace.spans if span.start is not None]
+    ends = [span.end for span in trace.spans if span.end is not None]
+    error = trace.error if trace.error is not None else root.error
+    status = trace.status or ("done" if root.error is None else "failed")
+    rollout = Rollout(
+        id=new_id,
+        run_id=run_id,
+        task_id=content_hash(inputs)[:16] if inputs else new_id,
+        source=kind,
+        program=trace.program or root.name,
+        program_version=trace.version[:64],
+        model=transitions[0].model,
+        status=status,
+        failure=_failure(status, transitions),
+        error=error,
+        inputs=inputs,
+        prediction=prediction,
+        expected=trace.expected,
+        metadata={"trace_id": trace.id, **({"session_id": trace.session} if trace.session else {})},
+        tenant=trace.tenant,
+        data_subject=trace.user,
+        transitions=transitions,
+        started_at=min(starts, default=0.0),
+        ended_at=max([*ends, *starts], default=None),
+    )
+    _place_tools(rollout, trace.spans, [span for span, _ in calls])
+    complete = not (isinstance(root.does, LMCall) and root.parent)  # otherwise spans of the run are missing
+    if rollout.prediction is None and rollout.status == "done" and complete:
+        rollout.prediction = answer_in(rollout.transitions)
+    yield from _scores(rollout, trace, score)
+    yield rollout
+
+
+def _failure(status: str, transitions: Sequence[Transition]) -> FailureKind | None:
+    """Failure kind of a run, which tracers do not record: the model's if the last call failed, else the agent's."""
+    if status not in ("failed", "error"):
+        return None
+    return transitions[-1].failure or FailureKind.AGENT
+
+
+def _order(span: Span) -> float:
+    return math.inf if span.start is None else span.start
+
+
+def _root(spans: Sequence[Span]) -> Span:
+    """The earliest span without a parent, else the earliest with a missing parent, else the earliest."""
+    known = {span.id for span in spans}
+    tops = [span for span in spans if not span.parent] or [span for span in spans if span.parent not in known] or spans
+    return min(tops, key=_order)
+
+
+def _calls(trace: Trace) -> tuple[list[tuple[Span, LMCall]], list[Skipped]]:
+    """LM calls in order of time, and the duplicate spans.
+
+    If an LM span contains another without a tool in between, both are the same call, and counting both would double its
+    tokens. The inner span is used, or the outer one if only it has messages.
+    """
+    calls = {span.id: (span, span.does) for span in trace.spans if isinstance(span.does, LMCall)}
+    parents = {span.id: span for span in trace.spans}
+    inside: dict[str, list[str]] = {}
+    for span, _ in calls.values():
+        for outer in _around(span, parents):
+            if outer.id in calls:
+                inside.setdefault(outer.id, []).append(span.id)
+    dropped: dict[str, str] = {}
+    for outer_id, inner in inside.items():
+        if calls[outer_id][1].says and not any(calls[span_id][1].says for span_id in inner):
+            dropped.update(dict.fromkeys(inner, outer_id))
+        else:
+            dropped[outer_id] = inner[0]
+    selected = [calls[span_id] for span_id in calls if span_id not in dropped]
+    skipped = [
+        Skipped(
+            where=calls[span_id][0].where,
+            reason=f"the span {calls[span_id][0].name!r} is the same LM call as the span {other!r}",
+            trace=trace.id,
+        )
+        for span_id, other in dropped.items()
+    ]
+    return sorted(selected, key=lambda pair: _order(pair[0])), skipped
+
+
+def _around(span: Span, parents: dict[str, Span]) -> list[Span]:
+    """Ancestors of a span up to a tool, because LM calls inside a tool are separate calls. Empty if parents form a
+    cycle.
+    """
+    ancestors: list[Span] = []
+    seen, ancestor = {span.id}, parents.get(span.parent)
+    while ancestor is not None and not isinstance(ancestor.does, ToolUse):
+        if ancestor.id in seen:
+            return []
+        seen.add(ancestor.id)
+        ancestors.append(ancestor)
+        ancestor = parents.get(ancestor.parent)
+    return ancestors
+
+
+def _transition(t: int, span: Span, call: LMCall) -> Transition:
+    model = as_text(call.body.get("model")) or call.answered_by
+    linked_choices(call.body["messages"], call.choices)
+    counts = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens}
+    usage = {name: count for name, count in counts.items() if count is not None}
+    body = {"id": call.response_id, "model": call.answered_by or model, "choices": call.choices, "usage": usage}
+    answered = call.choices or call.response_id or usage
+    duration_ms = (span.end - span.start) * 1000 if span.start is not None and span.end is not None else 0.0
+    return Transition(
+        t=t,
+        model=model,
+        request={"dialect": "chat", "body": {**({"model": model} if model else {}), **call.body}, "span": span.id},
+        response={"body": {key: value for key, value in body.items() if value or key == "choices"}}
+        if answered
+        else None,
+        output=_output_text(call.choices),
+        error=span.error,
+        failure=None if span.error is None else FailureKind.MODEL,
+        started_at=span.start or 0.0,
+        prompt_tokens=call.prompt_tokens,
+        completion_tokens=call.completion_tokens,
+        cost_usd=call.cost_usd,
+        latency_ms=round(max(duration_ms, 0.0), 3),
+    )
+
+
+def _output_text(choices: Sequence[dict[str, Any]]) -> str:
+    """Text of the first choice, including refusals and references to media."""
+    return answer_of("chat", {"choices": [choices[0]]}).output if choices else ""
+
+
+def _ends(trace: Trace, root: Span, first: LMCall) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Inputs and prediction: those of the trace, else those of the root span.
+
+    Inputs that were not recorded are replaced by the messages of the first LM call, because sealed tasks are identified
+    by their inputs. The answer of LM calls is read by `answer_in`.
+    """
+    inputs, outputs = as_inputs(trace.inputs), unwrapped(trace.outputs)
+    if not isinstance(root.does, LMCall):
+        inputs, outputs = inputs or as_inputs(root.inputs), outputs or unwrapped(root.outputs)
+    return inputs or as_inputs(first.body["messages"]), outputs
+
+
+def answer_in(transitions: Sequence[Transition]) -> dict[str, Any] | None:
+    """Prediction from the final answer of the LM calls; None without an answer or if it was not recorded."""
+    return prediction_of(final_answer(transitions).value, "output")
+
+
+def _place_tools(rollout: Rollout, spans: Sequence[Span], calls: Sequence[Span]) -> None:
+    """Assign each tool to the LM call that requested it by call id, else to the latest call before it.
+
+    If the trace has no tool spans, the tools are read from its messages.
+    """
+    requested = [{call["id"]: call["function"] for call in _tool_calls(t)} for t in rollout.transitions]
+    answers = _answers(rollout.transitions)
+    used = sorted(
+        ((span, span.does) for span in spans if isinstance(span.does, ToolUse)), key=lambda result: _order(result[0])
+    )
+    if not used:
+        for at, transition in enumerate(rollout.transitions):
+            for call in _tool_calls(transition):
+                result = answers(call["id"], at) if call["id"] else None
+                transition.tools.append(_record(call["function"]["name"], call["function"]["arguments"], result, None))
+        return
+    for span, does in used:
+        before = [at for at, call in enumerate(calls) if _order(call) <= _order(span)]
+        asking = [at for at, known in enumerate(requested) if does.call_id and does.call_id in known]
+        at_call = next(
+            (at for at in reversed(asking) if at in before), asking[0] if asking else before[-1] if before else None
+        )
+        request = requested[at_call].get(does.call_id, {}) if at_call is not None else {}
+        result = (
+            does.result if does.result is not None or not request or at_call is None else answers(does.call_id, at_call)
+        )
+        arguments = does.arguments if does.arguments not in (None, "") else request.get("arguments")
+        tool = _record(does.name or request.get("name", ""), arguments, result, span.error)
+        (rollout.early_tools if at_call is None else rollout.transitions[at_call].tools).append(tool)
+
+
+def _tool_calls(transition: Transition) -> list[dict[str, Any]]:
+    choices = transition.response["body"]["choices"] if transition.response else []
+    return choices[0]["message"].get("tool_calls") or [] if choices else []
+
+
+def _answers(transitions: Sequence[Transition]) -> Any:
+    """Lookup of tool results by call id: the last result in the first request after the call."""
+    results: dict[str, dict[int, str]] = {}
+    for at, transition in enumerate(transitions):
+        for message in transition.request["body"]["messages"]:
+            if message["role"] == "tool" and message.get("tool_call_id"):
+                results.setdefault(message["tool_call_id"], {})[at] = text_of(message["content"])
+
+    def answer(call_id: str, after: int) -> str | None:
+        return next((text for at, text in results.get(call_id, {}).items() if at > after), None)
+
+    return answer
+
+
+def _record(name: str, arguments: Any, result: Any, error: str | None) -> ToolCall:
+    message = parsed(result)
+    if isinstance(message, dict) and message.get("type") == "tool" and "content" in message:  # LangChain's ToolMessage
+        result = text_of(message["content"])
+    text = None if error is not None or result is None else as_text(result)[:_TEXT]
+    return ToolCall(name=name, arguments=as_arguments(parsed(arguments)), result=text, error=error)
+
+
+def _scores(rollout: Rollout, trace: Trace, selected: str | None) -> Iterator[Skipped]:
+    """Set verdicts from all scores, `score` from the selected one, and `human_rating` from the mean of human
+    ratings.
+    """
+    grades: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    for mark in trace.marks:
+        grade, problem = _grade(mark.value)
+        if problem:
+            yield Skipped(
+                where=mark.where or trace.where,
+                reason=f"the score {mark.name!r} is {mark.value!r:.200}: {problem}",
+                trace=trace.id,
+            )
+        reason = (
+            mark.reason
+            if grade is not None
+            else " ".join(filter(None, [f"imported as {mark.value!r:.200}", mark.reason]))
+        )
+        label = mark.label if mark.label is not None or not isinstance(mark.value, str) else mark.value
+        verdict = Verdict(
+            criterion=mark.name, grade=grade, scope="step" if mark.step else "final", reason=reason, label=label
+        )
+        rollout.verdicts.append(verdict)
+        if grade is not None and not mark.step:
+            grades[mark.human].setdefault(mark.name, []).append(grade)
+    for human, named in grades.items():
+        name = (
+            selected
+            if selected in named
+            else next(iter(named))
+            if len(named) == 1 and (human or selected is None)
+            else None
+        )
+        if name is not None and human:
+            rollout.human_rating = math.fsum(named[name]) / len(named[name])
+        elif name is not None:
+            rollout.score, rollout.rubric = named[name][-1], f"imported:{name}"
+        elif named and selected is None:
+            kind = "rating" if human else "score"
+            yield Skipped(
+                where=trace.where,
+                reason=f"several {kind}s ({', '.join(named)}) and none selected: stored as verdicts",
+                trace=trace.id,
+            )
+
+
+def _grade(value: Any) -> tuple[float | None, str]:
+    """Grade in [0, 1], or None and the problem. `yes` and `no` are 1 and 0; other texts are labels without a grade."""
+    if isinstance(value, str):
+        return _YES_NO.get(value.strip().lower()), ""
+    if value is None or not isinstance(value, int | float):
+        return None, "" if value is None else "not a number"
+    if not math.isfinite(value):
+        return None, "not a finite number"
+    return (float(value), "") if 0.0 <= value <= 1.0 else (None, "outside [0, 1]")
