@@ -71,6 +71,7 @@ def main(store: str, folder: str = "docs/images") -> None:
                 take(tab, target / f"page-{name}.png")
                 if name == "compile":
                     for part in ("Prompt before and after", "Candidates"):
+                        tab.evaluate("document.querySelectorAll('details').forEach(part => (part.open = !part.open))")
                         if tab.get_by_role("heading", name=part).count():
                             take(tab, target / f"page-{part.split()[0].lower()}.png", part)
             tab.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
