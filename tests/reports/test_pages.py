@@ -140,9 +140,12 @@ def test_an_undefined_template_value_is_an_error(tmp_path: Path) -> None:
 def test_every_page_extends_the_base() -> None:
     folder = importlib.resources.files("assay.reports") / "templates"
     names = {entry.name for entry in folder.iterdir()}
-    assert names == {"base.html", "parts.html", "study.html", "training.html"}
-    for name in names - {"base.html", "parts.html"}:
-        assert (folder / name).read_text().startswith('{% extends "base.html" %}')
+    parts = {"base.html", "parts.html", "report.html", "components.html", "compile_part.html"}
+    reports = {"report_compile.html", "report_compare.html", "report_evaluate.html"}
+    assert names == parts | reports | {"study.html", "training.html"}
+    for name in names - parts:
+        base = "report.html" if name in reports else "base.html"
+        assert (folder / name).read_text().startswith(f'{{% extends "{base}" %}}')
 
 
 def test_page_shows_the_curves_of_a_report_written_before_they_were_renamed(tmp_path: Path) -> None:
