@@ -86,7 +86,7 @@ def qualities(
 ) -> dict[str, dict[int, Quality]]:
     """Measured quality in production by task type and version."""
     rollouts, calls = schema.rollouts.c, schema.transitions.c
-    cost = sa.literal(0.0)
+    cost: Any = sa.literal(0.0)
     if preference.cost_weight:
         cost = sa.select(sa.func.sum(calls.cost_usd)).where(calls.rollout_id == rollouts.id).scalar_subquery()
     since = (time.time() if now is None else now) - 86400 * preference.window_days
