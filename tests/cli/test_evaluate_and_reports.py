@@ -146,21 +146,23 @@ def test_resume_continues_a_run_of_the_same_split(tmp_path: Path) -> None:
 
 def test_judge_verdicts_are_listed_separately_and_not_rated(tmp_path: Path) -> None:
     with Store() as store:
-        for name, source in (("a", "program"), ("b", "judge")):
+        for name, source, split in (("a", "program", "train"), ("b", "judge", "train"), ("c", "program", "gate")):
             store.put_rollout(
                 Rollout(
-                    id=name * 32, run_id="r", source=source, status="done", program=source, inputs={"question": name}
+                    id=name * 32, run_id="r", source=source, status="done", program=source, split=split,
+                    inputs={"question": name},
                 )
-            )
-    header, row = invoked("traces", "list").splitlines()
+            )  # fmt: skip
+    header, row = invoked("traces", "list", "--split", "train").splitlines()
     assert header.split() == ["id", "time", "phase", "split", "status", "score", "failure", "program", "first", "input"]
     assert row.startswith("a" * 16)
     (verdict,) = json.loads(invoked("traces", "list", "--source", "judge", "--json"))["rollouts"]
     assert verdict["id"] == "b" * 32
     assert invoked("traces", "rate", "aaaa", "0.5") == "1 rollout rated\n"
-    refused = CliRunner().invoke(group, ["traces", "rate", "bbbb", "0.5"])
-    assert isinstance(refused.exception, ConfigError)
-    assert "is a verdict of a judge" in str(refused.exception)
+    for name, reason in (("bbbb", "is a verdict of a judge"), ("cccc", "is of the sealed split gate")):
+        refused = CliRunner().invoke(group, ["traces", "rate", name, "0.5"])
+        assert isinstance(refused.exception, ConfigError)
+        assert reason in str(refused.exception)
 
 
 def test_stats_name_units_and_count_rollouts_by_status(tmp_path: Path) -> None:
@@ -191,7 +193,12 @@ def test_stats_name_units_and_count_rollouts_by_status(tmp_path: Path) -> None:
 
 
 def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path: Path) -> None:
-    data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), "--json"))
+    more = ["--report", "c.html", "--json"]
+    data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), *more))
+    page = (tmp_path / "c.html").read_text()
+    assert "<h1>Comparison of p.py:half and p.py:whole</h1>" in page
+    assert "+0.750 on 4 tasks, too few for an interval" in page
+    assert "right 0 → 1" in page
     assert (data["a"]["score"], data["b"]["score"]) == (0.25, 1.0)
     assert data["gain"]["mean"] == 0.75
     assert sorted((task["a"], task["b"]) for task in data["tasks"]) == [(0.0, 1.0)] * 3 + [(1.0, 1.0)]
@@ -215,7 +222,12 @@ def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path
 
 
 def test_empty_lists_name_the_filters_and_the_known_programs(tmp_path: Path) -> None:
-    invoked("evaluate", "p.py:half", *project(tmp_path))
+    invoked("evaluate", "p.py:half", *project(tmp_path), "--report", "e.html")
+    page = (tmp_path / "e.html").read_text()
+    assert re.search(r"<dt>Score, 95 % interval</dt><dd><bdi>0\.250 \[", page)
+    assert page.index("right 0.00") < page.index("right 1.00")
+    refused = CliRunner().invoke(group, ["evaluate", "p.py:half", "--report", "no/such/folder.html"])
+    assert (refused.exit_code, "name a file in a folder that exists" in refused.output) == (2, True)
     assert (
         len(invoked("traces", "list", "--phase", "evaluate", "--program", "HALF").splitlines()) == 1 + 4
     )  # with the header

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiles import put_compile
+from deployed import DEPLOYMENT, put_deployment
 from pages import NOW, rollout_of_sums
 
+from assay.deployment.deployments import Deployments
+from assay.reports.compiled import CompilePage, Decision
+from assay.reports.files import write_report
 from assay.testing.serving import served
 from assay.traces import Store
 from assay.web.access import PageAccess
@@ -22,7 +27,9 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">\u202e"
-PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a=run-1&b=run-1")
+PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a=run-1&b=run-1", "/runs/compiled",
+         "/compare?a=compiled&b=compiled", "/deployments", f"/deployments/{DEPLOYMENT}",
+         f"/deployments/{DEPLOYMENT}/order/rollback")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +41,14 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def address(store: Store) -> Iterator[str]:
+def address(store: Store, tmp_path: Path) -> Iterator[str]:
     store.put_run("run-1", kind="evaluate", config={"program": HOSTILE}, status="running", started_at=NOW)
     for number in (1, 2, 3):
         rollout_of_sums(store, number, inputs={"question": HOSTILE + "long" * 500})
-    store.flush()
+    put_compile(store, tmp_path, text=HOSTILE, run_id="compiled")
+    put_deployment(store, agent=HOSTILE[:60], rollouts=4)
     access = PageAccess(None, host="127.0.0.1")
-    with served(LocalPage(store, access).app()) as url:
+    with served(LocalPage(store, access, where=tmp_path / "page.db").app()) as url:
         yield f"{url}/?token={access.token}"
 
 
@@ -101,3 +109,40 @@ def test_the_json_of_a_call_is_loaded_when_it_is_opened(tab: Any) -> None:
     tab.locator("details.json pre").first.wait_for()
     assert '"latency_ms": 40.0' in tab.locator("details.json pre").first.inner_text()
     assert tab.problems == []
+
+
+def test_a_deployment_is_rolled_back_with_the_keyboard_alone(tab: Any, store: Store) -> None:
+    tab.goto(f"{tab.base}/deployments/{DEPLOYMENT}")
+    focus(tab, "Roll back …")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/order/rollback")
+    tab.get_by_label("Reason").focus()
+    tab.keyboard.type("slow")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(f"**/deployments/{DEPLOYMENT}")
+    (row,) = Deployments(store.engine).history(DEPLOYMENT)
+    assert (row["action"], row["reason"]) == ("rollback", "slow")
+    assert tab.problems == []
+
+
+def focus(tab: Any, text: str) -> None:
+    """Presses Tab until the element with this text has the focus."""
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        if tab.evaluate("document.activeElement.textContent").strip() == text:
+            return
+    raise AssertionError(f"Tab does not reach {text!r}")
+
+
+def test_a_report_shows_its_style_and_runs_nothing(tab: Any, tmp_path: Path) -> None:
+    change = Decision(split="gate", text=HOSTILE, tone="better")
+    file = write_report(
+        tmp_path / "r.html", "report_compile.html", title=HOSTILE, facts=[], page=CompilePage(decisions=[change]),
+        run_id="r", notes=[HOSTILE],
+    )  # fmt: skip
+    tab.goto(file.as_uri())
+    tab.problems.clear()  # the address of a file is no address of this server
+    assert tab.locator("dd.better").evaluate("element => getComputedStyle(element).color") == "rgb(26, 107, 52)"
+    assert tab.title() != "hacked"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360

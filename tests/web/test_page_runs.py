@@ -75,7 +75,7 @@ def test_a_run_shows_settings_cost_and_phases(store: Store) -> None:
 
 
 def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
-    put_run(store, "run-1", kind="compile")
+    put_run(store, "run-1", kind="judge compile")
     store.flush()
     folder = tmp_path / "runs" / "run-1"
     folder.mkdir(parents=True)
@@ -129,7 +129,7 @@ def two_runs(store: Store) -> Store:
 def test_two_runs_are_compared_by_task_the_worst_first(two_runs: Store) -> None:
     text = read(two_runs, "/compare?a=a&b=b")
     # (-1 + 0.5 + 0.4 + 0 + 0 + 0) / 6 = -0.0167
-    assert "-0.017 from first to second over 6 tasks" in text
+    assert "-0.017 on 6 tasks, 95 % interval" in text
     assert "2 better, 1 worse, 3 the same; 1 not scored in both" in text
     assert re.findall(r"<bdi>How much is (\d+)", text) == ["100", "103", "104", "105", "102", "101"]
     assert "no significant difference" in text
@@ -148,7 +148,7 @@ def test_evaluations_of_one_run_are_compared_from_earlier_to_later(store: Store)
         rollout_of_sums(store, number, task_id="task", phase=phase, split=phase, program_version=version, score=score)
     store.flush()
     text = read(store, "/compare?a=run-1&b=run-1")
-    assert "+0.500 from first to second over 1 task" in text
+    assert "+0.500 on 1 task, too few for an interval" in text
     assert re.findall(r"<option selected>([^<]*)", text) == ["test · test · v1", "test · test · v2"]
 
 
@@ -165,7 +165,7 @@ def test_a_run_without_tasks_cannot_be_compared(store: Store) -> None:
 
 def test_an_evaluation_of_another_run_is_left_out(two_runs: Store) -> None:
     """As the form sends it after another run was typed."""
-    assert "over 6 tasks" in read(two_runs, "/compare?a=a&b=b&of_a=of+another+run")
+    assert "on 6 tasks" in read(two_runs, "/compare?a=a&b=b&of_a=of+another+run")
 
 
 def test_an_unknown_cost_is_no_number(store: Store) -> None:

@@ -53,6 +53,7 @@ class CompileReport(ReportRepr):
     dropped_rows: int = 0
     openings: Openings | None = None  # of the test split
     stored: Mapping[str, Any] | None = None  # stored report of a run that had already ended
+    run_id: str = ""
 
     @property
     def program(self) -> dspy.Module:
@@ -146,6 +147,7 @@ def compile(
             job.end_as_before(stored)
             return _as_stored(job, config, stored)
         report = _compiled(job, config, search, progress)
+        report.run_id = job.run_id
         report.artifact = _save(
             job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config)
         )
@@ -207,7 +209,7 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
         notes=stored["notes"],
         gate=Gain.of(stored["gate"]), test_gain=Gain.of(stored["test"]["gain"]),
     )  # fmt: skip
-    return CompileReport(Path(stored["artifact"]), outcome, job.session.meter, config, stored=stored)
+    return CompileReport(Path(stored["artifact"]), outcome, job.session.meter, config, stored=stored, run_id=job.run_id)
 
 
 def _artifact_name(job: Job, config: CompileSettings) -> str:

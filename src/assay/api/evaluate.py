@@ -48,6 +48,7 @@ class EvaluationReport(ReportRepr):
     corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     openings: Openings | None = None  # of the test split
     notes: Sequence[str] = ()
+    run_id: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
@@ -119,7 +120,7 @@ def evaluate(
             corrected = corrected_means(job.session.rubric, job.store, job.run_id)
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
-        corrected, job.openings, notes,
+        corrected, job.openings, notes, job.run_id,
     )  # fmt: skip
 
 

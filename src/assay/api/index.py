@@ -20,6 +20,7 @@ from assay.runs.settings.store_options import IndexOptions
 from assay.sources.modules import located
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.reprs import ReportRepr
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine, url_without_password
 from assay.traces.store.location import store_file, store_url
@@ -27,8 +28,8 @@ from assay.traces.store.location import store_file, store_url
 __all__ = ["IndexReport", "index"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndexReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class IndexReport(ReportRepr):
     """What `assay.index` did.
 
     Attributes:

@@ -19,7 +19,7 @@ from assay.support.keywords import takes
 from assay.support.times import since
 from assay.traces.gateway.left_open import close_abandoned
 from assay.traces.importers import ImportReport, import_traces
-from assay.traces.rating import UNRATED_SOURCES, why_not_rated
+from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.listing import find_rollouts, known_programs
@@ -78,12 +78,7 @@ def rate_rollout(store: Store, rollout_id: str, rating: float) -> str:
         ConfigError: the rating is out of range, or the rollout takes none.
     """
     rollout = store.rollout(rollout_id)
-    if rollout.source in UNRATED_SOURCES:
-        raise ConfigError(
-            f"{why_not_rated(rollout)}. Rate the program's rollout (see assay traces list); "
-            "to give a judge an example, use assay judge label"
-        )
-    store.rate(rollout.id, rating)
+    store_rating(store, rollout, rating)
     return rollout.id
 
 

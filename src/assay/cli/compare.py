@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
-from assay.cli.options import job_options
+from assay.cli.options import job_options, report_option
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import CompareSettings
@@ -18,12 +18,14 @@ __all__ = ["command"]
 @click.argument("b")
 @settings_flags(CompareSettings, sizes=())
 @job_options()
+@report_option()
 def command(a: str, b: str, **values: Any) -> None:
     """Score A and B (programs' names or artifacts' folders) on the same tasks. The gain is the score of B minus that of
     A, with a 95 % interval."""
     from assay.api.compare import compare
+    from assay.api.pages import write_compare_page
 
-    as_json, store, resume = pop_values(values, "as_json", "store", "resume")
+    as_json, store, resume, page = pop_values(values, "as_json", "store", "resume", "report")
     settings = command_settings(values, CompareSettings, artifact=is_artifact(a, b))
     report = compare(a, b, store=store, resume=resume, progress=Console(), **settings)
     data = report.to_dict()
@@ -31,6 +33,8 @@ def command(a: str, b: str, **values: Any) -> None:
         print_json(data)
     else:
         _show(data)
+    if page is not None:
+        write_compare_page(page, report, store=store)
     require_coverage(data)
 
 

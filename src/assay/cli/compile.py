@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
-from assay.cli.options import job_options
+from assay.cli.options import job_options, report_option
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -28,6 +28,7 @@ __all__ = ["command", "print_report", "table_rows"]
 @click.argument("program", required=False)
 @settings_flags(CompileSettings)
 @job_options(dry_run=True, out="Folder to write the artifact to.")
+@report_option()
 def command(program: str | None, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
 
@@ -36,16 +37,22 @@ def command(program: str | None, **values: Any) -> None:
     converse).
     """
     from assay.api.compile import compile
+    from assay.api.pages import write_compile_page
 
-    as_json, store, out, resume, dry = pop_values(values, "as_json", "store", "out", "resume", "dry_run")
+    as_json, store, out, resume, dry, page = pop_values(
+        values, "as_json", "store", "out", "resume", "dry_run", "report"
+    )
     program, settings = command_job(values, program, CompileSettings)
     if dry:
         return dry_run("compile", program, settings, as_json=as_json, store=store)
-    data = compile(program, out=out, store=store, resume=resume, progress=Console(), **settings).to_dict()
+    report = compile(program, out=out, store=store, resume=resume, progress=Console(), **settings)
+    data = report.to_dict()
     if as_json:
         print_json(data)
     else:
         print_report(data)
+    if page is not None:
+        write_compile_page(page, report, store=store)
     require_coverage(data)
 
 

@@ -6,7 +6,7 @@ import click
 
 from assay.cli.flags import command_job, settings_flags
 from assay.cli.numbers import Number
-from assay.cli.options import job_options
+from assay.cli.options import job_options, report_option
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -34,12 +34,16 @@ __all__ = ["command", "print_result"]
     help="Exit with code 1 if the score is below this or missing (for CI).",
 )
 @job_options(dry_run=True)
+@report_option()
 def command(program: str | None, **values: Any) -> None:
     """Score PROGRAM (a program's name or an artifact's folder), with a 95 % interval, by criterion and by task type."""
     from assay.api.evaluate import evaluate
+    from assay.api.pages import write_evaluation_page
     from assay.errors import ModelError
 
-    as_json, store, resume, least, dry = pop_values(values, "as_json", "store", "resume", "fail_under", "dry_run")
+    as_json, store, resume, least, dry, page = pop_values(
+        values, "as_json", "store", "resume", "fail_under", "dry_run", "report"
+    )
     program, settings = command_job(values, program, EvaluateSettings)
     if dry:
         return dry_run("evaluate", program, settings, as_json=as_json, store=store)
@@ -49,6 +53,8 @@ def command(program: str | None, **values: Any) -> None:
         print_json(data)
     else:
         print_result(program, data)
+    if page is not None:
+        write_evaluation_page(page, report, program=program, store=store)
     if (reason := report.evaluation.why_unscored) is not None:
         raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
     require_coverage(data)

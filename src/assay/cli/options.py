@@ -3,9 +3,11 @@
 Each is defined once. Flags of settings are made by `assay.cli.flags`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +24,7 @@ __all__ = [
     "name_option",
     "out_option",
     "reason_option",
+    "report_option",
     "resume_option",
     "rubric_option",
     "store_option",
@@ -59,6 +62,19 @@ def job_options(*, resume: bool = True, dry_run: bool = False, out: str = "") ->
         json_option(),
     ]
     return lambda function: with_options(function, options)
+
+
+def report_option() -> Decorator:
+    """`--report`."""
+    help_text = "Also write the report to this HTML file, which can be sent: it loads nothing."
+    return click.option("--report", metavar="FILE.html", callback=_writable, help=help_text)
+
+
+def _writable(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Refuses a file that cannot be written, before the job costs anything."""
+    if value is None or (os.access(Path(value).resolve().parent, os.W_OK) and not Path(value).is_dir()):
+        return value
+    raise click.BadParameter(f"{value} cannot be written: name a file in a folder that exists")
 
 
 def store_option() -> Decorator:

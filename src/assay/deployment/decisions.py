@@ -241,7 +241,12 @@ def _gain(plan: Plan, step: Step, state: State, made: _Maker, done: int, held: b
         if metric.success_gain is not None
     ]
     won = [_has_gain(plan, state, metric, reading) for metric, reading in goals]
-    texts = ", ".join(f"{metric.name} {reading.gain:+.3f} (above {reading.low:+.3f})" for metric, reading in goals)
+    texts = ", ".join(
+        f"{metric.name} {reading.gain:+.3f} (above {reading.low:+.3f})"
+        if math.isfinite(reading.gain)
+        else f"{metric.name} not known of both arms in this step"
+        for metric, reading in goals
+    )
     if held and all(won):
         last = state.step + 1 == len(plan.steps)
         return made("promote" if last else "next", "success", f"gain: {texts}", evaluated=evaluated)

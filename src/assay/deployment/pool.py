@@ -20,6 +20,7 @@ from assay.datasets.tasks import SPLITS, Task, content_hash
 from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, DataError
+from assay.support.reprs import ReportRepr
 from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
 from assay.traces.export.hiding import Hider
 from assay.traces.export.selection import Selection, difficulty_of, snapshot
@@ -56,8 +57,8 @@ class _Candidate:
         return self.failed > 0 or self.mean < 1 / 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PoolReport(ReportRepr):
     """A pool that was written, or would be.
 
     Attributes:

@@ -14,6 +14,7 @@ from assay.deployment.plan import Metric, Plan
 from assay.deployment.readings import Paired
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
+from assay.support.reprs import ReportRepr
 
 __all__ = ["SimulatedDeployment", "SimulationReport", "simulate"]
 
@@ -165,8 +166,8 @@ class SimulatedDeployment:
         return {arm: int(self._requests[steps, at].sum()) for at, arm in enumerate(_ARMS)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SimulationReport(ReportRepr):
     """Results of simulated deployments.
 
     Attributes:

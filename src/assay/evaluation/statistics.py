@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 _RESAMPLES = 4999
+_AT_ONCE = 500_000  # drawn values in memory
 BOOTSTRAP_MIN_LEVEL = 0.005  # smallest level of a bootstrap with so many resamples
 _FEWEST = 5  # pairs under which no interval is claimed
 _ONE_SIDED = 0.05  # error of a one-sided interval
@@ -80,20 +81,48 @@ def interval_of(
     if np.ptp(values) == 0:
         share = min(1.0, -math.log(level) / n)
         return mean - share * (mean - lowest), mean + share * (highest - mean)
-    from scipy import stats
-
     spread = float(np.append(values, [lowest, highest]).std(ddof=1)) if guarded else float(values.std(ddof=1))
-    reach = float(stats.t.ppf(1 - level / 2, n - 1)) * spread / math.sqrt(n)
+    reach = _student(1 - level / 2, n - 1) * spread / math.sqrt(n)
     low, high = mean - reach, mean + reach
     if level < BOOTSTRAP_MIN_LEVEL:
         return max(lowest, low), min(highest, high)
-    rng = np.random.default_rng(0)
-    bootstrap = stats.bootstrap(
-        (values,), np.mean, n_resamples=_RESAMPLES, method="BCa", confidence_level=1 - level, rng=rng
-    ).confidence_interval
-    if math.isfinite(bootstrap.low) and math.isfinite(bootstrap.high):
-        low, high = min(low, float(bootstrap.low)), max(high, float(bootstrap.high))
+    ends = _bootstrapped(values, level)
+    if all(map(math.isfinite, ends)):
+        low, high = min(low, ends[0]), max(high, ends[1])
     return max(lowest, low), min(highest, high)
+
+
+def _student(share: float, freedom: int) -> float:
+    """Quantile of Student's t. `scipy.special` takes a third of the memory and time that `scipy.stats` takes."""
+    from scipy import special
+
+    return float(special.stdtrit(freedom, share))
+
+
+def _bootstrapped(values: np.ndarray, level: float) -> tuple[float, float]:
+    """BCa interval of the mean (Efron 1987, JASA 82:171), as `scipy.stats.bootstrap` computes it with the same seed.
+
+    Returns:
+        NaN at an end that the resamples do not have.
+    """
+    from scipy import special
+
+    n, rng, means = len(values), np.random.default_rng(0), np.empty(_RESAMPLES)
+    at_once = max(1, _AT_ONCE // n)  # rows of a matrix that stays small; the stream of draws is the same
+    for start in range(0, _RESAMPLES, at_once):
+        rows = min(at_once, _RESAMPLES - start)
+        means[start : start + rows] = values[rng.integers(0, n, (rows, n))].mean(axis=1)
+    mean = values.mean()
+    below = (np.count_nonzero(means < mean) + np.count_nonzero(means <= mean)) / (2 * _RESAMPLES)
+    # A mean without one value differs from the mean of all by (mean - value) / (n - 1).
+    influence = values - mean
+    acceleration = (influence**3).sum() / (6 * (influence**2).sum() ** 1.5)
+    bias, tail = float(special.ndtri(below)), float(special.ndtri(level / 2))
+    ends = [bias + edge / (1 - acceleration * edge) for edge in (bias + tail, bias - tail)]
+    if not all(map(math.isfinite, ends)):
+        return math.nan, math.nan
+    low, high = np.quantile(means, special.ndtr(ends))
+    return float(low), float(high)
 
 
 def mean_interval(scores: Sequence[float]) -> tuple[float, float]:
@@ -129,9 +158,7 @@ def mean_difference(differences: Sequence[float]) -> tuple[float, float | None, 
     values = np.array(differences, dtype=float)
     if len(values) < _FEWEST:
         return (float(values.mean()) if len(values) else math.nan), None, None
-    from scipy import stats
-
-    reach = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    reach = _student(0.975, len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     mean = float(values.mean())
     return mean, mean - reach, mean + reach
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import MissingExtra
+from assay.reports.rendering import page_environment
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,12 +54,4 @@ def write_html(path: Path, template: str, *, title: str, facts: Mapping[str, Any
 
 @cache
 def _environment() -> "Environment":
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
-        loader=PackageLoader("assay.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return page_environment("assay.reports", link=lambda *path, **query: "")

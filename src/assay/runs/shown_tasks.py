@@ -11,7 +11,7 @@ from assay.deployment import Artifact
 from assay.programs import program_state
 from assay.traces import Recorder
 from assay.traces.records import subject_digest
-from assay.traces.shown import Carried
+from assay.traces.shown import Carried, demos_in
 
 __all__ = ["carried_by", "demonstrated_tasks"]
 
@@ -26,7 +26,7 @@ def demonstrated_tasks(
         far as known, in the order of the program's state. `people`: hashes of the names of their data subjects.
     """
     tasks_by_hash = {task.content_hash: task for task in tasks}
-    texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in _demos_in(program_state(program))]
+    texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in demos_in(program_state(program))]
     by_demo = [sorted(recorder.texts.within(_readable(text))) for text in texts]
     hashes = {task for demo in by_demo for task in demo} | recorder.carried.tasks
     hashes |= set(recorder.demonstrated_tasks) & tasks_by_hash.keys() if texts else set()
@@ -42,7 +42,7 @@ def demonstrated_tasks(
 def carried_by(artifact: Artifact) -> Carried:
     """The tasks that calls of a loaded program may show, with the text that identifies each demonstration."""
     entry = artifact.manifest.get("shown") or {}
-    demos, by_demo = _demos_in(program_state(artifact.program)), entry.get("by_demo")
+    demos, by_demo = demos_in(program_state(artifact.program)), entry.get("by_demo")
     if by_demo is None or len(by_demo) != len(demos):  # artifact of an older version
         return Carried(entry.get("tasks", ()))
     lines = [_readable(json.dumps(demo, ensure_ascii=False, default=str)).splitlines() for demo in demos]
@@ -65,15 +65,3 @@ def _readable(text: str) -> str:
 
     collect(json.loads(text))
     return "\n".join(lines)
-
-
-def _demos_in(state: Any) -> list[Any]:
-    """Demonstrations anywhere in a program's state."""
-    if isinstance(state, dict):
-        demos = [
-            demo for name in ("demos", "pool") for demo in state.get(name) or () if isinstance(state.get(name), list)
-        ]
-        return demos + [
-            demo for name, part in state.items() if name not in ("demos", "pool") for demo in _demos_in(part)
-        ]
-    return [demo for part in state for demo in _demos_in(part)] if isinstance(state, list) else []

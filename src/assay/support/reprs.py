@@ -5,8 +5,15 @@ from typing import Any
 
 __all__ = ["ReportRepr"]
 
-_FIRST = ("artifact", "path", "name", "split", "winner", "best", "replaces")
-_LAST = ("rollouts", "rows", "passed", "steps", "best_step", "agreement", "converged", "calls", "cost_usd", "stopped")
+_FIRST = (
+    "artifact", "path", "name", "agent", "deployment", "status", "stage", "share", "decision", "action", "split",
+    "winner", "best", "replaces",
+)  # fmt: skip
+_LAST = (
+    "rollouts", "rows", "passed", "steps", "best_step", "agreement", "converged", "calls", "cost_usd", "reason",
+    "stopped",
+)  # fmt: skip
+_FEW, _MANY = 3, 8  # facts; a report that has fewer than `_FEW` of the names above shows others
 
 
 class ReportRepr:
@@ -19,6 +26,10 @@ class ReportRepr:
             if isinstance(part, dict) and part:
                 facts.append((key, _measure(part)))
         facts += [(key, data[key]) for key in _LAST if isinstance(data.get(key), str | int | float)]
+        if len(facts) < _FEW:
+            known = {key for key, _ in facts}
+            more = ((key, value) for key, value in data.items() if key not in known)
+            facts += [(key, value) for key, value in more if isinstance(value, str | int | float)][:_MANY]
         return [(key, _short(value)) for key, value in facts]
 
     def __repr__(self) -> str:

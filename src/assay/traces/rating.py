@@ -1,8 +1,11 @@
-"""Which rollouts a person may rate. Does not store ratings: `Store.rate` does."""
+"""Which rollouts a person may rate: one rule for the command line and the local page."""
 
+from typing import Protocol
+
+from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout
 
-__all__ = ["SEALED", "UNRATED_SOURCES", "why_not_rated"]
+__all__ = ["SEALED", "UNRATED_SOURCES", "store_rating", "why_not_rated"]
 
 UNRATED_SOURCES = ("outside", *NOT_AGENTS)  # sources of rollouts that no export uses by itself
 _NAMES = {
@@ -25,3 +28,23 @@ def why_not_rated(rollout: Rollout) -> str | None:
     if rollout.status == "running":
         return f"{rollout.id} is still running"
     return None
+
+
+class Ratings(Protocol):
+    """Stores ratings."""
+
+    def rate(self, rollout_id: str, rating: float) -> None: ...
+
+
+def store_rating(store: Ratings, rollout: Rollout, rating: float) -> None:
+    """Stores a person's rating, in [0, 1].
+
+    Raises:
+        ConfigError: the rollout takes no rating.
+    """
+    if (reason := why_not_rated(rollout)) is not None:
+        hint = ""
+        if rollout.source in UNRATED_SOURCES:
+            hint = ". Rate the program's rollout (see assay traces list); for a judge's example use assay judge label"
+        raise ConfigError(f"not rated: {reason}{hint}")
+    store.rate(rollout.id, rating)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["Carried", "OwnTask", "TaskTexts", "message_texts", "occurs_in"]
+__all__ = ["Carried", "OwnTask", "TaskTexts", "demos_in", "message_texts", "occurs_in"]
 
 _WORD = re.compile(r"\w+")
 _SHARED = 8  # maximum number of tasks with a common input that still identifies them
@@ -357,3 +357,15 @@ def occurs_in(part: str, text: str) -> bool:
             return True
         at = text.find(part, at + 1)
     return False
+
+
+def demos_in(state: Any) -> list[Any]:
+    """Demonstrations anywhere in a program's state."""
+    if isinstance(state, dict):
+        demos = [
+            demo for name in ("demos", "pool") for demo in state.get(name) or () if isinstance(state.get(name), list)
+        ]
+        return demos + [
+            demo for name, part in state.items() if name not in ("demos", "pool") for demo in demos_in(part)
+        ]
+    return [demo for part in state for demo in demos_in(part)] if isinstance(state, list) else []

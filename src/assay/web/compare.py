@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.errors import ConfigError
+from assay.reports.sides import sides_of
 from assay.traces.store import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.listing import find_run, list_runs
 from assay.web.filters import given
 from assay.web.rendering import View, link
-from assay.web.texts import preview
 
 __all__ = ["compare_view"]
 
@@ -26,12 +26,14 @@ def compare_view(store: Store, query: Mapping[str, str]) -> View:
     runs = [find_run(store, values[name]) if name in values else None for name in ("a", "b")]
     sides = [_side(store, run, values.get(f"of_{name}")) for run, name in zip(runs, "ab", strict=True)]
     content: dict[str, Any] = {
-        "filters": values, "offered": list_runs(store, limit=_OFFERED), "sides": sides, "order": "", "gain": None,
+        "filters": values, "offered": list_runs(store, limit=_OFFERED), "sides": sides, "order": "", "compared": None,
     }  # fmt: skip
     if sides[0] and sides[1]:
         first, second = _chosen(sides, values)
         sides[0]["chosen"], sides[1]["chosen"] = first.name, second.name
-        content |= _compared(first, second, better_first=values.get("order") == "better")
+        better_first = values.get("order") == "better"
+        ids = (sides[0]["run"]["id"], sides[1]["run"]["id"])
+        content["compared"] = sides_of(store, ids, first, second, rows=_ROWS, better_first=better_first)
         address = {name: values[name] for name in _FIELDS if name in values and name != "order"}
         content["order"] = link("compare", **address, order="" if values.get("order") == "better" else "better")
     return View(template="compare.html", title="Compare", values=content)
@@ -69,28 +71,3 @@ def _chosen(sides: list[Any], values: Mapping[str, str]) -> tuple[Evaluated, Eva
         return not first.scores.keys().isdisjoint(second.scores), decides, at
 
     return max(enumerate(pairs), key=rank)[1]
-
-
-def _compared(first: Evaluated, second: Evaluated, *, better_first: bool) -> dict[str, Any]:
-    from assay.evaluation.statistics import paired_gain  # numpy is loaded with the first comparison, not at the start
-
-    before, after = first.scores, second.scores
-    shared = sorted(before.keys() & after.keys())
-    changes = sorted(((after[key] - before[key], key) for key in shared), reverse=better_first)
-    rows = [
-        {
-            "task": key, "text": preview(second.tasks[key].inputs, 200), "change": change,
-            "before": before[key], "after": after[key],
-            "first": first.tasks[key].rollouts[-1], "second": second.tasks[key].rollouts[-1],
-        }
-        for change, key in changes[:_ROWS]
-    ]  # fmt: skip
-    return {
-        "gain": paired_gain(before, after),
-        "rows": rows,
-        "left_out": len(changes) - len(rows),
-        "worse": sum(change < 0 for change, _ in changes),
-        "better": sum(change > 0 for change, _ in changes),
-        "same": sum(change == 0 for change, _ in changes),
-        "alone": len(first.tasks.keys() | second.tasks.keys()) - len(shared),
-    }

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.reports.texts import Budget, Clipped, pretty
 from assay.traces.messages.dialects import Message, answer_of, chat_messages
 from assay.traces.records import ToolCall, Transition
-from assay.web.texts import Budget, Clipped, pretty
 
 __all__ = ["Said", "ToolUse", "Turn", "tools_of", "turns_of"]
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from assay.web import texts
+from assay.reports.rendering import page_environment, stylesheet
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -49,7 +49,7 @@ def link(*path: str, **query: Any) -> str:
 @cache
 def static_file(name: str) -> tuple[bytes, str]:
     """The content of a static file, and its digest."""
-    content = files("assay.web").joinpath("static", name).read_bytes()
+    content = stylesheet() if name == "page.css" else files("assay.web").joinpath("static", name).read_bytes()
     return content, sha256(content).hexdigest()[:12]
 
 
@@ -57,27 +57,10 @@ def _static_link(name: str) -> str:
     return link("static", name, v=static_file(name)[1])
 
 
-def _finalized(value: Any) -> Any:
-    """What a template writes for a value, before it is escaped. Markup is the output of other templates."""
-    return texts.readable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
 @cache
 def _environment() -> "Environment":
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("assay.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalized,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {"link": link, "static": _static_link}
-    environment.filters |= {
-        name: getattr(texts, name) for name in ("figure", "iso", "moment", "preview", "seconds", "size")
-    }
+    environment = page_environment("assay.web", "assay.reports", link=link)
+    environment.globals["static"] = _static_link
     return environment
 
 

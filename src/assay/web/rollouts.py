@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from assay.cli.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
-from assay.traces.rating import why_not_rated
+from assay.reports.texts import Budget, pretty
+from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -19,7 +20,6 @@ from assay.web.conversation import tools_of, turns_of
 from assay.web.filters import FAILURES, SPLITS, STATUSES, cursor_of, number_of, rollout_filters
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
-from assay.web.texts import Budget, pretty
 
 __all__ = ["call_json", "one_rollout", "rate", "rollout_json", "rollout_view", "rollouts_view"]
 
@@ -159,12 +159,10 @@ def rate(store: Store, rollout_id: str, text: str) -> Rollout:
         UnknownRollout: no rollout has this id.
     """
     rollout = one_rollout(store, rollout_id)
-    if (reason := why_not_rated(rollout)) is not None:
-        raise ConfigError(f"not rated: {reason}")
     rating = number_of({"rating": text}, "rating")
     if rating is None:
         raise ConfigError("rating='' must be a number from 0 to 1")
-    store.rate(rollout.id, rating)
+    store_rating(store, rollout, rating)
     rollout.human_rating = rating
     return rollout
 

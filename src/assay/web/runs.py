@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from assay.cli.repeat import resume_command, run_command
+from assay.reports.compiled import compile_page
 from assay.reports.results import result_lines
+from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
-from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of
+from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import rollouts_of_run
+from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, given
 from assay.web.rendering import View, link
-from assay.web.texts import Budget, pretty
 
 __all__ = ["COUNTED", "RUNNING_S", "run_page", "runs_page"]
 
 RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise
-_ROWS = 50
+_ROWS, _TASKS = 50, 100
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 STATUSES = ("running", "done", "stopped", "failed")
 
@@ -63,6 +65,13 @@ def run_page(
     # Counting reads every rollout and call of the run: of a large one only if it is asked for.
     counts = query.get("count") == "all" or rollouts_of_run(store, run["id"], most=COUNTED) <= COUNTED
     report = finished_report(where, run["id"]) or {}
+    compiled = None
+    if run["kind"] == "compile" and counts:
+        better_first = query.get("order") == "better"
+        compiled = compile_page(
+            store, run["id"], report, run_folder(where, run["id"]), split=query.get("split", ""), rows=_TASKS,
+            better_first=better_first,
+        )  # fmt: skip
     running, commands = run["status"] == "running", []
     resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
     if resume is not None:
@@ -76,6 +85,8 @@ def run_page(
         title=f"Run {run['id']}",
         values={
             "run": run,
+            "compiled": compiled,
+            "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,

@@ -1,7 +1,7 @@
 """The HTTP server of the local page: routes, access, headers, and parts that the browser loads again.
 
 Queries run in threads of their own. Who may do what is in `assay.web.access`, what a page shows in `assay.web.runs`,
-`rollouts` and `compare`.
+`rollouts`, `compare` and `deployments`.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from aiohttp import web
 from markupsafe import Markup
 
 from assay.errors import AssayError, ConfigError, StoreError, UnknownRollout
+from assay.reports.texts import pretty, readable
 from assay.support.scrubbing import add_secrets, message
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report
 from assay.web import compare, rollouts, runs
 from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
 from assay.web.rendering import STATIC, View, link, render, static_file
-from assay.web.texts import pretty, readable
 
 __all__ = ["LocalPage", "reachable"]
 
@@ -73,6 +73,10 @@ class LocalPage:
         app.router.add_get("/rollouts/{rollout}/calls/{t}", self._call_json)
         app.router.add_post("/rollouts/{rollout}/rating", self._rate)
         app.router.add_get("/compare", self._compare)
+        app.router.add_get("/deployments", self._deployments)
+        app.router.add_get("/deployments/{deployment}", self._deployment)
+        app.router.add_get("/deployments/{deployment}/order/{action}", self._confirm)
+        app.router.add_post("/deployments/{deployment}/order", self._order)
         app.router.add_post("/login", self._login)
         app.router.add_get("/static/{name}", self._static)
         app.on_cleanup.append(self._end)
@@ -226,6 +230,32 @@ class LocalPage:
 
     async def _compare(self, request: web.Request) -> web.Response:
         return self._answer(request, await self._query(compare.compare_view, request.query))
+
+    async def _deployments(self, request: web.Request) -> web.Response:
+        from assay.web.deployments import deployments_view  # numpy is loaded with the first of these pages
+
+        return self._answer(request, await self._query(deployments_view))
+
+    async def _deployment(self, request: web.Request) -> web.Response:
+        from assay.web.deployments import deployment_view
+
+        name, query = request.match_info["deployment"], request.query
+        view = await self._query(deployment_view, name, query, store_flag=self._store_flag)
+        return self._answer(request, view)
+
+    async def _confirm(self, request: web.Request) -> web.Response:
+        from assay.web.deployments import confirm_view
+
+        name, action = request.match_info["deployment"], request.match_info["action"]
+        return self._answer(request, await self._query(confirm_view, name, action))
+
+    async def _order(self, request: web.Request) -> web.Response:
+        from assay.web.deployments import give_order
+
+        form = await request.post()
+        self.access.check_change(request, request.headers.get(CSRF_HEADER) or str(form.get(CSRF_FIELD, "")))
+        ordered = await self._query(give_order, request.match_info["deployment"], form)
+        return web.Response(status=303, headers={"Location": link("deployments", ordered.id)})
 
     async def _rate(self, request: web.Request) -> web.Response:
         form = await request.post()

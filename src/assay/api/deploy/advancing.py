@@ -9,17 +9,17 @@ from typing import Any
 from assay.api.deploy.replay import replay
 from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
 from assay.deployment.deployments import Deployment, Deployments
-from assay.deployment.events import Hook, Notifier
+from assay.deployment.events import Hook
+from assay.deployment.standing import notify
 from assay.deployment.watching import watched, watches_now
 from assay.errors import DeploymentError
 from assay.evaluation.progress import Progress
 from assay.support.scrubbing import error_text
 from assay.traces import Store
 
-__all__ = ["Advancer", "advanced", "notify"]
+__all__ = ["Advancer", "advanced"]
 
 _LOG = logging.getLogger("assay.deployed")
-_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next", "alarm": "alarm"}
 _REST = 50  # an evaluation is followed by a pause of so many times its CPU time, so that it takes at most 2 % of a core
 _LONGEST_S = 300.0  # of such a pause
 _REPLAYED = 20  # rollouts in one go
@@ -49,18 +49,6 @@ def advanced(
     decision = advance(deployments, found.id, moment)
     notify(found, decision, hooks)
     return decision
-
-
-def notify(found: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -> None:
-    """Sends what was decided, after it was written."""
-    if decision.action not in _EVENTS:
-        return
-    notifier = Notifier((*found.plan.events, *hooks))
-    notifier.notify(
-        _EVENTS[decision.action], agent=found.agent, deployment=found.id, champion=found.champion,
-        candidate=found.candidate, step=decision.step + 1, rule=decision.rule, reason=decision.reason,
-    )  # fmt: skip
-    notifier.close()
 
 
 class Advancer:

@@ -21,6 +21,7 @@ from assay.runs.settings.deploy import StartSettings
 from assay.runs.settings.store_options import StartOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.reprs import ReportRepr
 from assay.traces import Store
 
 __all__ = ["StartReport", "expected_requests", "start_deployment"]
@@ -28,8 +29,8 @@ __all__ = ["StartReport", "expected_requests", "start_deployment"]
 _RUNS = 40  # simulated deployments for the expected number of requests
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StartReport(ReportRepr):
     """What `start_deployment` returns.
 
     Attributes:

@@ -26,6 +26,7 @@ from assay.runs.opening import home_of
 from assay.runs.settings.loop import LoopSettings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import error_text
 from assay.support.settings import settings_of
 from assay.traces import Store
@@ -33,8 +34,8 @@ from assay.traces import Store
 __all__ = ["LoopRunReport", "run_loop"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopRunReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoopRunReport(ReportRepr):
     """What one run of a loop did.
 
     Attributes:

@@ -12,13 +12,14 @@ from assay.deployment.monitoring import loop_figures
 from assay.errors import AssayError, DeploymentError
 from assay.runs.settings.loop import LoopLimits, LoopSettings
 from assay.support.keywords import takes
+from assay.support.reprs import ReportRepr
 from assay.traces import Store
 
 __all__ = ["LoopStatusReport", "loop_status"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopStatusReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoopStatusReport(ReportRepr):
     """Where a loop stands.
 
     Attributes:

@@ -23,7 +23,8 @@ __all__ = ["rate_command"]
 def rate_command(rollout_id: str | None, rating: float | None, store: str | None, as_json: bool, **values: Any) -> None:
     """Rate one rollout from 0 to 1. Without ROLLOUT_ID, ask for a rating of each rollout that has none.
 
-    An export of training data uses the rating in place of the rubric's score.
+    An export of training data uses the rating in place of the rubric's score. Therefore rollouts of the sealed splits
+    gate and test take none, and neither do verdicts of judges and running rollouts.
     """
     from assay.api.rollouts import rate_rollout
 

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from assay.optimizers.parameters.space import Space
 from assay.optimizers.prompts.demonstrations import Demonstration, with_demos
 from assay.optimizers.prompts.selection import select
 from assay.optimizers.prompts.thinking import POLICIES
-from assay.programs import ToolAgent
+from assay.programs import ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
-from assay.programs.compose import NearestDemos, input_key
+from assay.programs.compose import NearestDemos, input_key, without_nearest
 
 __all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel"]
 
@@ -96,14 +97,33 @@ class Candidate:
         counts = [count for count in self.evaluation.prompt_tokens.values() if count > 0]
         return sum(counts) / len(counts) if counts else math.inf
 
-    def summary(self) -> dict[str, Any]:
+    @cached_property
+    def version(self) -> str:
+        """Of its program, which does not change after it was built."""
+        return program_version(self.student.program, self.student.settings["adapter"])
+
+    def instructions(self) -> dict[str, str]:
+        """The instructions of its predictors by their names, without those of programs around it."""
+        program = without_nearest(self.student.program)
+        return {name: predictor.signature.instructions for name, predictor in program.named_predictors()}
+
+    def summary(self, baseline: "Candidate | None" = None) -> dict[str, Any]:
+        """Its entry in reports.
+
+        Args:
+            baseline: instructions that it has too are left out.
+        """
         score = None if math.isnan(self.evaluation.mean) else self.evaluation.mean
+        known = baseline.instructions() if baseline is not None and baseline is not self else {}
         return {
             "name": self.name,
             "val_score": score,
             "expected": self.expected,
             "n": len(self.evaluation),
             "dropped": self.dropped,
+            "version": self.version,
+            "settings": self.student.settings,
+            "instructions": {name: text for name, text in self.instructions().items() if known.get(name) != text},
         }
 
 

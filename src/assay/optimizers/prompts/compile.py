@@ -89,7 +89,7 @@ def compile_prompts(
             student,
             winner.student,
             winner.name,
-            [c.summary() for c in search.candidates],
+            search.summaries(),
             search.explored,
             stopped,
             notes=search.notes,

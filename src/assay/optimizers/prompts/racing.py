@@ -10,7 +10,7 @@ Source: Thompson sampling, Russo et al. 2018 (arXiv 1707.02038); top-two, Russo 
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -51,6 +51,7 @@ class AutoSearch:
     Args:
         tasks: the val tasks, all of which may be used.
         instruction_check: checks the instructions that are proposed.
+        on_round: called after each round.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class AutoSearch:
         tasks: Sequence[Task],
         session: Session,
         instruction_check: InstructionCheck | None = None,
+        on_round: Callable[[], None] | None = None,
     ) -> None:
         self.space, self.session = space, session
         self.instruction_check = instruction_check or InstructionCheck(space.student.program, session.lm)
@@ -69,7 +71,7 @@ class AutoSearch:
         self.rng = np.random.default_rng([session.seed, 20])
         self.choices = random.Random(f"search {session.seed}")
         plain.spec = CandidateSpec(prompt_format=space.prompt_formats[0])
-        self.stopped = ""
+        self.stopped, self._on_round = "", on_round
         self._budget = math.inf
         self._spent_before = 0.0  # runs and unrecorded calls of before the search
         self._proposals = 0  # proposals of instructions
@@ -283,6 +285,8 @@ class AutoSearch:
 
     def report_round(self) -> None:
         """Reports the leading candidate and its score as progress."""
+        if self._on_round is not None:
+            self._on_round()
         best, count = self.best(), sum(len(c.evaluation) for c in self.candidates)
         score = "not scored" if math.isnan(best.evaluation.mean) else f"{best.mean:.2f}"
         self.session.progress.say(

@@ -167,14 +167,24 @@ class PromptSearch:
         Raises:
             ModelError: no val task of the plain program could be scored, so no candidate can be compared.
         """
-        state = {"candidates": [c.summary() for c in self.candidates], "explored": self.explored, "notes": self.notes}
-        (self.folder / "search.json").write_text(json.dumps(state, indent=1))
+        self._save()
         baseline = self.candidates[0].evaluation
         if baseline.why_unscored is not None:
             raise ModelError(
                 f"none of the {len(baseline)} val tasks could be scored: {baseline.why_unscored}. {CONTINUES}",
                 flag="--resume",
             )
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """The candidates as reports list them."""
+        return [candidate.summary(self.candidates[0]) for candidate in self.candidates]
+
+    def _save(self) -> None:
+        """Writes the state for pages that show the search, also while it is going on."""
+        state = {"candidates": self.summaries(), "explored": self.explored, "notes": self.notes}
+        scratch = self.folder / "search.json.new"
+        scratch.write_text(json.dumps(state, indent=1, default=str))
+        scratch.replace(self.folder / "search.json")
 
     def _named(self, name: str) -> None:
         val = self.val[: named_val(name, len(self.val), self.session, self.student)]
@@ -301,7 +311,7 @@ class PromptSearch:
             explored, prompt_formats = self._explored(prompt_formats, calls_left)
             pool = explored or pool
         space = SearchSpace(self.student, pool, prompt_formats, most=self.config.demos, seed=self.session.seed)
-        auto = AutoSearch(space, self.candidates[0], self.val, self.session, self.instruction_check)
+        auto = AutoSearch(space, self.candidates[0], self.val, self.session, self.instruction_check, self._save)
         self.candidates, self._chosen = auto.candidates, lambda: auto.best(token_margin=self.config.token_margin)
         auto.run()
         self.notes.append(

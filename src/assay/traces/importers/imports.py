@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from assay.datasets.tasks import content_hash
 from assay.errors import DataError
+from assay.support.reprs import ReportRepr
 from assay.traces.importers import genai, langfuse, mlflow, otlp
 from assay.traces.importers.fields import as_inputs
 from assay.traces.importers.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
@@ -138,8 +139,8 @@ def _kind_of(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ImportReport(ReportRepr):
     """Result of an import.
 
     Args:

@@ -1,9 +1,10 @@
 """The scores of a run by task, for a comparison of two runs. Does not run anything.
 
 A run may hold several evaluations: those of `compile` are its baseline, candidates and the compiled program, on the
-splits val, gate and test. They differ in phase, split or version of the program.
+splits val, gate and test. They differ in phase, split, version or parameters of the program.
 """
 
+import json
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -25,6 +26,7 @@ class EvaluatedTask:
 
     task_id: str
     inputs: str
+    task_type: str = ""
     scores: list[float] = field(default_factory=list)
     rollouts: list[str] = field(default_factory=list)
 
@@ -36,17 +38,21 @@ class EvaluatedTask:
 
 @dataclass(kw_only=True)
 class Evaluated:
-    """Rollouts of one program version in one phase on one split of a run, by task."""
+    """Rollouts of one program version with one set of parameters in one phase on one split of a run, by task.
+
+    Attributes:
+        parameters: of the agent, as JSON.
+        name: identifies it within its run.
+        runs: places of its scored rollouts among all rollouts of the run, and their scores.
+    """
 
     phase: str
     split: str
     version: str
+    parameters: str = "{}"
+    name: str = ""
     tasks: dict[str, EvaluatedTask] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Identifies it within its run."""
-        return " · ".join(part for part in (self.phase, self.split, self.version) if part) or "all"
+    runs: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def scores(self) -> dict[str, float]:
@@ -63,19 +69,41 @@ def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> lis
     if rollouts_of_run(store, run_id, most=most) > most:
         raise StoreError(f"the run {run_id} has more than {most:,} rollouts: too many to compare on a page")
     table = schema.rollouts
-    columns = (table.c.id, table.c.task_id, table.c.phase, table.c.split, table.c.program_version, table.c.score)
+    columns = (
+        table.c.id, table.c.task_id, table.c.task_type, table.c.phase, table.c.split, table.c.program_version,
+        table.c.parameters_json, table.c.score,
+    )  # fmt: skip
     query = (
         sa.select(*columns, sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs"))
         .where(table.c.run_id == run_id, table.c.source.not_in(("outside", *NOT_AGENTS)), table.c.task_id != "")
         .order_by(table.c.started_at, table.c.id)
     )
-    found: dict[tuple[str, str, str], Evaluated] = {}
+    found: dict[tuple[str, str, str, str], Evaluated] = {}
     with store.engine.connect() as connection:
-        for row in connection.execute(query):
-            key = (row.phase, row.split, row.program_version)
-            evaluated = found.setdefault(key, Evaluated(phase=key[0], split=key[1], version=key[2]))
-            task = evaluated.tasks.setdefault(row.task_id, EvaluatedTask(task_id=row.task_id, inputs=row.inputs))
+        for place, row in enumerate(connection.execute(query)):
+            key = (row.phase, row.split, row.program_version, row.parameters_json)
+            if (evaluated := found.get(key)) is None:
+                evaluated = found[key] = Evaluated(phase=key[0], split=key[1], version=key[2], parameters=key[3])
+            if (task := evaluated.tasks.get(row.task_id)) is None:
+                task = EvaluatedTask(task_id=row.task_id, inputs=row.inputs, task_type=row.task_type)
+                evaluated.tasks[row.task_id] = task
             task.rollouts.append(row.id)
             if row.score is not None:
                 task.scores.append(row.score)
+                evaluated.runs.append((place, row.score))
+    _name(list(found.values()))
     return list(found.values())
+
+
+def _name(evaluations: list[Evaluated]) -> None:
+    """Names each by what it differs in: by parameters only those of the same version on the same tasks."""
+    groups: dict[tuple[str, str, str], list[Evaluated]] = {}
+    for one in evaluations:
+        groups.setdefault((one.phase, one.split, one.version), []).append(one)
+    for key, group in groups.items():
+        values = [json.loads(one.parameters) for one in group]
+        same = {name for name, value in values[0].items() if all(other.get(name) == value for other in values)}
+        for one, parameters in zip(group, values, strict=True):
+            differing = ", ".join(f"{name} {value:g}" for name, value in parameters.items() if name not in same)
+            own = differing or ("own parameters" if len(group) > 1 else "")
+            one.name = " · ".join(part for part in (*key, own) if part) or "all"

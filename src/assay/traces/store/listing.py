@@ -14,7 +14,10 @@ from assay.traces.store import tables as schema
 from assay.traces.store.location import store_file
 from assay.traces.store.rows import rollout_of
 
-__all__ = ["find_rollouts", "find_run", "finished_report", "known_programs", "list_runs", "phases_of", "show_run"]
+__all__ = [
+    "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs", "phases_of", "run_folder",
+    "show_run",
+]  # fmt: skip
 
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
 _SEARCH = (
@@ -168,10 +171,15 @@ def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
     return {**run, "rollouts": phases_of(store, run["id"])}
 
 
+def run_folder(where: str | Path | None, run_id: str) -> Path:
+    """The folder of a run next to the store. Whether there is one is not checked."""
+    file = store_file(where)
+    return (file.parent if file is not None else Path(".assay")) / "runs" / run_id
+
+
 def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | None:
     """The report in a run's folder next to the store; None if the run is in progress or its command writes none."""
-    file = store_file(where)
-    path = (file.parent if file is not None else Path(".assay")) / "runs" / run_id / "report.json"
+    path = run_folder(where, run_id) / "report.json"
     content = _json_object(path.read_bytes()) if path.is_file() else {}
     return content.get("report")
 

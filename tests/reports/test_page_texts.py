@@ -2,8 +2,8 @@
 
 import pytest
 
+from assay.reports.texts import Budget, figure, iso, moment, preview, readable, seconds
 from assay.web.rendering import link
-from assay.web.texts import Budget, figure, iso, moment, preview, readable, seconds
 
 
 def test_invisible_characters_are_named() -> None:

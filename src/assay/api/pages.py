@@ -1,0 +1,119 @@
+"""Reports of compile, evaluate and compare as one HTML file each: `--report FILE.html`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.api.compare import CompareReport
+from assay.api.compile import CompileReport
+from assay.api.evaluate import EvaluationReport
+from assay.errors import StoreError
+from assay.reports.compiled import compile_page
+from assay.reports.files import ROWS, scores_of, write_report
+from assay.reports.markdown import dollars
+from assay.reports.sides import sides_of
+from assay.runs.opening import home_of
+from assay.traces import Store
+from assay.traces.store.evaluations import Evaluated, evaluations_of
+from assay.traces.store.sealing import openings_line
+
+__all__ = ["write_compare_page", "write_compile_page", "write_evaluation_page"]
+
+_SIDES = (("First", "a"), ("Second", "b"))
+
+
+def write_compile_page(path: str | Path, report: CompileReport, *, store: str | Path | None = None) -> Path:
+    """Writes the report of a compile as one HTML file, which loads nothing and shows no whole rollout.
+
+    Raises:
+        ConfigError: the file cannot be written.
+        StoreError: the run is not in the store, or too large for a page.
+    """
+    data, folder = report.to_dict(), home_of(store) / "runs" / report.run_id
+    with Store(store) as opened:
+        page = compile_page(opened, report.run_id, data, folder, rows=ROWS)
+    facts = [
+        ("Program", report.config.program), ("Model", report.config.model), ("Optimizer", data["optimizer"]),
+        ("Winner", data["winner"]), *_spent(data), *_stopped(data), ("Artifact", str(data["artifact"])),
+    ]  # fmt: skip
+    return write_report(
+        path, "report_compile.html", title=f"Compile of {_short(report.config.program)}", facts=facts, page=page,
+        run_id=report.run_id, notes=data["notes"],
+    )  # fmt: skip
+
+
+def write_evaluation_page(
+    path: str | Path, report: EvaluationReport, *, program: str, store: str | Path | None = None
+) -> Path:
+    """Writes the report of an evaluation as one HTML file.
+
+    Args:
+        program: its name, for the title.
+    Raises:
+        ConfigError, StoreError: as `write_compile_page`.
+    """
+    data = report.to_dict()
+    result = data["result"]
+    with Store(store) as opened:
+        scores = scores_of(opened, report.run_id, _evaluation(opened, report))
+    score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
+        result["score"], *result["interval"]
+    )  # fmt: skip
+    facts = [
+        ("Score, 95 % interval", score), ("Tasks", f"{result['n']} of {data['split']}, {result['unscored']} unscored, "
+        f"{result['failed']} failed"), *_spent(data), *_stopped(data), *_opened(data),
+    ]  # fmt: skip
+    return write_report(
+        path, "report_evaluate.html", title=f"Evaluation of {_short(program)}", facts=facts, scores=scores,
+        notes=[*data["alarms"], *data["notes"]],
+    )  # fmt: skip
+
+
+def write_compare_page(path: str | Path, report: CompareReport, *, store: str | Path | None = None) -> Path:
+    """Writes the report of a comparison as one HTML file.
+
+    Raises:
+        ConfigError, StoreError: as `write_compile_page`.
+    """
+    data = report.to_dict()
+    with Store(store) as opened:
+        first, second = (_evaluation(opened, side) for side in (report.a, report.b))
+        sides = sides_of(opened, (report.a.run_id, report.b.run_id), first, second, rows=ROWS, better_first=False)
+    facts = [
+        *((label, f"{data[side]['program']}, {data[side]['model']}") for label, side in _SIDES),
+        ("Split", data["split"]), *_spent(data), *_stopped(data), *_opened(data),
+    ]  # fmt: skip
+    names = " and ".join(map(_short, report.names))
+    return write_report(
+        path, "report_compare.html", title=f"Comparison of {names}", facts=facts, sides=sides, notes=data["notes"]
+    )
+
+
+def _evaluation(store: Store, report: EvaluationReport) -> Evaluated:
+    """The rollouts of an evaluation.
+
+    Raises:
+        StoreError: the store has none of them.
+    """
+    for one in evaluations_of(store, report.run_id):
+        if one.phase == "evaluate" and one.split == report.split:
+            return one
+    raise StoreError(f"the store has no rollouts of the run {report.run_id}: there is nothing to report")
+
+
+def _short(program: str) -> str:
+    """A program's name without its folders."""
+    return program.replace("\\", "/").rstrip("/").rpartition("/")[2][:120]
+
+
+def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    text = f"{data['calls']:,} LM calls, {data['cached']:,} more from the cache; {data['tokens']:,} tokens"
+    return [("Cost", f"{text}; {dollars(data['cost_usd'])}" if data["cost_usd"] is not None else f"{text}; unknown")]
+
+
+def _stopped(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [("Stopped early", str(data["stopped"]))] if data["stopped"] else []
+
+
+def _opened(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [("Test split", openings_line(data["test_openings"]))] if data["test_openings"] else []

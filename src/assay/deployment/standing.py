@@ -1,0 +1,119 @@
+"""Where a deployment stands, and what a person orders. For the command line and the local page; runs no program."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.deployment.assignment import CANDIDATE, CHAMPION
+from assay.deployment.decisions import RUNNING, Decision, decide
+from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.events import Hook, Notifier
+from assay.deployment.evidence import mean_of
+from assay.deployment.plan import Metric
+from assay.deployment.sequences import normal_mixture
+from assay.support.reprs import ReportRepr
+
+__all__ = ["DeploymentReport", "notify", "order", "status_of"]
+
+_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next", "alarm": "alarm"}
+_PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DeploymentReport(ReportRepr):
+    """Where a deployment stands, and the decision that its numbers give now."""
+
+    deployment: Deployment
+    decision: Decision
+    arms: dict[str, dict[str, float | int | None]]
+
+    def to_dict(self) -> dict[str, Any]:
+        found, state = self.deployment, self.deployment.state
+        return {
+            "deployment": found.id,
+            "agent": found.agent,
+            "champion": found.champion,
+            "candidate": found.candidate,
+            "status": state.status,
+            "stage": found.plan.steps[state.step].label,
+            "step": state.step + 1,
+            "steps": len(found.plan.steps),
+            "share": found.share,
+            "decision": self.decision.action,
+            "rule": self.decision.rule,
+            "reason": self.decision.reason,
+            "requests": dict(self.decision.requests),
+            "arms": self.arms,
+            "readings": [reading.to_dict() for reading in self.decision.readings],
+        }
+
+
+def status_of(deployments: Deployments, name: str, now: float, decision: Decision | None = None) -> DeploymentReport:
+    """The status of a deployment; nothing is written.
+
+    Args:
+        name: its id or the first characters of it, or an agent, for its newest one.
+        now: seconds since the epoch.
+        decision: that was just taken; by default what the numbers give now.
+    Raises:
+        DeploymentError: there is none.
+    """
+    found = deployments.get(name)
+    if decision is None:
+        if found.state.status == RUNNING:
+            decision = decide(found.plan, found.state, found.id, deployments, now)
+        else:
+            last = deployments.history(found.id)[-1:]
+            decision = Decision(
+                action="continue", rule=last[0]["rule"] if last else "status", step=found.state.step,
+                reason=last[0]["reason"] if last else f"the deployment is {found.state.status}",
+            )  # fmt: skip
+    metric = next(metric for metric in found.plan.metrics if metric.success_gain is not None)
+    return DeploymentReport(deployment=found, decision=decision, arms=_arms(deployments, found, metric, now))
+
+
+def _arms(
+    deployments: Deployments, found: Deployment, metric: Metric, now: float
+) -> dict[str, dict[str, float | int | None]]:
+    """Number of values, mean and 95 % confidence sequence of each arm, for the first metric that promotes."""
+    cells, arms = deployments.evidence(found.id, metric, now), {}
+    for arm in (CHAMPION, CANDIDATE):
+        of_arm = [of_stratum[arm] for of_stratum in cells.values()]
+        mean, variance, _ = mean_of(of_arm)
+        known = math.isfinite(mean)
+        width = normal_mixture(variance, alpha=0.05, planned=_PLANNED) if known else math.inf
+        low, high = (
+            (mean - width, mean + width) if metric.is_amount else (max(0.0, mean - width), min(1.0, mean + width))
+        )
+        arms[arm] = {
+            "n": sum(cell.count for cell in of_arm), "score": mean if known else None, "low": low if known else None,
+            "high": high if known else None, "unscored": sum(cell.missing for cell in of_arm),
+        }  # fmt: skip
+    return arms
+
+
+def notify(found: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -> None:
+    """Sends what was decided, after it was written."""
+    if decision.action not in _EVENTS:
+        return
+    notifier = Notifier((*found.plan.events, *hooks))
+    notifier.notify(
+        _EVENTS[decision.action], agent=found.agent, deployment=found.id, champion=found.champion,
+        candidate=found.candidate, step=decision.step + 1, rule=decision.rule, reason=decision.reason,
+    )  # fmt: skip
+    notifier.close()
+
+
+def order(deployments: Deployments, name: str, action: str, *, reason: str = "", by: str | None = None) -> Deployment:
+    """Writes what a person orders, and sends it to the hooks of the plan.
+
+    Args:
+        action: pause, resume, promote or rollback; a rollback also takes back a promotion.
+        by: who orders it; by default the user of this process.
+    Raises:
+        DeploymentError: not possible in the deployment's state.
+    """
+    found = deployments.get(name)
+    notify(found, deployments.order(found.id, action, reason=reason, by=by))
+    return deployments.get(found.id)

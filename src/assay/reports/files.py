@@ -1,0 +1,90 @@
+"""Reports as files that can be sent: one HTML file with its style, without scripts, that loads nothing.
+
+The components are those of the local page (`assay.web`); links to its other pages are left out.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from assay.errors import ConfigError
+from assay.reports.rendering import page_environment, stylesheet
+from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
+from assay.reports.texts import preview
+from assay.traces.store.evaluations import Evaluated
+from assay.traces.store.reads import StoreReads
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["ROWS", "ScoredTask", "Scores", "scores_of", "write_report"]
+
+ROWS = 300  # tasks in one file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredTask:
+    """A task of an evaluation; `score` is None if it was not scored."""
+
+    text: str
+    score: float | None
+    grades: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """An evaluation: means with 95 % intervals by criterion and type of task, and its tasks, the lowest score first."""
+
+    criteria: Sequence[tuple[str, tuple[float, float, float] | None, int]]
+    types: Sequence[tuple[str, tuple[float, float, float] | None, int]]
+    tasks: Sequence[ScoredTask]
+    left_out: int
+
+
+def scores_of(store: StoreReads, run_id: str, evaluated: Evaluated) -> Scores:
+    """The scores of an evaluation of a run."""
+    grades = grades_of(store, run_id, evaluated)
+    rows = [
+        ScoredTask(text=preview(task.inputs, 160) or key, score=task.score, grades=grades.get(key, {}))
+        for key, task in evaluated.tasks.items()
+    ]
+    rows.sort(key=lambda row: (row.score is not None, row.score or 0.0))
+    criteria, types = (
+        [(name, mean_of(values), len(values)) for name, values in parts.items()]
+        for parts in (by_criterion(grades), by_type(evaluated))
+    )
+    return Scores(criteria=criteria, types=types, tasks=rows[:ROWS], left_out=max(0, len(rows) - ROWS))
+
+
+def write_report(
+    path: str | Path, template: str, *, title: str, facts: Sequence[tuple[str, str]], **values: Any
+) -> Path:
+    """Writes a report.
+
+    Args:
+        template: a file in `templates`, which extends `report.html`.
+        facts: names and texts of the list at its top.
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    style = stylesheet().decode()
+    digest = base64.b64encode(sha256(style.encode()).digest()).decode()
+    text = _environment().get_template(template).render(
+        title=title, facts=facts, style=Markup(style), style_sha256=digest, **values
+    )  # fmt: skip
+    try:
+        Path(path).write_text(text.encode("utf-8", "replace").decode(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the report cannot be written to {path}: {error.strerror or error}") from error
+    return Path(path)
+
+
+@cache
+def _environment() -> "Environment":
+    return page_environment("assay.reports", link=lambda *path, **query: "")

@@ -1,0 +1,172 @@
+"""The pages of staged rollouts: the list, one deployment, and the confirmation of what a person orders."""
+
+import math
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from markupsafe import Markup
+
+from assay.deployment.decisions import PAUSED, PROMOTED, RUNNING
+from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.standing import order, status_of
+from assay.errors import ConfigError, DeploymentError, StoreError
+from assay.reports.charts import interval_bar
+from assay.traces.store import Store
+from assay.traces.store import tables as schema
+from assay.web.rendering import View
+from assay.web.runs import RUNNING_S
+
+__all__ = ["confirm_view", "deployment_view", "deployments_view", "give_order"]
+
+_ROWS, _DECISIONS = 100, 200
+COUNTED = 50_000  # rollouts of a deployment up to which its metrics are computed at once
+_WAITING_S = 20
+_ORDERS = {
+    "pause": ("Pause", "The share stays as it is, and no step is taken until the deployment is resumed."),
+    "resume": ("Resume", "Steps are taken again when the numbers allow it."),
+    "promote": ("Promote", "All units get the candidate now, and it becomes the champion."),
+    "rollback": ("Roll back", "All units get the champion now."),
+}
+
+
+def deployments_view(store: Store) -> View:
+    """Deployments, newest first."""
+    found = Deployments(store.engine).all(limit=_ROWS + 1)
+    return View(
+        template="deployments.html",
+        title="Deployments",
+        values={"deployments": found[:_ROWS], "left_out": len(found) > _ROWS},
+        part="deployments_part.html",
+        every_s=_WAITING_S,
+    )
+
+
+def deployment_view(store: Store, name: str, query: Mapping[str, str], *, store_flag: str | None) -> View:
+    """One deployment: stage, share, metrics with their confidence sequences, decisions, and what may be ordered.
+
+    Raises:
+        StoreError: there is no such deployment.
+    """
+    deployments = Deployments(store.engine)
+    found = _found(deployments, name)
+    counts = query.get("count") == "all" or _rollouts(store, found.id) <= COUNTED
+    report = status_of(deployments, found.id, time.time()) if counts else None
+    history = deployments.history(found.id)
+    store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
+    return View(
+        template="deployment.html",
+        title=f"Deployment of {found.agent}",
+        values={
+            "deployment": found,
+            "steps": [
+                {"label": step.label, "share": step.share, "is_current": place == found.state.step}
+                for place, step in enumerate(found.plan.steps)
+            ],
+            "decision": None if report is None else report.decision,
+            "arms": {} if report is None else report.arms,
+            "requests": {} if report is None else report.decision.requests,
+            "metrics": [] if report is None else list(_metrics(report.decision.readings)),
+            "history": list(reversed(history))[:_DECISIONS],
+            "orders": [(action, *_ORDERS[action]) for action in _possible(found)],
+            "commands": [
+                ("Show it in a terminal", f"assay deploy status {found.id}{store_option}"),
+                ("Take its next step, if the numbers allow it", f"assay deploy advance {found.id}{store_option}"),
+            ],
+        },
+        part="deployment_part.html",
+        every_s=RUNNING_S if counts and found.state.status == RUNNING else 0,
+    )
+
+
+def confirm_view(store: Store, name: str, action: str) -> View:
+    """What an order would do, with the button that gives it.
+
+    Raises:
+        ConfigError: the order is not possible in the deployment's state.
+        StoreError: there is no such deployment.
+    """
+    found = _found(Deployments(store.engine), name)
+    if action not in _possible(found):
+        raise ConfigError(f"deployment {found.id} is {found.state.status}: {action[:20]!r} is not possible")
+    label, effect = _ORDERS[action]
+    if action == "rollback" and found.state.status == PROMOTED:
+        effect = "The promotion is taken back: the former champion gets all units again."
+    return View(
+        template="confirm.html",
+        title=f"{label}: {found.agent}",
+        values={"deployment": found, "action": action, "label": label, "effect": effect},
+    )
+
+
+def give_order(store: Store, name: str, form: Mapping[str, Any]) -> Deployment:
+    """Gives an order that was confirmed.
+
+    Args:
+        form: `action`, `reason`, and in `decided` the number of decisions that the person has seen.
+    Raises:
+        ConfigError: something was decided since, or the order is not possible.
+        StoreError: there is no such deployment.
+    """
+    deployments = Deployments(store.engine)
+    found = _found(deployments, name)
+    if str(form.get("decided", "")) != str(found.state.version):
+        raise ConfigError("something was decided since this page was loaded: look at the deployment again")
+    reason = " ".join(str(form.get("reason", "")).replace("\0", "").split())[:500]
+    try:
+        return order(deployments, found.id, str(form.get("action", "")), reason=reason)
+    except DeploymentError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _found(deployments: Deployments, name: str) -> Deployment:
+    try:
+        return deployments.get(name.replace("\0", ""))
+    except DeploymentError as error:
+        raise StoreError(str(error)) from error
+
+
+def _possible(found: Deployment) -> tuple[str, ...]:
+    """The orders that its state allows."""
+    possible = {RUNNING: ("promote", "pause", "rollback"), PAUSED: ("promote", "resume", "rollback")}
+    return possible.get(found.state.status, ("rollback",) if found.state.status == PROMOTED else ())
+
+
+def _rollouts(store: Store, deployment: str) -> int:
+    """Number of rollouts of a deployment, counted up to one more than `COUNTED`."""
+    table = schema.rollouts
+    some = sa.select(table.c.deployment).where(table.c.deployment == deployment).limit(COUNTED + 1).subquery()
+    with store.engine.connect() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MetricRow:
+    """A metric as the decision saw it; None for what is not known."""
+
+    name: str
+    champion: float | None
+    candidate: float | None
+    gain: float | None
+    low: float | None
+    high: float | None
+    counts: Mapping[str, int]
+    missing: Mapping[str, int]
+    bar: Markup
+
+
+def _metrics(readings: Any) -> Iterator[_MetricRow]:
+    for reading in readings:
+        gain, low, high, champion, candidate = (
+            value if math.isfinite(value) else None
+            for value in (reading.gain, reading.low, reading.high, reading.champion, reading.candidate)
+        )
+        ends = [abs(value) for value in (gain, low, high) if value is not None]
+        yield _MetricRow(
+            name=reading.metric, champion=champion, candidate=candidate, gain=gain, low=low, high=high,
+            counts=reading.counts, missing=reading.missing,
+            bar=interval_bar(gain, low, high, reach=min(1.0, 1.2 * max(ends, default=1.0)) or 1.0),
+        )  # fmt: skip

@@ -1,0 +1,35 @@
+"""Charts and differences of texts: what they draw, and what hostile input does to them."""
+
+from assay.reports.changes import changes_of
+from assay.reports.charts import Line, interval_bar, lines_chart
+
+
+def test_a_difference_shows_changed_lines_with_two_around_them() -> None:
+    before = "\n".join(f"line {number}" for number in range(10))
+    after = before.replace("line 5", "line five")
+    assert [(part.kind, part.text or part.lines) for part in changes_of(before, after)] == [
+        ("skipped", 3), ("same", "line 3\nline 4"), ("removed", "line 5"), ("added", "line five"),
+        ("same", "line 6\nline 7"), ("skipped", 2),
+    ]  # fmt: skip
+    assert changes_of("a", "a") == []
+    assert [part.text for part in changes_of("", "a\u202eb")] == ["", "a[U+202E]b"]
+
+
+def test_a_huge_text_is_cut() -> None:
+    parts = changes_of("x\n" * 100_000, "y\n" * 100_000)
+    assert [part.text.count("\n") for part in parts] == [399, 399, 0]  # the last line says that it was cut
+
+
+def test_a_bar_is_coloured_only_if_its_interval_excludes_zero() -> None:
+    assert 'class="bar better" x1="109.5" y1="8" x2="128.5"' in interval_bar(0.2, 0.1, 0.3)  # 100 + 95 * 0.1 = 109.5
+    assert 'class="bar even"' in interval_bar(0.2, -0.1, 0.3)
+    assert "<circle" not in interval_bar(None, None, None)
+
+
+def test_a_chart_escapes_its_texts_and_thins_its_lines() -> None:
+    line = Line(name="<b>'\"", points=[(x, x % 2) for x in range(5_000)], kind="first")
+    svg = lines_chart([line], label='<"', x_name="x", y_name="y")
+    assert "<title>&lt;b&gt;&#39;&#34;</title>" in svg
+    assert 'aria-label="&lt;&#34;"' in svg
+    assert len(svg.split('points="')[1].split('"')[0].split()) <= 201
+    assert lines_chart([Line(name="", points=[(0, 1)])], label="", x_name="", y_name="") == ""

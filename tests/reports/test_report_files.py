@@ -1,0 +1,62 @@
+"""Reports as files: complete, small, without scripts or addresses, whatever the texts are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import assay
+from assay.deployment.simulation import SimulationReport
+from assay.errors import ConfigError
+from assay.reports.changes import changes_of
+from assay.reports.charts import Line, lines_chart
+from assay.reports.compiled import CandidateRow, CompilePage, Decision, Demonstration
+from assay.reports.files import write_report
+from assay.reports.texts import Clipped
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x07\ud800"
+LOADS = re.compile(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<(?:script|link|img|iframe|object|form)\b", re.I)
+
+
+def page(text: str) -> CompilePage:
+    return CompilePage(
+        decisions=[Decision(split="gate", text=text)], openings=text, race=chart(text), settings=[(text, text, text)],
+        candidates=[CandidateRow(name=text, version=text, n=1, score=0.5, expected=None, dropped=text, is_winner=True)],
+        instructions=[(text, changes_of("a", text))], prompts=[(text, changes_of(text, "b"))],
+        demonstrations=[Demonstration(text=Clipped(text, 4_000), tasks=[text])], splits=["gate", "test"], split="test",
+    )  # fmt: skip
+
+
+def chart(text: str) -> object:
+    return lines_chart([Line(name=text, points=[(0, 0), (1, 1)])], label=text, x_name=text, y_name=text)
+
+
+def test_a_report_is_one_file_that_runs_and_loads_nothing(tmp_path: Path) -> None:
+    file = write_report(
+        tmp_path / "r.html", "report_compile.html", title=HOSTILE, facts=[(HOSTILE, HOSTILE)], page=page(HOSTILE),
+        run_id="r", notes=[HOSTILE],
+    )  # fmt: skip
+    text = file.read_text(encoding="utf-8")
+    assert LOADS.findall(text.replace(escaped(), "")) == []
+    assert escaped() in text
+    assert "default-src 'none'; style-src 'sha256-" in text
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_report(tmp_path, "report_compile.html", title="", facts=[], page=page(""), run_id="r", notes=[])
+
+
+def escaped() -> str:
+    tags = "<script>alert(1)</script><img src=x onerror=alert(1)>".replace("<", "&lt;").replace(">", "&gt;")
+    return f"{tags}[U+202E][U+0007][U+D800]"
+
+
+def test_every_report_of_the_public_functions_is_shown_in_one_line_and_as_a_table() -> None:
+    source = Path(assay.__file__).parent
+    texts = [file.read_text() for part in ("api", "deployment") for file in (source / part).rglob("*.py")]
+    bases = {match[1]: match[2] for text in texts for match in re.finditer(r"^class (\w+Report)(.*):$", text, re.M)}
+    assert {name: base for name, base in bases.items() if base != "(ReportRepr)"} == {}
+    report = SimulationReport(
+        runs=4, promoted=0.5, rolled_back=0.25, undecided=0.25, requests_median=10.0, candidate_requests_median=5.0,
+        rules={"<b>": 1},
+    )  # fmt: skip
+    assert repr(report).startswith("SimulationReport(runs=4, promoted=0.5, rolled_back=0.25")
+    assert "<tr><th>promoted</th><td>0.5</td></tr>" in report._repr_html_()

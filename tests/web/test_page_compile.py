@@ -1,0 +1,82 @@
+"""The page of a compile: decision, scores side by side, prompt before and after, candidates, tasks by change."""
+
+import json
+import re
+from pathlib import Path
+
+from compiles import HOSTILE, put_compile
+from pages import Scans, read, rollout_of_sums
+
+from assay.traces import Store
+
+
+def rows_of(text: str, label: str) -> list[str]:
+    """The rows of a table's body without tags."""
+    part = text.partition(f'aria-label="{label}"')[2]
+    rows = re.findall(r"<tr>(.*?)</tr>", part.partition("<tbody>")[2].partition("</tbody>")[0], re.DOTALL)
+    return [" ".join(re.sub(r"<[^>]*>", " ", row).split()) for row in rows]
+
+
+def test_a_compile_shows_why_its_result_won(store: Store, tmp_path: Path) -> None:
+    put_compile(store, tmp_path)
+    with Scans(store) as scans:
+        text = read(store, "/runs/run-1", where=tmp_path / "page.db")
+    assert scans == []
+    assert len(text) < 100_000
+    assert "+0.333 on 6 tasks, 95 % interval +0.100 to +0.600: a gain. The compiled program replaces" in text
+    assert "0.500 [0.100, 0.900] before, 0.833 [0.100, 0.900] after" in text
+    assert "has been opened 3 times in this store" in text
+    # right: 3 of 6 before, 5 of 6 after; task 5 is worse, tasks 0 to 2 are better: (3 - 1) / 6 = 0.333
+    right, short = rows_of(text, "Scores by criterion")
+    assert re.search(r"^right 0\.500 .* 0\.833 .* \+0\.333 .* 6$", right)
+    assert re.search(r"^short 1\.000 .* 1\.000 .* \+0\.000 .* 6$", short)
+    # kind-0 has the tasks 0, 2, 4: 1 of 3, then 3 of 3; kind-1 1, 3, 5: 2 of 3, then 2 of 3
+    assert [row[:12] for row in rows_of(text, "Scores by type of task")] == ["kind-0 0.333", "kind-1 0.667"]
+    tasks = rows_of(text, "Tasks")
+    assert "3 better, 1 worse, 2 the same." in text
+    assert "1.000 0.000 -1.000 right 1 → 0" in tasks[0]
+    assert "0.000 1.000 +1.000 right 0 → 1" in tasks[-1]
+    assert [row.split(" @")[0] for row in rows_of(text, "Candidates")] == ["two demonstrations", "baseline"]
+    assert "two demonstrations: 0.833 on 6</title>" in text
+    assert re.search(r"<th scope=\"row\">prompt format</th><td>json</td><td>lean</td>", text)
+    assert re.search(r"<ins>.*Answer with digits\.", text, re.DOTALL)
+    assert '<a href="/rollouts?task=aaaaaaaaaaaaaaaa">' in text
+    better_first = read(store, "/runs/run-1?split=gate&order=better", where=tmp_path / "page.db")
+    assert "<strong>gate</strong>" in better_first
+    assert "+1.000" in rows_of(better_first, "Tasks")[0]
+
+
+def test_a_compile_that_proves_nothing_says_so(store: Store, tmp_path: Path) -> None:
+    report = put_compile(store, tmp_path, replaces=False)
+    file = tmp_path / "runs" / "run-1" / "report.json"
+    assert "That is no proof that it is better: keep the baseline." in read(store, "/runs/run-1", where=tmp_path / "p")
+    for candidate in report["candidates"]:  # as assay wrote them before it kept versions
+        for name in ("version", "settings", "instructions"):
+            del candidate[name]
+    file.write_text(json.dumps({"report": report}))
+    assert len(rows_of(read(store, "/runs/run-1", where=tmp_path / "p"), "Tasks")) == 6
+    file.write_text(json.dumps({"report": {**report, "winner": "baseline", "gate": None}}))
+    assert "The program is unchanged" in read(store, "/runs/run-1", where=tmp_path / "p")
+
+
+def test_a_running_compile_shows_its_candidates(store: Store, tmp_path: Path) -> None:
+    report = put_compile(store, tmp_path)
+    folder = tmp_path / "runs" / "run-1"
+    (folder / "report.json").rename(folder / "search.json")
+    (folder / "search.json").write_text(json.dumps({"candidates": report["candidates"]}))
+    store.put_run("run-1", kind="compile", config={}, status="running", started_at=1.0)
+    store.flush()
+    text = read(store, "/runs/run-1", where=tmp_path / "page.db")
+    assert len(rows_of(text, "Candidates")) == 2
+    assert "Decision</h2>" not in text
+    (folder / "search.json").write_text("{")  # as if it were being written
+    assert "Candidates</h2>" not in read(store, "/runs/run-1", where=tmp_path / "page.db")
+
+
+def test_hostile_texts_of_a_compile_are_escaped(store: Store, tmp_path: Path) -> None:
+    put_compile(store, tmp_path, text=HOSTILE)
+    rollout_of_sums(store, 99, task_id=HOSTILE, task_type=HOSTILE, phase="test", split="test", program_version="v1")
+    store.flush()
+    text = read(store, "/runs/run-1", where=tmp_path / "page.db")
+    assert text.count("<script>") == 0
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E][U+0007]" in text
