@@ -340,7 +340,7 @@ def test_rows_are_compared_by_running_both_queries(library: str) -> None:
 
 def test_equal_numbers_match(library: str) -> None:
     for wanted, found, grade in (
-        ("1700000001", "1700000002", 0),  # whole numbers are told apart, also long ones
+        ("1700000001", "1700000002", 0),  # whole numbers are compared exactly, also long ones
         ("1700000001", "1700000001.0", 1),
         ("ROUND(-0.3)", "0", 1),
         ("0.1 + 0.2", "0.3", 1),
