@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("ASSAY_THREADS", "1")
-gc.set_threshold(20_000, 20, 50)  # with all packages loaded, collections by the defaults took a tenth of the time
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(
     prefix="assay-config-"
 )  # what tests compile is trusted there, not in the user's own list

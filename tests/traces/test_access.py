@@ -380,7 +380,7 @@ def test_serve_prints_its_generated_key(tmp_path: Path) -> None:
 
 def test_a_key_that_is_short_or_missing_beyond_loopback_is_refused(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
-        with pytest.raises(ConfigError, match="set a key"):
+        with pytest.raises(ConfigError, match="set the key that callers send"):
             Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), host="0.0.0.0")
         with pytest.raises(ConfigError, match="at least 8"):
             Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), key="short")

@@ -122,7 +122,7 @@ def test_with_a_key_other_callers_are_refused_and_no_key_is_stored(stage: Stage)
 
 def test_a_non_loopback_host_requires_a_key(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
-        with pytest.raises(ConfigError, match="set a key"):
+        with pytest.raises(ConfigError, match="set the key that callers send"):
             Gateway(store, HttpUpstream("x", "http://x"), host="0.0.0.0")
         with pytest.raises(ConfigError, match="at least 8"):
             Gateway(store, HttpUpstream("x", "http://x"), key="short")

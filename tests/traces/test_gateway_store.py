@@ -270,8 +270,10 @@ def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None
 def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def print_and_stop(data: Any, **_: Any) -> None:
-        print(json.dumps(data))
+    printed = serve.print_json
+
+    def print_and_stop(data: Any, **options: Any) -> None:
+        printed(data, **options)
         if "url" in data:
             signal.raise_signal(signal.SIGTERM)
 

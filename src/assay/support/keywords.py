@@ -70,11 +70,12 @@ def _simple(parameters: Sequence[inspect.Parameter]) -> dict[str, Setting]:
 
 
 def _declared(parameters: Sequence[inspect.Parameter], settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The parameters that are fields of settings classes. A named field may be an object, whose type is its own."""
+    """The parameters that are fields of settings classes. Not those that may be an object, whose type is its own."""
     return {
         parameter.name: settings[parameter.name]
         for parameter in parameters
         if parameter.name in settings and not settings[parameter.name].declared.named
+        if set(members_of_type(parameter.annotation)) <= set(members_of_type(settings[parameter.name].type))
     }
 
 
