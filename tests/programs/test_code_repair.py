@@ -246,9 +246,9 @@ def test_hostile_edits_fail_their_tests_and_are_undone(hack: str) -> None:
 
 def test_a_source_whose_tests_hang_can_be_repaired() -> None:
     code = "def down(n):\n    while n > 0:\n        n += 1\n    return n\n"
-    result = repaired(editing((3, "n -= 1")), code, [["down(3)", "0"]], program=CodeRepair(timeout_s=2))
+    result = repaired(editing((3, "n -= 1")), code, [["down(3)", "0"]], program=CodeRepair(timeout_s=8))
     assert result.code == code.replace("+=", "-=")
-    assert "no result within 0.5 s" in result.steps[0]["result"]
+    assert "no result within 2 s" in result.steps[0]["result"]
 
 
 def test_a_long_source_is_repaired_function_by_function() -> None:
