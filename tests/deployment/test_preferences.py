@@ -1,6 +1,7 @@
 """Routing preferences: Thompson sampling over versions that were champions, with exact propensities."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,12 @@ def test_a_unit_stays_with_its_version_and_the_cost_can_decide() -> None:
     measured = {1: Quality(count=200, total=160, cost_usd=0.01), 2: Quality(count=200, total=170, cost_usd=0.2)}
     assert probabilities(BOTH, measured)[2] > 0.7
     assert probabilities(Preference(versions=(1, 2), floor=0.1, cost_weight=1.0), measured)[1] > 0.8
+
+
+@pytest.mark.parametrize("versions", ["12", ["x", "y"], [1.5, 2], [True, 2]])
+def test_versions_that_are_no_whole_numbers_are_refused(versions: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a list of whole numbers"):
+        Preference(versions=versions)
 
 
 def test_a_preference_holds_without_a_deployment_and_is_logged(own_folder: Path) -> None:

@@ -159,6 +159,8 @@ def set_routing(
     Raises:
         DeploymentError: one of them was never the champion.
     """
+    if not isinstance(versions, Sequence):
+        raise ConfigError(f"versions={versions!r} must be a list of whole numbers, such as [1, 2]")
     preference = None
     if versions:
         preference = Preference(versions=versions, floor=floor, cost_weight=cost_weight, window_days=window_days)

@@ -42,7 +42,9 @@ class Preference(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "versions", tuple(sorted({int(number) for number in self.versions})))
+        if isinstance(self.versions, str) or any(type(number) is not int for number in self.versions):
+            raise ConfigError(f"versions={self.versions!r} must be a list of whole numbers, such as [1, 2]")
+        object.__setattr__(self, "versions", tuple(sorted(set(self.versions))))
         if len(self.versions) < 2:
             raise ConfigError("a preference needs at least two versions")
         if self.floor * len(self.versions) > 1:

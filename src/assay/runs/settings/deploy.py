@@ -99,7 +99,7 @@ class RouteSettings(Settings):
     """Settings of `set_routing`: between which versions is chosen, and how."""
 
     versions: Sequence[int] = setting(
-        (), "Number of a version; give at least two.", flag="--version", many=True, project=False
+        (), "Number of a version; give at least two.", flag="--version", metavar="NUMBER", many=True, project=False
     )
     floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5, project=False)
     cost_weight: float = setting(0.0, "Score that one dollar of a rollout's cost is worth.", ge=0, project=False)
