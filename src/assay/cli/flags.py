@@ -69,8 +69,8 @@ def _option(setting: Setting, text: str) -> Decorator:
     flags = flag.split("/")
     if get_origin(kind) in (Mapping, Sequence) and (declared.many or get_origin(kind) is Mapping):
         item = int if get_args(kind) == (int,) else str
-        metavar = declared.metavar or "NAME=VALUE"
-        return click.option(*flags, setting.name, type=item, multiple=True, metavar=metavar, help=text)
+        words = declared.metavar or "NAME=VALUE"
+        return click.option(*flags, setting.name, type=item, multiple=True, metavar=words, help=text)
     has_default = setting.default not in (MISSING, None, ())
     metavar = declared.metavar
     return click.option(
