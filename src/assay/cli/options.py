@@ -109,7 +109,7 @@ def rubric_option(help: str, *, required: bool = False) -> Decorator:
 
 def reason_option() -> Decorator:
     """`--reason` of what a person orders."""
-    return click.option("--reason", default="", help="Why; kept in the history.")
+    return click.option("--reason", default="", help="Reason, stored in the history.")
 
 
 def key_option(help: str, variable: str, flag: str = "--key", *, required: bool = False) -> Decorator:

@@ -37,7 +37,7 @@ class Preference(Settings):
 
     versions: Sequence[int] = ()
     floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5)
-    cost_weight: float = setting(0.0, "Score that a dollar of a rollout's cost is worth.", ge=0)
+    cost_weight: float = setting(0.0, "Score that one dollar of a rollout's cost is worth.", ge=0)
     window_days: float = setting(30.0, "Number of most recent days whose rollouts count.", gt=0)
 
     def __post_init__(self) -> None:

@@ -86,7 +86,7 @@ class TracesCloseSettings(Settings):
 class TracesImportSettings(Settings):
     """Settings of `import_rollouts`."""
 
-    score: str | None = setting(None, "Name of the score to import where a trace has several.", metavar="NAME")
+    score: str | None = setting(None, "Name of the score to import if a trace has several.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
