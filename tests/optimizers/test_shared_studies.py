@@ -232,7 +232,8 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
         data, requests = json.loads(ended.stdout), (tmp_path / "log").stat().st_size
     assert 20 <= data["complete"] + data["pruned"] <= 20 + 2
     assert len({tuple(t["parameters"].items()) for t in data["history"]}) == len(data["history"])
-    assert data["calls"] <= requests <= data["calls"] + data["repeated_calls"]
+    # a call is counted before it is sent: of each of the 3 times 2 threads the kill may have left one unsent
+    assert data["calls"] - 6 <= requests <= data["calls"] + data["repeated_calls"]
 
 
 def _of_the_run(folder: Path) -> list[Any]:

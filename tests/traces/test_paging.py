@@ -24,7 +24,7 @@ def numbers(page: Any) -> list[int]:
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """Rollouts 0 to 29, two at a time; every tenth failed."""
-    url = str(tmp_path / "s.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = str(tmp_path / "s.db") if request.param == "sqlite" else request.getfixturevalue("empty_postgres_url")
     with Store(url) as opened:
         for number in range(30):
             put(opened, number, status="done" if number % 10 else "failed", inputs={"question": f"Ärger {number}"})
