@@ -140,8 +140,8 @@ def test_an_undefined_template_value_is_an_error(tmp_path: Path) -> None:
 def test_every_page_extends_the_base() -> None:
     folder = importlib.resources.files("assay.reports") / "templates"
     names = {entry.name for entry in folder.iterdir()}
-    parts = {"base.html", "parts.html", "report.html", "components.html", "compile_part.html"}
-    reports = {"report_compile.html", "report_compare.html", "report_evaluate.html"}
+    parts = {"base.html", "parts.html", "report.html", "components.html", "compile_part.html", "card_part.html"}
+    reports = {"report_compile.html", "report_compare.html", "report_evaluate.html", "report_card.html"}
     assert names == parts | reports | {"study.html", "training.html"}
     for name in names - parts:
         base = "report.html" if name in reports else "base.html"

@@ -14,10 +14,10 @@ import orjson
 import sqlalchemy as sa
 
 from assay.errors import ConfigError
-from assay.traces.records import NOT_AGENTS, Transition
+from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import StoreReads
-from assay.traces.store.rows import transition_of
+from assay.traces.store.rows import rollout_of, transition_of
 
 __all__ = [
     "CALLS",
@@ -28,6 +28,7 @@ __all__ = [
     "RolloutFilters",
     "RolloutPage",
     "calls_from",
+    "newest_rollouts",
     "page_statement",
     "rollout_page",
     "rollouts_of_run",
@@ -250,6 +251,22 @@ def _count(connection: sa.Connection, column: str, value: str, most: int) -> int
     table = schema.rollouts
     some = sa.select(table.c[column]).where(table.c[column] == value).limit(most + 1).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
+
+
+def newest_rollouts(store: StoreReads, *, run_id: str | None = None, limit: int = WINDOW) -> list[Rollout]:
+    """Rollouts without their transitions, newest first, found by an index.
+
+    Args:
+        run_id: of one run; of a run with more than `limit` rollouts only some are read.
+    """
+    table = schema.rollouts
+    if run_id is None:
+        found = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(limit).subquery("found")
+    else:
+        found = sa.select(table.c.id).where(table.c.run_id == run_id).limit(limit).subquery("found")
+    query = sa.select(table).join_from(found, table, table.c.id == found.c.id).order_by(*_order(newer=False))
+    with store.engine.connect() as connection:
+        return [rollout_of(row) for row in connection.execute(query).mappings()]
 
 
 def rollouts_of_run(store: StoreReads, run_id: str, *, most: int = WINDOW) -> int:
