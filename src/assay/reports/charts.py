@@ -3,7 +3,8 @@
 Every chart has a text alternative, and its data is in a table next to it.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -30,22 +31,25 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """A point of a chart. `kind` as for lines; `size` is its radius."""
+    """A point of a chart. `kind` as for lines; `size` is its radius; `low` and `high` are the ends of its interval."""
 
     x: float
     y: float
     name: str = ""
     kind: str = "other"
     size: float = 3.5
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis. Without `low` and `high` it ends at the data."""
+    """An axis. Without `low` and `high` it ends at the data. `log` takes the logarithm, if all values are above 0."""
 
     name: str
     low: float | None = None
     high: float | None = None
+    log: bool = False
 
 
 def interval_bar(mean: float | None, low: float | None, high: float | None, *, reach: float = 1.0) -> Markup:
@@ -140,17 +144,20 @@ def points_chart(
     """
     if not dots:
         return Markup("")
-    plane = _Plane([(dot.x, dot.y) for dot in dots], x, y, width=width, height=height)
+    ends = [(dot.x, end) for dot in dots for end in (dot.y, dot.low, dot.high) if end is not None]
+    plane = _Plane(ends, x, y, width=width, height=height)
     parts = plane.frame()
     if diagonal:
-        ends = [max(plane.left, plane.low), min(plane.right, plane.high)]
-        (x1, y1), (x2, y2) = (plane.at(end, end) for end in ends)
+        (x1, y1), (x2, y2) = (plane.at(end, end) for end in (max(plane.left, plane.low), min(plane.right, plane.high)))
         parts.append(f'<line class="axis" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
     for line in steps:
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (plane.at(*point) for point in line.points))
         parts.append(f'<polyline class="line {line.kind}" points="{points}"/>')
     for dot in sorted(dots[:_DOTS], key=lambda dot: dot.kind != "other"):
         a, b = plane.at(dot.x, dot.y)
+        if dot.low is not None and dot.high is not None:
+            (_, bottom), (_, top) = plane.at(dot.x, dot.low), plane.at(dot.x, dot.high)
+            parts.append(f'<line class="whisker" x1="{a:.1f}" y1="{bottom:.1f}" x2="{a:.1f}" y2="{top:.1f}"/>')
         title = f"<title>{_text(dot.name)}</title>" if dot.name else ""
         parts.append(f'<circle class="end {dot.kind}" cx="{a:.1f}" cy="{b:.1f}" r="{dot.size:.1f}">{title}</circle>')
     return plane.svg(label, parts)
@@ -165,11 +172,14 @@ class _Plane:
         self.x, self.y, self.width, self.height = x, y, width, height
         self.left, self.right = _ends([point[0] for point in points], x)
         self.low, self.high = _ends([point[1] for point in points], y)
+        self._log = x.log and self.left > 0
         # so that a line at an end is not drawn on the axis
         self._margin = _MARGIN * (height - _TOP - _BOTTOM)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        across, up = (x - self.left) / (self.right - self.left), (y - self.low) / (self.high - self.low)
+        place: Callable[[float], float] = math.log if self._log else float
+        across = (place(x) - place(self.left)) / (place(self.right) - place(self.left))
+        up = (y - self.low) / (self.high - self.low)
         tall = self.height - _TOP - _BOTTOM - 2 * self._margin
         return (
             _LEFT + (self.width - _LEFT - _RIGHT) * max(0.0, min(1.0, across)),
