@@ -32,8 +32,9 @@ HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document
 PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a=run-1&b=run-1", "/runs/compiled",
          "/compare?a=compiled&b=compiled", "/deployments", f"/deployments/{DEPLOYMENT}",
          f"/deployments/{DEPLOYMENT}/order/rollback", "/judges", "/judges/{judge}", "/judges/{judge}/label",
-         "/judges/{judge}/label?rater=ann", "/judges/{judge}/label?rater=eve")  # fmt: skip
-EMPTY = ("/runs", "/rollouts", "/compare", "/judges", "/deployments")
+         "/judges/{judge}/label?rater=ann", "/judges/{judge}/label?rater=eve", "/data",
+         "/data?kind=sft&balance=down")  # fmt: skip
+EMPTY = ("/runs", "/rollouts", "/compare", "/judges", "/data", "/deployments")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """The HTTP server of the local page: routes, access, headers, and parts that the browser loads again.
 
 Queries run in threads of their own. Who may do what is in `assay.web.access`, what a page shows in `assay.web.runs`,
-`rollouts`, `compare`, `judges`, `labelling` and `deployments`.
+`rollouts`, `compare`, `judges`, `labelling`, `data` and
+`deployments`.
 """
 
 import asyncio
@@ -77,6 +78,7 @@ class LocalPage:
         app.router.add_get("/judges/{judge}", self._judge)
         app.router.add_get("/judges/{judge}/label", self._label)
         app.router.add_post("/judges/{judge}/labels", self._store_label)
+        app.router.add_get("/data", self._data)
         app.router.add_get("/deployments", self._deployments)
         app.router.add_get("/deployments/{deployment}", self._deployment)
         app.router.add_get("/deployments/{deployment}/order/{action}", self._confirm)
@@ -264,6 +266,11 @@ class LocalPage:
         form = await self._changing_form(request)
         following = await self._query(store_label, request.match_info["judge"], form)
         return web.Response(status=303, headers={"Location": following})
+
+    async def _data(self, request: web.Request) -> web.Response:
+        from assay.web.data import data_view
+
+        return self._answer(request, await self._query(data_view, request.query, store_flag=self._store_flag))
 
     async def _deployments(self, request: web.Request) -> web.Response:
         from assay.web.deployments import deployments_view  # numpy is loaded with the first of these pages

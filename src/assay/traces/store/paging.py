@@ -28,6 +28,7 @@ __all__ = [
     "RolloutFilters",
     "RolloutPage",
     "calls_from",
+    "count_newest",
     "newest_rollouts",
     "page_statement",
     "rollout_page",
@@ -267,6 +268,13 @@ def newest_rollouts(store: StoreReads, *, run_id: str | None = None, limit: int 
     query = sa.select(table).join_from(found, table, table.c.id == found.c.id).order_by(*_order(newer=False))
     with store.engine.connect() as connection:
         return [rollout_of(row) for row in connection.execute(query).mappings()]
+
+
+def count_newest(store: StoreReads, *, most: int = WINDOW) -> int:
+    """Number of rollouts of the store, counted up to one above `most` from an index alone."""
+    some = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(most + 1).subquery()
+    with store.engine.connect() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
 
 
 def rollouts_of_run(store: StoreReads, run_id: str, *, most: int = WINDOW) -> int:
