@@ -7,7 +7,7 @@ from typing import Any
 from assay.errors import AssayError, ConfigError
 from assay.reports.charts import share_bar
 from assay.traces.export.balance import METHODS, Balance
-from assay.traces.export.gates import Gates, format_value
+from assay.traces.export.gates import format_value
 from assay.traces.export.pipeline import KINDS, ExportConfig, preview_export
 from assay.traces.export.selection import Selection
 from assay.traces.store import Store
@@ -49,17 +49,12 @@ def _config(values: Mapping[str, str]) -> ExportConfig:
     kind, method = values["kind"], values.get("balance", "none")
     if kind not in KINDS:
         raise ConfigError(f"kind={kind[:80]!r} must be one of {', '.join(KINDS)}")
-    selection = Selection(
-        **{
-            name: (values[field],)
-            for name, field in (("runs", "run"), ("programs", "program"), ("task_types", "task_type"))
-            if field in values
-        }
-    )
+    runs, programs, task_types = ((values[name],) if name in values else () for name in ("run", "program", "task_type"))
+    selection = Selection(runs=runs, programs=programs, task_types=task_types)
     quality = number_of(values, "min_quality")
     return ExportConfig(
-        kind=kind, selection=selection, gates=Gates(), balance=Balance(method=method), privacy="patterns",
-        **({} if quality is None else {"min_quality": quality}),
+        kind=kind, selection=selection, balance=Balance(method=method), privacy="patterns",
+        min_quality=ExportConfig.min_quality if quality is None else quality,
     )  # fmt: skip
 
 

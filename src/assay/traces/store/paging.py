@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 WINDOW = 10_000  # rollouts that one page looks at
+_TOOLS_WINDOW = 2_000  # with a filter by tool, which reads their transitions
 _FIRST = 500  # of these first: most pages are full after a few
 CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
@@ -73,6 +74,8 @@ class RolloutFilters:
     program, text: a part of the program's name and of the task's inputs. Case is ignored as the database does: that of
         ASCII letters on SQLite.
     since: earliest start, in seconds since the epoch.
+    criterion: a criterion that was graded, or failed to be.
+    tool: a tool that was called.
     least, most: bounds of the score, in [0, 1]; unscored rollouts are left out if one is given.
 
     Raises:
@@ -82,6 +85,8 @@ class RolloutFilters:
     equal: Mapping[str, str] = field(default_factory=dict)
     program: str = ""
     text: str = ""
+    criterion: str = ""
+    tool: str = ""
     since: float | None = None
     least: float | None = None
     most: float | None = None
@@ -151,6 +156,8 @@ def rollout_page(
     """
     if before is not None and after is not None:
         raise ConfigError("before and after exclude each other")
+    if filters.tool:
+        window = min(window, _TOOLS_WINDOW)
     newer = after is not None
     cursor = after or before or _NEWEST
     with store.engine.connect() as connection:
@@ -229,6 +236,14 @@ def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
     if filters.text:
         written = orjson.dumps(filters.text.encode("utf-8", "replace").decode()).decode()[1:-1]  # as the column has it
         conditions.append(table.c.inputs_json.icontains(written, autoescape=True))
+    if filters.criterion:
+        conditions.append(_names(table.c.verdicts_json, "criterion", filters.criterion))
+    if filters.tool:
+        steps = schema.transitions
+        called = sa.select(steps.c.t).where(
+            steps.c.rollout_id == table.c.id, _names(steps.c.tools_json, "name", filters.tool)
+        )
+        conditions.append(_names(table.c.early_tools_json, "name", filters.tool) | called.exists())
     for column, bound, least in (
         (table.c.started_at, filters.since, True),
         (table.c.score, filters.least, True),
@@ -237,6 +252,12 @@ def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
         if bound is not None:
             conditions.append(column >= bound if least else column <= bound)
     return conditions
+
+
+def _names(column: sa.Column[Any], field_name: str, value: str) -> sa.ColumnElement[bool]:
+    """Whether a column of JSON has a field with this text, as the two serializers of `rows.as_json` write it."""
+    text = orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
+    return sa.or_(*(column.contains(f'"{field_name}":{space}{text}', autoescape=True) for space in ("", " ")))
 
 
 def _narrow_column(connection: sa.Connection, filters: RolloutFilters, window: int) -> str | None:
