@@ -70,7 +70,7 @@ class Question:
             spec=JudgeSpec(**{**spec, "scale": tuple(spec["scale"])}),
             shows=tuple(data["shows"]),
             sources=tuple(data["sources"]),
-            runs=tuple(data["runs"]),
+            runs=tuple(data.get("runs") or ()),
         )
 
 
