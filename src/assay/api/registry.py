@@ -133,7 +133,7 @@ def set_agent_suite(
         DeploymentError: there is no such agent.
     """
     if (data is None) != (rubric is None):
-        raise ConfigError("data and rubric belong together")
+        raise ConfigError("data and rubric belong together", flag="--data, --rubric")
     suite = None
     if data is not None and rubric is not None:
         suite = Suite(data=data, rubric=rubric, threshold=threshold, pass_rate=pass_rate, pass_at=pass_at)
