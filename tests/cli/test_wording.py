@@ -234,7 +234,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def test_help_texts_are_complete_sentences() -> None:
-    """`Of a policy.` or `At most.` says nothing to somebody who reads the option alone."""
+    """A help text such as `Of a policy.` or `At most.` is not understood alone."""
     unclear = re.compile(
         r"^(Of|At most|Beyond|Beside|As)\b|\b(goes? on with|gone on with|held to|shall have|Most \w+ taken)\b"
     )

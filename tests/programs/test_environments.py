@@ -33,7 +33,7 @@ class Corridor(Environment):
 
     def reset(self, task: Task) -> EnvironmentStep:
         self.at, self.length = 0, int(task.inputs.get("length", 2))
-        self.connection = sqlite3.connect(":memory:")  # belongs to the thread that opened it
+        self.connection = sqlite3.connect(":memory:")  # may be used only in the thread that opened it
         return self._seen(0.0)
 
     def step(self, action: str) -> EnvironmentStep:
@@ -327,10 +327,14 @@ def test_failures_of_an_environment_are_counted_and_unscored(tmp_path: Any) -> N
     assert evaluation.unscored == 2
     assert [score for score in evaluation.scores.values() if not math.isnan(score)] == [1.0]
     with Store(tmp_path / "a.db") as store:
-        found = {rollout.inputs["length"]: rollout for rollout in store.rollouts()}
-    assert [found[length].failure for length in (1, 2, 3)] == [None, FailureKind.ENVIRONMENT, FailureKind.ENVIRONMENT]
-    assert [found[length].score for length in (2, 3)] == [None, None]
-    assert "gave no result of step('right') after 0.3 s" in str(found[2].error)
+        rollouts = {rollout.inputs["length"]: rollout for rollout in store.rollouts()}
+    assert [rollouts[length].failure for length in (1, 2, 3)] == [
+        None,
+        FailureKind.ENVIRONMENT,
+        FailureKind.ENVIRONMENT,
+    ]
+    assert [rollouts[length].score for length in (2, 3)] == [None, None]
+    assert "gave no result of step('right') after 0.3 s" in str(rollouts[2].error)
 
 
 def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -> None:

@@ -202,7 +202,7 @@ def test_only_the_first_task_of_an_agent_must_call_the_model(bench: Bench) -> No
 def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
         bench.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
-    rollout = rollout_of(bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted by the bench
+    rollout = rollout_of(bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted
     assert [call.model for call in rollout.transitions] == [bench.session.lm.model]
 
 
