@@ -77,6 +77,11 @@ def test_an_agent_trains_the_embedded_model_whose_new_weights_answer_its_next_ca
     adapters = {call.adapters for rollout in [*trained, *tested] for call in rollout.transitions}
     assert len(adapters) == 3  # none before the training, LoRA's zeros in the first step, and its result
     assert set(report.validation["solve"]) == {"greedy", "sampled"}
+    temperatures = [
+        {call.request["body"]["temperature"] for rollout in rollouts for call in rollout.transitions}
+        for rollouts in (trained, tested)
+    ]
+    assert temperatures == [{1.0}, {0.0, 1.0}]
 
 
 @pytest.mark.slow

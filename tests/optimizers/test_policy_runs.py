@@ -44,6 +44,11 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
     assert all(len(rollout.transitions) == 2 for rollout in full)
     assert all(call.token_ids and call.logprobs is None for rollout in full for call in rollout.transitions)
     assert {rollout.split for rollout in rollouts if rollout.phase == "train"} == {"train"}
+    temperatures = {
+        (rollout.phase, call.request["config"].get("temperature")) for rollout in full for call in rollout.transitions
+    }
+    assert {at for phase, at in temperatures if phase == "train"} == {None}  # the program sets none
+    assert {at for phase, at in temperatures if phase == "test"} == {None, 0.0}
     assert set(report.curves["held_out_sampled"]) == {0, 2, 4}
     assert set(report.curves["entropy"]) == {1, 2, 3, 4}
     assert report.best_step in (2, 4)

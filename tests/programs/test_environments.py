@@ -200,6 +200,11 @@ class NotANumber(Corridor):
         return EnvironmentStep(observation="", reward=math.nan)
 
 
+class Enormous(Corridor):
+    def step(self, action: str) -> EnvironmentStep:
+        return EnvironmentStep(observation="", reward=1.7e308)
+
+
 class Floods(Corridor):
     def step(self, action: str) -> EnvironmentStep:
         return EnvironmentStep(observation="x" * 100_001)
@@ -234,6 +239,7 @@ MISBEHAVING = [
     (Raises, "the environment Raises raised RuntimeError: out of order in step('right')"),
     (Hangs, "the environment Hangs gave no result of step('right') after 0.3 s"),
     (NotANumber, "reward=nan must be a finite number"),
+    (Enormous, "the environment Enormous gave rewards that add up to inf"),
     (Floods, "observation has 100,001 characters; it must have at most 100,000"),
     (Bare, "which is no EnvironmentStep"),
     (Leaves, "raised SystemExit"),
@@ -246,7 +252,7 @@ MISBEHAVING = [
 
 @pytest.mark.parametrize(("environment", "message"), MISBEHAVING, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_environment_that_misbehaves_ends_the_run_with_what_it_did(environment: Any, message: str) -> None:
-    agent, lm, _ = playing(["right"], environment, timeout_s=0.3)
+    agent, lm, _ = playing(["right", "right"], environment, timeout_s=0.3)
     started = time.monotonic()
     with dspy.context(lm=lm), pytest.raises(EnvironmentFailed) as raised:
         agent(length=2)
