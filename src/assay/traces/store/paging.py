@@ -33,7 +33,7 @@ __all__ = [
     "rollouts_of_run",
 ]
 
-WINDOW = 10_000  # rollouts that one page looks at
+WINDOW = 10_000  # number of rollouts that one page reads at most
 _FIRST = 500  # of these first: most pages are full after a few
 CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
@@ -122,7 +122,7 @@ class RolloutPage:
 
     Attributes:
         more: whether the window has more rollouts that match, in the direction of the page.
-        searched: the last rollout that was looked at, if the window ended before the page was full and the list goes
+        searched: the last rollout that was read, if the window ended before the page was full and the list goes
             on behind it; None otherwise.
     """
 
@@ -143,7 +143,7 @@ def rollout_page(
     """The rollouts that match, directly before one (older) or after one (newer); without both the newest.
 
     Args:
-        window: number of rollouts that are looked at.
+        window: maximum number of rollouts that are read.
     Raises:
         ConfigError: both `before` and `after` are given.
     """
