@@ -199,11 +199,11 @@ ROWS = (
         measurement="thinking_stronger",
         cells=cheaper("thinking", "score", least=0.4, margin=0.01, loops="loops"),
         enough=1,
-        note="seeds 3, 4 and 5. Sums of two terms of one digit, and as many of three or four, by a Qwen2.5-Coder model "
-        "of 0.5 billion parameters and the shipped `classify`. Without any thought it has 82 % of 40 val tasks and 83 % "
-        "of 60 test tasks right, so that thinking helps. The policy is the one that saves most among those that lose "
-        "none of 94 val tasks. The protocol before (seeds 0 to 2) fitted on 40 val tasks, which is too coarse: tokens "
-        "-50 % [-59, -42], score -0.6 points [-3.3, 0.5], n = 180.",
+        note="seeds 3, 4 and 5. Sums of two terms of one digit, and as many of three or four, by a Qwen2.5-Coder "
+        "model of 0.5 billion parameters and the shipped `classify`. Without any thought it has 82 % of 40 val tasks "
+        "and 83 % of 60 test tasks right, so that thinking helps. The policy is the one that saves most among those "
+        "that lose none of 94 val tasks. The protocol before (seeds 0 to 2) fitted on 40 val tasks, which is too "
+        "coarse: tokens -50 % [-59, -42], score -0.6 points [-3.3, 0.5], n = 180.",
     ),
     Row(
         name="unnecessary_changes",

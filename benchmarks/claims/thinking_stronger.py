@@ -2,8 +2,8 @@
 
 The shipped `classify` with the results as labels, so that a probe can read their probabilities. Half of the tasks have
 two terms, which the model adds without a thought; the others have three or four. The demonstrations write the
-intermediate sums as the thought. The margin is that of `claims.thinking`. There are 100 sums of two digits, so val is too
-small to show the margin, and the policy is fitted by its mean loss there: of 94 tasks it may lose none.
+intermediate sums as the thought. The margin is that of `claims.thinking`. There are 100 sums of two digits, so val is
+too small to show the margin, and the policy is fitted by its mean loss there: of 94 tasks it may lose none.
 """
 
 from collections.abc import Iterator
