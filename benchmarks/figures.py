@@ -70,12 +70,14 @@ def run_group(name: str, group: Group, arguments: argparse.Namespace) -> None:
         say(f"{name}, seed {seed}: started")
         start = time.perf_counter()
         arguments.downloads.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as temporary:
+            scratch = Path(os.environ.get("ASSAY_FIGURES_SCRATCH", temporary))
+            scratch.mkdir(parents=True, exist_ok=True)
             setting = Setting(
                 seed=seed,
                 model=arguments.model,
                 stronger=arguments.stronger,
-                scratch=Path(os.environ.get("ASSAY_FIGURES_SCRATCH", scratch)),
+                scratch=scratch,
                 downloads=arguments.downloads,
             )
             measured = importlib.import_module(f"claims.{group.module}").measure(setting)

@@ -1,4 +1,4 @@
-"""Shared fixtures: the embedded model, a folder of its own for each test, a real PostgreSQL."""
+"""Shared fixtures: the embedded model, a separate folder for each test, a real PostgreSQL."""
 
 import ctypes
 import gc

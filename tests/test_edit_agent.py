@@ -1,4 +1,4 @@
-"""What the edits of `benchmarks/claims/edit_agent.py` are scored by. Training is not tested here: it takes minutes."""
+"""Scores of the edits of `benchmarks/claims/edit_agent.py`. Training is not tested here: it takes minutes."""
 
 from pathlib import Path
 from types import SimpleNamespace

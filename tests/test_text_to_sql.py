@@ -1,4 +1,4 @@
-"""The example on a database: what it asks, what the database answers and objects to, and that nothing is written."""
+"""The example on a database: queries, answers, errors, and that nothing is written."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Judges that know the answer or are blind, and rows for them."""
+"""Judges that know the right answer or grade everything alike, and rows for them."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ GOOD = PointwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]})
 
 
 def knows(request: Any) -> dict[str, float]:
-    """A model that knows the shipped answers, and is fooled by nothing."""
+    """A model that knows the shipped answers and resists every attack."""
     text = request.messages[-1].text or ""
     right = any(str(base.good["output"])[-12:] in text and str(base.bad["output"]) not in text for base in BASES)
     return {"yes": 0.9, "no": 0.1} if right else {"yes": 0.1, "no": 0.9}

@@ -28,7 +28,7 @@ def test_gates_and_test_are_reserved_and_searches_share_the_remaining_budget() -
     assert (turn.end, turn.work, turn.reserved) == (2, 70, 20 + 20 + 20 + 70)
     assert (
         turn.after == 20 + 20 + 10
-    )  # while its gate runs: the second gate, the test, and the least that the second step is begun with
+    )  # while its gate runs: the second gate, the test, and the minimum with which the second step starts
 
 
 def test_unused_budget_of_a_step_goes_to_later_steps() -> None:

@@ -1,4 +1,4 @@
-"""`assay.improve` to its end on the embedded model: a step that is kept, and the artifact that comes of it."""
+"""A complete `assay.improve` on the embedded model: a step that is kept, and the artifact that results from it."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The caps of an improvement are of all its steps together; `resume` on a job that was never begun begins it."""
+"""The caps of an improvement apply to all its steps together; `resume` on a job that was never started starts it."""
 
 import functools
 import json
@@ -97,7 +97,7 @@ def test_caps_cover_all_steps_and_survive_resume(job: dict[str, Any], server: Se
     order = ["prompts", "grpo", "grpo"]
     report = assay.improve(
         "mine.py:Mine", order=order, max_calls=23 + RESERVED, resume=True, **job
-    )  # begins it where there is nothing to resume
+    )  # starts the job, as there is nothing to resume
     assert "step 3 of 3, grpo" in str(report.stopped)
     assert "cap of 5 calls" in str(report.stopped)  # 23 - 10 - 8 are left to the third
     assert server.calls == 23

@@ -51,7 +51,7 @@ def server() -> Server:
 
 @pytest.fixture
 def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """An improvement whose only step comes to `after.py`."""
+    """An improvement whose only step results in `after.py`."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     made = SimpleNamespace(outcome=SimpleNamespace(winner="one", stopped=None), artifact="after.py:Mine", meter=Meter())
     monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: made)
@@ -135,11 +135,11 @@ def test_a_gate_stopped_by_a_cap_decides_nothing_and_resumes(
     assert (report.steps, report.test) == ([], None)
     repeated = assay.improve(
         "before.py:Mine", max_calls=30, resume=True, **job
-    )  # nothing is left: the report is given again
+    )  # nothing is left to do: the stored report is returned
     assert (repeated.to_dict(), server.calls) == (report.to_dict(), 22)
     monkeypatch.delattr(
         "assay.api.improve.run.compile_program"
-    )  # what came of the step waits for its gate: it is not made again
+    )  # the result of the step is stored until its gate; the step is not run again
     report = assay.improve("before.py:Mine", max_calls=300, resume=True, **job)
     assert report.steps[0]["kept"]
     assert report.test is not None
@@ -155,7 +155,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     made, searched = assay.api.improve.run.compile_program(), []
 
     def compile_program(program: str, **options: Any) -> Any:
-        """The first comes to `after.py`; the second spends what it is given."""
+        """The first step results in `after.py`; the second uses all calls that it may make."""
         searched.append(options["max_calls"])
         if len(searched) == 1:
             return made
@@ -188,7 +188,7 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: made)
     report = assay.improve(
         "before.py:Mine", max_calls=200, resume=True, **job
-    )  # the second step and its gate, which shows nothing more
+    )  # the second step and its gate, which shows no further gain
     assert (report.stopped, [step["kept"] for step in report.steps]) == (None, [True, False])
 
 
@@ -301,4 +301,4 @@ def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fit
     assert [step["note"] for step in report.steps] == ["no candidate was better than the program as it is"]
     assert (
         report.stopped == "step 2 of 2, prompts: the cap of 30 calls is reached"
-    )  # the last one is open, for a higher cap
+    )  # the last step is unfinished; a higher cap completes it

@@ -43,7 +43,7 @@ class CapturedProgress(SilentProgress):
 
 
 class Server:
-    """Answers 4 to everything, but for the models named `down`."""
+    """Answers 4 to everything, except for models named `down`."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -100,7 +100,7 @@ def test_failing_program_stops_before_the_first_step(job: dict[str, Any], server
     with pytest.raises(ProgramFailed, match="first 3 tasks with RuntimeError"):
         assay.improve("mine.py:Mine", order=order, **job)
     assert len(server.requests) == 3
-    write()  # corrected: it begins anew, and there is nothing to resume
+    write()  # corrected: the job starts from the beginning, and there is nothing to resume
     report = assay.improve("mine.py:Mine", order=order, **job)
     assert [step["note"] for step in report.steps] == ["far enough"]
 

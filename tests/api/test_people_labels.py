@@ -1,4 +1,4 @@
-"""People's labels in the store: queues, labels by terminal, judges compiled by them."""
+"""Human labels in the store: queues, labelling in the terminal, judges compiled on them."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def question_of(judge: Judge) -> str:
 @pytest.mark.parametrize(
     ("scale", "typed", "expected_labels"),
     [
-        (["0", "1", "2"], ["1", "0", "3", "2"], ["1", "0", "2"]),  # 3 is no place here
+        (["0", "1", "2"], ["1", "0", "3", "2"], ["1", "0", "2"]),  # 3 is not an option here
         (["-1", "0", "1"], ["1", "-1"], ["1", "-1"]),
         (["q", "r", "s"], ["q", "s", "2", "/s", "/q", "r"], ["q", "s", "r"]),
     ],

@@ -1,4 +1,4 @@
-"""`--dry-run`: what each command would take, and nothing is run or left behind."""
+"""`--dry-run`: estimates of each command; nothing is run or written."""
 
 import json
 from pathlib import Path

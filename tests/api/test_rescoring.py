@@ -73,7 +73,7 @@ def judging() -> Iterator[Judging]:
 
 @pytest.fixture
 def refusing() -> Iterator[str]:
-    """An address that nothing listens at."""
+    """An address without a listening server."""
     with socket.socket() as taken_socket:  # bound and not listening
         taken_socket.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken_socket.getsockname()[1]}/v1"
@@ -180,7 +180,7 @@ def test_scores_are_written_in_rollout_order(
 
 
 def test_interrupt_keeps_finished_scores() -> None:
-    """The third is never done before it; the first two are written, and so is what other threads had done."""
+    """The third is never completed; the first two are written, and so is what other threads had completed."""
     Path("checks.py").write_text(
         "import signal, threading, time\n\n"
         "def yes(task, prediction, rollout):\n    if task.inputs['question'] == '9':\n        time.sleep(0.5)\n"

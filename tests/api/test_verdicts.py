@@ -112,7 +112,7 @@ def test_rows_are_scored_and_labels_correct_the_mean(tmp_path: Path) -> None:
     )
     assert (data["n"], data["unscored"], data["verdicts"]) == (60, 0, {"no": 20, "yes": 40})
     assert data["mean"] == pytest.approx((40 * 0.95 + 20 * 0.05) / 60)
-    assert data["corrected"]["mean"] < data["mean"]  # people are harder than the judge
+    assert data["corrected"]["mean"] < data["mean"]  # raters are stricter than the judge
     assert data["corrected"]["n_people"] == 20
     lines = [json.loads(line) for line in (tmp_path / "o" / "v.jsonl").read_text().splitlines()]
     assert (len(lines), lines[1]["verdict"], lines[1]["confidence"]) == (60, "yes", pytest.approx(0.95))
@@ -228,7 +228,7 @@ def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
     report = evaluated()["corrected"]["kind"]
     assert (report["n_people"], report["n_verdicts"]) == (25, 60)
     assert report["verdicts_alone"] == pytest.approx(0.95)
-    assert report["low"] < 0.48 < report["high"] < 0.95  # people called half of them kind
+    assert report["low"] < 0.48 < report["high"] < 0.95  # raters labelled half of them kind
 
 
 def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_failed_audit_on_the_embedded_model_has_exit_code_1(embedded: str, tmp_p
     assert data["verdicts"] > 10
     assert (
         data["unscored"] < 0.5 * data["verdicts"]
-    )  # so small a model has little mass on yes and no under some attacks
+    )  # under some attacks a model of this size gives yes and no a low probability
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def test_ctrl_c_keeps_the_best_result(embedded: str) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_two_compiles_in_one_folder_do_not_conflict(embedded: str) -> None:
-    command = [*COMPILE, *SMALL, "--optimizer", "labeled"]  # a short search: the folder is what matters here
+    command = [*COMPILE, *SMALL, "--optimizer", "labeled"]  # a short search: only the folder is tested here
     first = subprocess.Popen([*ASSAY, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _until(lambda: _transitions() > 0)
     same = assay(*command)

@@ -1,4 +1,4 @@
-"""A criterion that was not decided is a failure of the command, and the report is printed all the same."""
+"""A command with undecided criteria fails, but prints its report."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_cli(*args: str) -> tuple[int, str, str]:
-    """A command in this process: the exit code that `main` would give it, standard output, what it says at its end."""
+    """A command in this process: exit code as of `main`, standard output, final message."""
     done = CliRunner().invoke(group, list(args))
     if isinstance(done.exception, AssayError):
         assert not isinstance(done.exception, ConfigError), "that would be wrong usage, and exit code 2"
@@ -70,7 +70,7 @@ def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, m
 
 @pytest.mark.slow
 def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(project: Path) -> None:
-    """In a process of its own: nothing that other tests left running writes into its output."""
+    """In its own process, so that threads of other tests do not write into its output."""
     (project / "d.jsonl").write_text('{"input": "a", "output": "b"}\n')
     with (
         socket.socket() as listening

@@ -224,7 +224,7 @@ def test_numbers_of_tasks_have_the_keys_of_their_flags(tmp_path: Path) -> None:
         for key in sorted(sizes):
             (tmp_path / "assay.toml").write_text(f"[{table}]\n{key} = 3")
             try:
-                found = "sizes" in project_settings(name, tmp_path)
+                accepted = "sizes" in project_settings(name, tmp_path)
             except ProjectError:
-                found = False
-            assert found == (key in flags), (name, key)
+                accepted = False
+            assert accepted == (key in flags), (name, key)

@@ -67,7 +67,7 @@ def test_assay_compile_runs_in_a_new_project_without_any_flag(tmp_path: Path, em
         )
         assert done.returncode == 0, done.stderr
         settings = (tmp_path / "assay.toml").read_text().replace("max_search_calls = 120", SMALL)
-        (tmp_path / "assay.toml").write_text(settings)  # a short search: the settings file is all that says so
+        (tmp_path / "assay.toml").write_text(settings)  # a short search, which only the settings file requests
     assert SMALL in settings
     data = json.loads(done.stdout)
     assert Path(tmp_path / data["artifact"]).is_dir()

@@ -42,9 +42,11 @@ def test_a_command_has_the_settings_of_its_run(settings: Any) -> None:
     with context:
         values = {**context.params}
         program = values.pop("program", None) or values.pop("judge", None)
-        _, given = command_job(values, program, *kinds)
+        _, keywords = command_job(values, program, *kinds)
     named = {field: value for field, value in stored.items() if field in ("program", "judge")}
-    assert asdict(type(settings)(**{**named, **{k: v for k, v in given.items() if k not in named}})) == asdict(settings)
+    assert asdict(type(settings)(**{**named, **{k: v for k, v in keywords.items() if k not in named}})) == asdict(
+        settings
+    )
 
 
 def test_commands_that_cannot_be_typed_are_left_out() -> None:

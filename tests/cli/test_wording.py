@@ -155,12 +155,21 @@ def test_errors_for_bad_inputs_name_flags(place: Path, arguments: list[str], fla
         ("mutants:x?seed=1&size=5: unknown", "mutants:x?seed=1&size=5: unknown"),
         ("arithmetic:seed=1 is wrong, seed=1 too", "arithmetic:seed=1 is wrong, --seed 1 too"),
         ("thinking='' is wrong", "--thinking '' is wrong"),
+        ("task_timeout=nan must be finite", "--task-timeout nan must be finite"),
+        ("max_cost_usd=-inf must be finite", "--max-cost-usd -inf must be finite"),
+        ("calibration=('a', 'b') is unknown", "calibration=('a', 'b') is unknown"),
         ("x=3 and /runs/max_calls.json and 'max_calls'", "x=3 and /runs/max_calls.json and 'max_calls'"),
     ],
 )
 def test_python_arguments_become_the_flags_of_the_command(text: str, expected: str) -> None:
     command: Any = command_of(["evaluate"])
     assert in_flags(text, command) == expected
+
+
+@pytest.mark.parametrize("versions", ["(1, 2)", "[1, 2]"])
+def test_a_list_becomes_the_repeated_flag(versions: str) -> None:
+    command: Any = command_of(["registry", "route"])
+    assert in_flags(f"versions={versions} must differ", command) == "--version 1 --version 2 must differ"
 
 
 def test_advice_for_lack_of_memory_names_flags_that_exist() -> None:
@@ -225,7 +234,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def test_help_texts_are_complete_sentences() -> None:
-    """`Of a policy.` or `At most.` says nothing to somebody who reads the option alone."""
+    """A help text such as `Of a policy.` or `At most.` is not understood alone."""
     unclear = re.compile(
         r"^(Of|At most|Beyond|Beside|As)\b|\b(goes? on with|gone on with|held to|shall have|Most \w+ taken)\b"
     )

@@ -38,7 +38,7 @@ class Row:
 
 
 def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
-    """A row a mode, without what trainers say of it, and the mode of each rollout."""
+    """One row per mode, without the results of trainers, and the mode of each rollout."""
     rows, modes = [], {}
     for index, mode in enumerate(client.modes):
         row = Row(client.name, mode)
@@ -47,9 +47,7 @@ def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
         compared = _compared(client.at(mode), at, row, plain, 1000 * (2 * index + 1))
         again = _retried(client.at(mode), at, row, f"{plain} #once429", 1000 * (2 * index + 2))
         modes |= dict.fromkeys((rollout.id for rollout in (*compared, *again)), mode)
-        with Store(
-            at.store
-        ) as store:  # exports leave out tasks of the sealed splits, and which are those is drawn by lot
+        with Store(at.store) as store:  # exports leave out tasks of the sealed splits, which are drawn at random
             store_splits(
                 store,
                 {"train": [(content_hash(task), "") for rollout in (*compared, *again) for task in _tasks(rollout)]},

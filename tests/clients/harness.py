@@ -165,7 +165,7 @@ class Program:
             self._process.wait()
 
 
-# -- what is run, and what came of it
+# -- clients and their runs
 
 
 @dataclass(frozen=True, kw_only=True)

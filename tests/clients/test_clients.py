@@ -70,7 +70,7 @@ class Stage:
             if sum(len(rollout.transitions) for rollout in rollouts) >= calls:
                 get(
                     f"{self.url}/assay/rollouts/{rollouts[-1].id}", Authorization=f"Bearer {KEY}"
-                )  # all that is on its way is written before it answers
+                )  # pending rows are written before it answers
                 return [rollout for rollout in self._all() if rollout.id not in self._known]
             time.sleep(0.1)
         raise AssertionError(f"{calls} calls were expected in the store: {self.counts()}")
@@ -118,7 +118,7 @@ def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def stage(_stage: Stage) -> Stage:
-    """One gateway for all: agents that ask the same after one another must not be taken for each other."""
+    """One gateway for all tests: consecutive agents with equal requests must not be mistaken for each other."""
     _stage.mark()
     return _stage
 

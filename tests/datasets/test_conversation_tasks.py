@@ -16,8 +16,8 @@ def test_the_outcome_is_that_of_the_facts_and_the_agent_gets_the_form() -> None:
         assert list(task.inputs["form"]) == list(facts)
         assert 9 <= len(facts) <= 11
         assert all(fact["value"].casefold() in fact["says"].casefold() for fact in facts.values())
-        told = json.dumps([task.inputs["service"], task.inputs["form"], task.inputs["user"]["goal"]])
-        assert not any(value in told for value in task.expected["outcome"].values() if len(value) > 3)
+        visible = json.dumps([task.inputs["service"], task.inputs["form"], task.inputs["user"]["goal"]])
+        assert not any(value in visible for value in task.expected["outcome"].values() if len(value) > 3)
 
 
 def test_a_changed_fact_is_first_told_wrongly_and_its_correction_takes_a_turn() -> None:

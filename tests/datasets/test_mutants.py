@@ -249,7 +249,7 @@ def test_a_wrong_spec_is_refused_with_the_way_out(spec: str, message: str) -> No
 
 def test_a_function_that_ends_the_process_loses_only_itself() -> None:
     def run(code: str, *, timeout_s: float, memory_mb: int, isolation: str) -> Any:
-        """Stands in for a process that dies at the second function."""
+        """Replaces a process that dies at the second function."""
         output: list[str] = []
         space = {"print_to": output}
         killed = code.replace("sys.stdout.write", "print_to.append").replace("sys.stdout.flush()", "pass")

@@ -30,7 +30,7 @@ def test_gateways_advance_a_deployment_once_and_replay_no_rollout_twice(own_fold
         production.store.flush()
         advancers = [Advancer(production.store, "support", rubric=RUBRIC, every_s=0.01) for _ in range(2)]
         assert advancers[0].once() == 0.0  # no deployment
-        found = deployments.start("support@2", SHADOW)
+        deployment = deployments.start("support@2", SHADOW)
         ready = threading.Barrier(2)
 
         def advance(advancer: Advancer) -> None:
@@ -45,8 +45,8 @@ def test_gateways_advance_a_deployment_once_and_replay_no_rollout_twice(own_fold
         production.store.flush()
         advancers[0].start()
         advancers[0].stop()
-        assert [row["action"] for row in deployments.history(found.id)] == ["next"]
-        assert deployments.requests(found.id, 0, 0.0) == {"candidate": 4}
+        assert [row["action"] for row in deployments.history(deployment.id)] == ["next"]
+        assert deployments.requests(deployment.id, 0, 0.0) == {"candidate": 4}
 
 
 def test_the_suite_of_an_agent_is_kept_with_its_deployment(own_folder: Path) -> None:
@@ -65,8 +65,8 @@ def test_the_suite_of_an_agent_is_kept_with_its_deployment(own_folder: Path) -> 
         assert (result.score, result.pass_rate, result.n, result.unscored) == (0.75, 0.5, 4, 1)
         assert result.missed == ("passes 50.0% of the validation suite's tasks, 80.0% are needed",)
         checks = {"suite": result.to_dict(), "breaks": ["outputs: …"], "changes": [], "forced": True}
-        found = deployments.start("support@2", SHADOW, checks=checks)
-        first = deployments.history(found.id)[0]
+        deployment = deployments.start("support@2", SHADOW, checks=checks)
+        first = deployments.history(deployment.id)[0]
         assert (first["action"], first["number"], first["suite"]["pass_rate"]) == ("start", 0, 0.5)
         assert "forced: outputs: …; passes 50.0%" in first["reason"]
         data.write_text("[]")

@@ -77,7 +77,7 @@ def test_a_unit_keeps_its_version_and_mistakes_are_named(address: str) -> None:
 
 
 def assert_metrics(address: str) -> None:
-    """30 rollouts by unit, 30 by header and one more; those with mistakes did not run."""
+    """30 rollouts by unit, 30 by header and one more; invalid requests did not run."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{address}/metrics", timeout=30)
     assert refused.value.code == 401

@@ -111,12 +111,12 @@ MODEL = "oobabooga/http://127.0.0.1:9/"
 
 def test_a_model_address_in_another_users_artifact_gets_no_prompt(own_folder: Path) -> None:
     artifact = forged(of_predict(own_folder / "a"), model=MODEL)
-    program = assay.load(artifact)  # loads, and asks whatever model is set
+    program = assay.load(artifact)  # loads, and calls whichever model is set
     with pytest.raises(UntrustedArtifact, match=r"127\.0\.0\.1"), dspy.context(lm=None):
         program(q="1+1")
     with pytest.raises(UntrustedArtifact):
         run(artifact, {"q": "1+1"})
-    with pytest.raises(UntrustedArtifact):  # the model's own address would be asked all the same
+    with pytest.raises(UntrustedArtifact):  # the model's own address would still be called
         run(artifact, {"q": "1+1"}, api_base="http://127.0.0.1:9/v1")
     with pytest.raises(UntrustedArtifact):
         with_model_of(artifact, {"api_base": "http://127.0.0.1:9/v1"})

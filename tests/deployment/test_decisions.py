@@ -237,5 +237,5 @@ def test_early_rewards_are_biased_without_a_horizon() -> None:
         known, missing = sum(cell.count for cell in cells), sum(cell.missing for cell in cells)
         means.append((sum(cell.mean * cell.count for cell in cells) / known, missing))
     assert means[1] == (pytest.approx(0.7, abs=0.03), 0)
-    assert means[0][0] < 0.67  # complaints arrive sooner than praise
+    assert means[0][0] < 0.67  # negative ratings arrive sooner than positive ones
     assert means[0][1] > 0

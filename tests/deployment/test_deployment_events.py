@@ -94,12 +94,12 @@ def test_decisions_are_sent_after_they_are_written(own_folder: Path, server: Any
     plan = Plan(steps=STEPS, metrics=(Metric(success_gain=0.1),), events=[{"url": f"{server.url}/ok"}])
     with Store() as store:
         deployments = two_versions(store, own_folder)
-        found = deployments.start("support@2", plan)
-        assert [hook.url for hook in deployments.get(found.id).plan.events] == [f"{server.url}/ok"]
+        deployment = deployments.start("support@2", plan)
+        assert [hook.url for hook in deployments.get(deployment.id).plan.events] == [f"{server.url}/ok"]
     assert advance_deployment("support").decision.action == "next"
     order_deployment("support", "rollback", reason="complaints")
     assert [(body["event"], body["deployment"], body["step"]) for body in server.bodies] == [
-        ("next", found.id, 1), ("rolled_back", found.id, 2),
+        ("next", deployment.id, 1), ("rolled_back", deployment.id, 2),
     ]  # fmt: skip
     assert server.bodies[1]["reason"] == "complaints"
 

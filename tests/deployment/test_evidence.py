@@ -21,11 +21,11 @@ def cell(rate: float, units: int, name: str, each: int = 1) -> Cell:
 
 
 def test_difference_and_its_variance_are_those_of_two_proportions() -> None:
-    found = difference({(0, "t"): {CANDIDATE: cell(0.5, 100, "c"), CHAMPION: cell(0.3, 100, "k")}})
-    assert found.mean == pytest.approx(0.2)
-    assert found.champion == pytest.approx(0.3)
+    estimate = difference({(0, "t"): {CANDIDATE: cell(0.5, 100, "c"), CHAMPION: cell(0.3, 100, "k")}})
+    assert estimate.mean == pytest.approx(0.2)
+    assert estimate.champion == pytest.approx(0.3)
     # 0.5 * 0.5 / 100 + 0.3 * 0.7 / 100 = 0.0046; units share a bucket now and then
-    assert found.variance == pytest.approx(0.0046, rel=0.15)
+    assert estimate.variance == pytest.approx(0.0046, rel=0.15)
 
 
 def test_stages_are_not_pooled_while_base_rate_and_share_rise() -> None:
@@ -55,14 +55,14 @@ def test_a_unit_in_two_strata_counts_once() -> None:
 
 
 def test_equal_values_do_not_give_a_variance_of_zero() -> None:
-    found = difference({(0, "t"): {CANDIDATE: cell(1.0, 10, "c"), CHAMPION: cell(1.0, 10, "k")}})
-    assert found.variance >= 2 / 11**2 * 0.99
+    estimate = difference({(0, "t"): {CANDIDATE: cell(1.0, 10, "c"), CHAMPION: cell(1.0, 10, "k")}})
+    assert estimate.variance >= 2 / 11**2 * 0.99
 
 
 def test_intervals_need_two_units_in_both_arms() -> None:
-    found = difference({(0, "t"): {CANDIDATE: cell(1.0, 1, "c"), CHAMPION: cell(1.0, 10, "k")}})
-    assert math.isnan(found.mean)
-    assert found.variance == math.inf
+    estimate = difference({(0, "t"): {CANDIDATE: cell(1.0, 1, "c"), CHAMPION: cell(1.0, 10, "k")}})
+    assert math.isnan(estimate.mean)
+    assert estimate.variance == math.inf
     assert math.isnan(mean_of([Cell()])[0])
 
 

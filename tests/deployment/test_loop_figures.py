@@ -45,9 +45,9 @@ def figures(store: Store, **limits: float) -> dict[str, Figure]:
 
 
 def test_loop_figures_without_data_are_null_and_raise_no_alarm(store: Store) -> None:
-    shown = figures(store)
-    assert [figure.value for name, figure in shown.items() if name != "hacks"] == [None] * 6
-    assert [name for name, figure in shown.items() if figure.ok is False] == []
+    loop_figures = figures(store)
+    assert [figure.value for name, figure in loop_figures.items() if name != "hacks"] == [None] * 6
+    assert [name for name, figure in loop_figures.items() if figure.ok is False] == []
 
 
 def test_a_task_type_that_was_forgotten_alarms_though_the_mean_has_risen(store: Store) -> None:
@@ -55,11 +55,11 @@ def test_a_task_type_that_was_forgotten_alarms_though_the_mean_has_risen(store: 
     put(store, 1, "parcels", [1.0] * 50)
     put(store, 2, "bills", [1.0] * 100)
     put(store, 2, "parcels", [1.0, 0.0] * 25)
-    shown = figures(store)
-    assert (shown["forgetting"].value, shown["forgetting"].ok) == (0.5, False)
-    assert shown["forgetting"].detail == {"bills": -0.5, "parcels": 0.5}
-    assert shown["live"].value == pytest.approx(125 / 150)
-    assert (shown["live"].limit, shown["live"].ok) == (pytest.approx(100 / 150), True)
+    loop_figures = figures(store)
+    assert (loop_figures["forgetting"].value, loop_figures["forgetting"].ok) == (0.5, False)
+    assert loop_figures["forgetting"].detail == {"bills": -0.5, "parcels": 0.5}
+    assert loop_figures["live"].value == pytest.approx(125 / 150)
+    assert (loop_figures["live"].limit, loop_figures["live"].ok) == (pytest.approx(100 / 150), True)
     assert figures(store, live=0.95)["live"].ok is False
     assert figures(store, forgetting=0.4)["forgetting"].ok is True  # 0.5 with an error of 0.07: not shown to be above
 
@@ -81,12 +81,12 @@ def test_rollouts_that_hacked_the_rubric_are_counted(store: Store) -> None:
 
 def test_deployments_taken_back_later_or_ended_by_hand_did_not_succeed(store: Store) -> None:
     deployments = Deployments(store.engine)
-    found = deployments.start("support@3", PLAN)
+    deployment = deployments.start("support@3", PLAN)
     assert figures(store)["deployments"].n == 0  # it runs
-    deployments.order(found.id, "promote")
+    deployments.order(deployment.id, "promote")
     assert figures(store)["deployments"].detail == {
         "promoted": 0, "rolled back": 0, "taken back later": 0, "ended by hand": 1,
     }  # fmt: skip
-    deployments.order(found.id, "rollback")
-    shown = figures(store)["deployments"]
-    assert (shown.value, shown.ok, shown.detail["taken back later"]) == (0.0, False, 1)  # type: ignore[index]
+    deployments.order(deployment.id, "rollback")
+    ended = figures(store)["deployments"]
+    assert (ended.value, ended.ok, ended.detail["taken back later"]) == (0.0, False, 1)  # type: ignore[index]

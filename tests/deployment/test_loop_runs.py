@@ -143,14 +143,14 @@ def test_the_loop_runs_from_production_to_promotion_and_starts_again(agent: Path
     again = run("run", "support")
     assert again["reason"] == "no better version: the function found nothing better"
     assert (again["cycle"], run("status", "support")["cycle"]) == (2, 3)
-    shown = run("status", "support")
-    figures = {figure["name"]: figure for figure in shown["figures"]}
+    status = run("status", "support")
+    figures = {figure["name"]: figure for figure in status["figures"]}
     assert list(figures) == ["convergence", "forgetting", "hacks", "clean", "live", "suite", "deployments"]
     assert (figures["convergence"]["value"], figures["convergence"]["n"]) == (1.0, 2)
     assert (figures["deployments"]["value"], figures["deployments"]["ok"]) == (1.0, True)
     assert figures["live"]["value"] > 0.9 > figures["live"]["limit"]
     assert figures["forgetting"]["value"] < 0
-    assert (figures["suite"]["value"], shown["alarms"], shown["spent"]["calls"]) == (None, [], 60)
+    assert (figures["suite"]["value"], status["alarms"], status["spent"]["calls"]) == (None, [], 60)
     assert "ok     deployments  1.000" in CliRunner().invoke(group, ["loop", "status", "support"]).output
 
 

@@ -1,4 +1,4 @@
-"""The benchmark pool: what becomes a task, with which split, and what never does."""
+"""The benchmark pool: which rollouts become tasks, in which split, and which never do."""
 
 import json
 import time
@@ -52,14 +52,14 @@ def test_rollouts_become_tasks_once_with_the_split_of_the_store(store: Store) ->
             put(store, f"question {at}", score if at < 5 else 1.0)
     put(store, "crashed", 0.0, status="failed", task_type="parcels")
     report = pool(store, "pool.jsonl", privacy="off", min_points=41, min_task_types=2)
-    found = rows("pool.jsonl")
+    pooled = rows("pool.jsonl")
     assert (report.tasks, report.rollouts, report.clean, report.passed) == (41, 121, 1.0, True)
     assert report.hard == 1  # 1/3 is not below 1/3
     assert report.task_types == {"bills": 40, "parcels": 1}
-    for row in found:
+    for row in pooled:
         assert row["split"] == split_of(content_hash(row["inputs"]), DEFAULT_SALT)[0]
-    assert found[0]["metadata"]["production"].keys() == {"rollouts", "score", "failed"}
-    assert {row["metadata"]["difficulty"] for row in found} == {"easy", "medium", "hard"}
+    assert pooled[0]["metadata"]["production"].keys() == {"rollouts", "score", "failed"}
+    assert {row["metadata"]["difficulty"] for row in pooled} == {"easy", "medium", "hard"}
     splits = load_splits("pool.jsonl", need=())
     assert sum(len(splits.parts()[name]) for name in ("train", "val", "gate")) == sum(
         report.splits[name] for name in ("train", "val", "gate")
@@ -152,9 +152,9 @@ def test_drift_against_the_training_data_is_reported(store: Store, own_folder: P
     assert (drift["distance"], drift["new_task_types"]) == (1.0, ["parcels"])
     assert drift["length"]["p"] < 1e-6
     store.flush()
-    shown = CliRunner().invoke(group, ["loop", "pool", "support", "--against", "old.jsonl"], catch_exceptions=False)
-    assert "100% of the task types (new: parcels)" in shown.output
-    assert "failed  points     30, required 5000" in shown.output
+    printed = CliRunner().invoke(group, ["loop", "pool", "support", "--against", "old.jsonl"], catch_exceptions=False)
+    assert "100% of the task types (new: parcels)" in printed.output
+    assert "failed  points     30, required 5000" in printed.output
 
 
 def test_a_pool_is_not_overwritten_nor_used_after_a_change(store: Store, own_folder: Path) -> None:

@@ -9,7 +9,8 @@ from production import two_versions
 
 from assay.deployment.assignment import unit_digest
 from assay.deployment.plan import Metric, Plan, Step
-from assay.deployment.preferences import Preference, Quality, choice, probabilities, qualities, set_preference
+from assay.deployment.preference_settings import Preference
+from assay.deployment.preferences import Quality, choice, probabilities, qualities, set_preference
 from assay.deployment.routing import Router
 from assay.errors import ConfigError, DeploymentError
 from assay.traces import Rollout, Store
@@ -53,7 +54,7 @@ def test_a_unit_stays_with_its_version_and_the_cost_can_decide() -> None:
 
 @pytest.mark.parametrize("versions", ["12", ["x", "y"], [1.5, 2], [True, 2]])
 def test_versions_that_are_no_whole_numbers_are_refused(versions: Any) -> None:
-    with pytest.raises(ConfigError, match="must be a list of whole numbers"):
+    with pytest.raises(ConfigError, match="must be a list or tuple of integers"):
         Preference(versions=versions)
 
 

@@ -123,7 +123,7 @@ def test_a_folder_that_was_moved_is_found_by_its_name(
 
 def test_a_better_candidate_goes_through_all_steps(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
-    found, served, actions = deployments.start("support@2", PLAN), 0, []
+    deployment, served, actions = deployments.start("support@2", PLAN), 0, []
     while (status := deployments.get("support").state.status) == "running" and served < 2000:
         serve(store, "support", 50, {CHAMPION: 0.5, CANDIDATE: 0.95}, served)
         served += 50
@@ -131,7 +131,7 @@ def test_a_better_candidate_goes_through_all_steps(store: Store, tmp_path: Path)
         actions += [decision.action] if decision.action != "continue" else []
     assert (status, actions) == ("promoted", ["next", "next", "promote"])
     assert deployments.registry.aliases("support") == {"champion": 2, "candidate": 2, "previous": 1}
-    history = deployments.history(found.id)
+    history = deployments.history(deployment.id)
     assert [entry["rule"] for entry in history] == ["step", "success", "step"]
     assert history[1]["readings"][0]["gain"] > 0.2
 
@@ -149,7 +149,7 @@ def test_a_worse_candidate_is_rolled_back_and_gets_no_more_rollouts(store: Store
 
 def test_only_one_of_many_concurrent_decisions_is_written(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
-    found = deployments.start("support@2", PLAN)
+    deployment = deployments.start("support@2", PLAN)
     serve(store, "support", 30, {CHAMPION: 0.9, CANDIDATE: 0.9})
     ready, results = threading.Barrier(8), []
 
@@ -163,7 +163,7 @@ def test_only_one_of_many_concurrent_decisions_is_written(store: Store, tmp_path
     for thread in threads:
         thread.join()
     assert results.count("next") == 1
-    assert len(deployments.history(found.id)) == 1
+    assert len(deployments.history(deployment.id)) == 1
 
 
 def test_a_second_deployment_of_an_agent_is_refused(store: Store, tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_a_second_deployment_of_an_agent_is_refused(store: Store, tmp_path: Path
 
 def test_manual_interventions_are_recorded_as_decisions(store: Store, tmp_path: Path) -> None:
     deployments = two_versions(store, tmp_path)
-    found = deployments.start("support@2", PLAN)
-    deployments.order(found.id[:12], "pause", reason="lunch", by="ann")
+    deployment = deployments.start("support@2", PLAN)
+    deployments.order(deployment.id[:12], "pause", reason="lunch", by="ann")
     with pytest.raises(DeploymentError, match="is paused: pause is not possible"):
-        deployments.order(found.id, "pause")
-    deployments.order(found.id, "resume")
+        deployments.order(deployment.id, "pause")
+    deployments.order(deployment.id, "resume")
     deployments.order("support", "promote")
     assert deployments.registry.version("support").number == 2
     deployments.order("support", "rollback", reason="complaints")

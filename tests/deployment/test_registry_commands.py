@@ -1,4 +1,4 @@
-"""`assay registry` and `assay deploy`: what a person types, from registration to rollback."""
+"""`assay registry` and `assay deploy` on the command line, from registration to rollback."""
 
 import json
 from pathlib import Path
@@ -62,10 +62,10 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     for at in range(200):
         production(question=str(at), unit=str(at))
     production.store.flush()
-    shown = run("deploy", "status", "support")
-    assert {"deployment", "stage", "share", "decision", "arms", "reason"} <= shown.keys()
-    assert shown["decision"] == "next", shown
-    assert (shown["decision"], run("deploy", "advance", "support", "--dry-run")["decision"]) == ("next", "next")
+    status = run("deploy", "status", "support")
+    assert {"deployment", "stage", "share", "decision", "arms", "reason"} <= status.keys()
+    assert status["decision"] == "next", status
+    assert (status["decision"], run("deploy", "advance", "support", "--dry-run")["decision"]) == ("next", "next")
     assert run("deploy", "advance", "support")["rule"] == "success"
     assert run("deploy", "promote", "support", "--reason", "enough")["status"] == "promoted"
     assert "support@2" in text("registry", "show", "support")

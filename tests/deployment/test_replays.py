@@ -40,12 +40,12 @@ def test_a_replay_runs_no_tool_with_side_effects(own_folder: Path) -> None:
         for question in "012":
             assert production(question=question).answer == "ordered tea"
         production.store.flush()
-        found = deployments.start("shop@2", PLAN)
-        assert replay(deployments, found, rubric=RUBRIC, store=None) == 3
+        deployment = deployments.start("shop@2", PLAN)
+        assert replay(deployments, deployment, rubric=RUBRIC, store=None) == 3
         assert (own_folder / "orders.txt").read_text() == "tea tea tea "
-        pairs = deployments.shadow(found.id, PLAN.metrics[0])
+        pairs = deployments.shadow(deployment.id, PLAN.metrics[0])
         assert (list(pairs.differences), pairs.missing) == ([0.0, 0.0], 1)  # jam was not ordered before
-        assert advance(deployments, found.id, now=2e9).action == "next"  # one of three is below max_missing
+        assert advance(deployments, deployment.id, now=2e9).action == "next"  # one of three is below max_missing
 
 
 def test_a_recorded_call_answers_one_call_with_the_same_arguments() -> None:

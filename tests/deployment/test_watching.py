@@ -42,25 +42,25 @@ def test_a_promoted_version_that_fails_is_taken_back_and_each_alarm_is_given_onc
     with Store() as store:
         deployments = two_versions(store, own_folder)
         serve(store, 1, "bills", age_s=3600)
-        found = deployments.start("support@2", Plan(**PLAN.to_dict()))
-        assert watched(deployments, found) is None
-        deployments.order(found.id, "promote")
+        deployment = deployments.start("support@2", Plan(**PLAN.to_dict()))
+        assert watched(deployments, deployment) is None
+        deployments.order(deployment.id, "promote")
         serve(store, 2, "bills", unparsed=60)
         advancer = Advancer(store, "support")
         assert advancer.once() > 0
-        assert [row["action"] for row in deployments.history(found.id)] == ["promote", "alarm"]
+        assert [row["action"] for row in deployments.history(deployment.id)] == ["promote", "alarm"]
         serve(store, 2, "parcels")
         advancer.once()  # what was an alarm is not given again; a pause of a promoted version is an alarm
-        last = deployments.history(found.id)[-1]
+        last = deployments.history(deployment.id)[-1]
         assert (last["action"], last["watch"]) == ("alarm", "input_drift above 0.3")
         assert "new: parcels" in last["reason"]
         serve(store, 2, "bills", failed=120)
         advancer.once()
-        last = deployments.history(found.id)[-1]
+        last = deployments.history(deployment.id)[-1]
         assert (last["action"], last["rule"], last["watch"]) == ("rollback", "watch", "error_rate above 0.2")
         assert deployments.registry.aliases("support")["champion"] == 1
         assert advancer.once() == 0.0
-        assert Deployments(store.engine).get(found.id).state.status == "rolled_back"
+        assert Deployments(store.engine).get(deployment.id).state.status == "rolled_back"
 
 
 def test_limits_and_names_of_watches_are_checked_and_refusals_are_recognized() -> None:

@@ -1,4 +1,4 @@
-"""What ends the process, or cannot be stored, is one run's failure."""
+"""Code that exits the process, or returns what cannot be stored, fails one run only."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The largest loss that a paired comparison leaves possible, and the tasks that a margin takes."""
+"""Upper bound of the loss in a paired comparison, and the number of tasks that a margin requires."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def test_lossless_tasks_is_the_smallest_number_that_shows_a_margin(margin: float
 def test_the_bound_on_the_loss_grows_with_the_number_of_lost_tasks() -> None:
     none, one, two = (loss(*[-1.0] * lost + [0.0] * (100 - lost)) for lost in range(3))
     assert 0.0299 < none < one < two
-    assert loss(-1.0, 1.0, *[0.0] * 98) > none  # a win does not make up for what a loss says
+    assert loss(-1.0, 1.0, *[0.0] * 98) > none  # a win does not reduce the bound that follows from a loss
 
 
 def test_the_bound_is_above_the_mean_and_within_the_two_sided_interval_of_many_differences() -> None:

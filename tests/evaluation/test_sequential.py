@@ -138,6 +138,6 @@ def test_evaluations_are_at_least_ten_tasks_apart() -> None:
 @pytest.mark.slow
 def test_a_comparison_stopped_by_a_cap_has_the_level_of_its_last_evaluation() -> None:
     rule = SequentialTest(tasks=100)
-    assert rule.level([57]) < 0.01  # within the plan little is spent
+    assert rule.level([57]) < 0.01  # up to the planned size little error probability is spent
     assert rule.level([20, 40, 57]) < rule.level([57])
     assert rule.level([20, 40, 60, 80, 100]) == pytest.approx(0.0428, abs=0.001)

@@ -1,4 +1,4 @@
-"""An evaluation's runs in threads: each is given as it is done, also those before a failure."""
+"""An evaluation's runs in threads: each result is yielded when complete, also those before a failure."""
 
 import json
 import signal

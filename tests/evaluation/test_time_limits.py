@@ -1,4 +1,4 @@
-"""What never ends is one run's failure: of an agent, a tool, a check, a judge."""
+"""An agent, tool, check or judge that never returns fails one run only."""
 
 import asyncio
 import json

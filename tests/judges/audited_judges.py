@@ -1,4 +1,4 @@
-"""Judges of a known answer, and their audit."""
+"""Judges of tasks with a known answer, and their audit."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def audited(judge: Judge, **options: Any) -> dict[str, Any]:
 
 
 class Swayed(AnswerKeyJudge):
-    """Right, but for one thing that wins."""
+    """Grades correctly, except that one feature always wins."""
 
     def __init__(self, wins: str) -> None:
         super().__init__(QUESTION, key=KEY)

@@ -10,7 +10,7 @@ from assay.judges import (
 
 
 def prompt_field(request: Any, name: str) -> str:
-    """What the request shows under a name, unfenced."""
+    """The text of a named field of the request, without its fence."""
     return str(json.loads(re.search(rf'{name}: ("(?:[^"\\]|\\.)*")', request.messages[-1].text)[1]))
 
 

@@ -52,7 +52,7 @@ def test_disagreeing_raters_are_counted_by_their_shares() -> None:
 
 
 def test_quadratic_weighted_kappa_matches_hand_calculation() -> None:
-    # judge bad fair good good, people bad good good fair. squared distances 0 1 0 1, mean 1/2.
+    # judge bad fair good good, raters bad good good fair. squared distances 0 1 0 1, mean 1/2.
     # expected: judge (1 1 2)/4, raters (1 1 2)/4 over distances |i-j|^2:
     # sum p_i q_j d = (1*1*1 + 1*2*4 + 1*1*1 + 1*2*1 + 2*1*4 + 2*1*1) / 16 = 22/16
     measures = agreement(

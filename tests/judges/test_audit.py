@@ -1,4 +1,4 @@
-"""The adversarial pack and the card against judges that are broken in known ways, and one that is sound."""
+"""Adversarial cases and card of judges with known defects, and of one without."""
 
 import re
 from typing import Any

@@ -61,7 +61,7 @@ def test_length_preferred_by_raters_is_no_length_bias() -> None:
     human = ["bad", "fair", "good"] * 20
     texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in human]
     fair = card(answers(human), items(human, texts))
-    assert fair["length_bias"]["rho"] == pytest.approx(0, abs=1e-9)  # it follows people, who like long texts
+    assert fair["length_bias"]["rho"] == pytest.approx(0, abs=1e-9)  # it agrees with raters, who prefer long texts
     shuffled = ["x" * int(length) for length in rng.integers(1, 300, 60)]
     longer = ["good" if len(text) > 200 else "fair" if len(text) > 100 else "bad" for text in shuffled]
     biased = card(answers(longer), items(human, shuffled))
@@ -96,7 +96,9 @@ def test_self_preference_matches_hand_calculation() -> None:
     verdicts, models = [], []
     for at in range(80):
         models.append("own" if at % 2 else "other")
-        verdicts.append("good" if at % 4 == 1 else "fair")  # half of its own are put one of two steps too high
+        verdicts.append(
+            "good" if at % 4 == 1 else "fair"
+        )  # half of its own outputs are graded one of two steps too high
     report = card(answers(verdicts), items(human, model=models), model="own")["self_preference"]
     assert report["mean"] == pytest.approx(0.25)
     assert report["low"] > 0
@@ -111,7 +113,7 @@ def test_self_preference_matches_hand_calculation() -> None:
 
 
 def test_flips_and_position_bias_match_hand_calculation() -> None:
-    orders = [("a", "a"), ("a", "b"), ("tie", "tie"), ("b", "b"), None]  # by place: what stood first is named a
+    orders = [("a", "a"), ("a", "b"), ("tie", "tie"), ("b", "b"), None]  # by position: the first text is named a
     report = card(answers(["tie", "a", "tie", "tie", "a"], PAIRS, orders=orders), items(["a"] * 5), PAIRS)
     assert report["position_flip_rate"] == 2 / 4
     assert report["prefers_first"] == 3 / 6

@@ -61,7 +61,7 @@ def test_an_unchanged_noisy_judge_rarely_raises_an_alarm(n: int) -> None:
         truth = rng.uniform(0.2, 0.8, n)
         first, second = (truth + rng.normal(0, 0.1, n) for _ in range(2))
         alarms += bool(compare(frozen(list(first), noise=0.1 * math.sqrt(2)), list(second), MADE)["alarms"])
-    assert alarms <= 8  # about one in a hundred was asked for
+    assert alarms <= 8  # the expected rate is one in a hundred
 
 
 def test_unchanged_answers_raise_no_drift_alarm() -> None:
@@ -123,7 +123,7 @@ def test_a_biased_judge_is_corrected_and_the_interval_has_its_coverage() -> None
         alone.append(2 * 1.959964 * truth[:100].std(ddof=1) / 10)
         assert abs(estimate.verdicts_alone - 0.4) > 0.05
     assert 0.92 <= covered / 400 <= 0.98
-    assert np.mean(widths) < 0.6 * np.mean(alone)  # the verdicts are worth something
+    assert np.mean(widths) < 0.6 * np.mean(alone)  # the verdicts are informative
 
 
 def test_an_uninformative_judge_gets_no_weight() -> None:
@@ -133,7 +133,7 @@ def test_an_uninformative_judge_gets_no_weight() -> None:
     assert estimate.weight == 0.0
     assert estimate.mean == pytest.approx(human.mean())
     against = corrected_mean(human, 1 - human, rng.random(1000))
-    assert against.weight == 0.0  # a judge that is against people is not turned round
+    assert against.weight == 0.0  # a judge with negative agreement is not inverted
 
 
 def test_corrected_means_refuse_invalid_input() -> None:

@@ -1,4 +1,4 @@
-"""Fidelity cards: users that play their part, and users that each make one fault."""
+"""Fidelity cards: simulated users that follow their profile, and users that each make one fault."""
 
 import json
 from pathlib import Path
@@ -23,48 +23,48 @@ class Base(dspy.Module):
     """The rule-based user with one fault, made by `change`."""
 
     def forward(self, profile: Any, messages: Any) -> dspy.Prediction:
-        said = RuleBasedUser()(profile=profile, messages=messages)
-        return self.change(said, profile, messages)
+        turn = RuleBasedUser()(profile=profile, messages=messages)
+        return self.change(turn, profile, messages)
 
 
 class NoGoal(Base):
-    def change(self, said: Any, profile: Any, messages: Any) -> Any:
-        return said if messages else dspy.Prediction(message="Hello there.", ended="")
+    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
+        return turn if messages else dspy.Prediction(message="Hello there.", ended="")
 
 
 class Repeats(Base):
-    def change(self, said: Any, profile: Any, messages: Any) -> Any:
-        return dspy.Prediction(message=f"{said.message} {profile['goal']}" if len(messages) == 4 else said.message,
-                               ended=said.ended)  # fmt: skip
+    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(message=f"{turn.message} {profile['goal']}" if len(messages) == 4 else turn.message,
+                               ended=turn.ended)  # fmt: skip
 
 
 class Invents(Base):
-    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
         shoe = bool(messages) and "shoe" in messages[-1]["content"]
-        return dspy.Prediction(message="My size is 4711.", ended="") if shoe else said
+        return dspy.Prediction(message="My size is 4711.", ended="") if shoe else turn
 
 
 class Tells(Base):
-    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
         everything = " ".join(fact["says"] for fact in profile["facts"].values())
-        return said if messages else dspy.Prediction(message=f"{said.message} {everything}", ended="")
+        return turn if messages else dspy.Prediction(message=f"{turn.message} {everything}", ended="")
 
 
 class Withholds(Base):
-    def change(self, said: Any, profile: Any, messages: Any) -> Any:
+    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
         last = list(profile["facts"].values())[-1]
-        secret = last["value"].casefold() in said.message.casefold()
-        return dspy.Prediction(message="I would rather not say.", ended="") if secret else said
+        secret = last["value"].casefold() in turn.message.casefold()
+        return dspy.Prediction(message="I would rather not say.", ended="") if secret else turn
 
 
 class Leaves(Base):
-    def change(self, said: Any, profile: Any, messages: Any) -> Any:
-        return dspy.Prediction(message="Goodbye.", ended="done") if len(messages) == 6 else said
+    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(message="Goodbye.", ended="done") if len(messages) == 6 else turn
 
 
 class Stays(Base):
-    def change(self, said: Any, profile: Any, messages: Any) -> Any:
-        return dspy.Prediction(message="And one more thing.", ended="") if said.ended else said
+    def change(self, turn: Any, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(message="And one more thing.", ended="") if turn.ended else turn
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ class Stays(Base):
 )
 def test_each_fault_is_found_in_all_runs_and_no_other_one(user: type[Base], fault: str) -> None:
     tasks = load_tasks(DATA)
-    found = [faults_of(interview(user(), task)) for task in tasks]
-    assert all(made[fault] for made in found)
-    others = {name for made in found for name, value in made.items() if value} - {fault}
+    faults = [faults_of(interview(user(), task)) for task in tasks]
+    assert all(made[fault] for made in faults)
+    others = {name for made in faults for name, value in made.items() if value} - {fault}
     assert others <= ({"told_answer"} if fault == "repeated_goal" else set())
 
 

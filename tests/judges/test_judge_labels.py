@@ -26,7 +26,7 @@ def test_ratings_of_one_item_are_merged_with_their_disagreement(tmp_path: Path) 
         {"output": "y", "label": "no"},
     ]
     first, second = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
-    assert first.shares == {"yes": 1.0}  # the second rater's last word stands, the third said nothing
+    assert first.shares == {"yes": 1.0}  # the second rater's last label counts, the third gave none
     assert first.rationales == ["yes: clear"]
     assert second.shares == {"no": 1.0}
 

@@ -178,7 +178,7 @@ def test_a_group_check_with_a_wrong_number_of_grades_is_unscored() -> None:
             raise NoGrade("only groups")
 
         def grade_group(self, task: Any, predictions: Any, rollouts: Any) -> list[Any]:
-            return [Grade(value=1.0)] * (len(predictions) - 1)  # one too few: nobody knows whose is missing
+            return [Grade(value=1.0)] * (len(predictions) - 1)  # one too few: unknown whose is missing
 
     rubric = Rubric("r", [Criterion(name="a", check=Ranks())])
     results = rubric.score_group({"question": "q"}, [{"answer": "1"}, {"answer": "2"}])

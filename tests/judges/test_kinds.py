@@ -30,7 +30,7 @@ MOODS = JudgeSpec(text="Which mood?", scale=("negative", "neutral", "positive"))
 
 
 class Saying(Judge):
-    """Says what it is told to, with a probability; a failure is raised."""
+    """Returns the given words with a probability; raises a given failure."""
 
     def __init__(self, verdict: Any, p: float | None = None, spec: JudgeSpec = MOODS) -> None:
         super().__init__(spec, shows=("output",))
@@ -105,7 +105,7 @@ def test_unanimous_samples_have_full_confidence() -> None:
 
 
 def test_calibration_removes_position_bias() -> None:
-    # the model leans to the first place by three times; as it is every pair is a tie
+    # the model prefers the first position by odds of 3; uncorrected, every pair is a tie
     def leaning(request: Any) -> dict[str, float]:
         first = prompt_field(request, "output_a") == "good"
         return {"a": 0.85 if first else 0.55, "b": 0.1 if first else 0.4, "tie": 0.05}
@@ -137,10 +137,10 @@ def test_the_majority_decides_and_failed_members_do_not_vote() -> None:
     assert (verdict.verdict, verdict.confidence) == ("positive", pytest.approx(2 / 3))
     assert (
         Jury([Saying("positive", 0.6), Saying("negative", 0.9)])(output="x").verdict == "negative"
-    )  # level: the surer one
+    )  # equal: the one with higher confidence
     assert (
         Jury([Saying("positive"), Saying("negative")])(output="x").verdict == "negative"
-    )  # level in all: the worse word
+    )  # equal in everything: the lower grade
     with pytest.raises(NoGrade, match="1 of 3 members"):
         Jury([Saying("positive"), Saying(NoGrade("cannot")), Saying(ValueError("broken"))])(output="x")
 
@@ -220,7 +220,7 @@ def test_a_jury_is_saved_and_loaded_unchanged(tmp_path: Path) -> None:
 
 
 class PairwiseLike(PointwiseJudge):
-    """A judge of somebody's own inside a cascade."""
+    """A user's own judge inside a cascade."""
 
 
 def test_judges_are_loaded_from_files(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_unknown_ids_are_ignored() -> None:
     )
     assert set(ranking.grades) == {"r1", "r3"}
     twice = rank(graded(lambda lines: [*lines, {**next(x for x in lines if x["grade"] == "no"), "grade": "yes"}]))
-    assert set(twice.grades) == {"r2", "r3"}  # graded twice, and differently: not at all
+    assert set(twice.grades) == {"r2", "r3"}  # graded twice with different grades: unscored
     with pytest.raises(NoGrade, match="name none"):
         rank(graded(lambda lines: [{"id": str(i), "grade": "yes"} for i in range(len(lines))]))
     with pytest.raises(NoGrade, match="no output got a grade"):
@@ -53,7 +53,7 @@ def test_unknown_ids_are_ignored() -> None:
 
 
 def test_a_list_read_from_probabilities_has_no_position_bias() -> None:
-    # the model leans to A in every order; over the orders the pull is level and the better text comes out
+    # the model prefers A in every order; averaged over the orders the bias cancels, and the better text wins
     def script(request: Any) -> dict[str, float]:
         worth = {"worst": 1.0, "middle": 2.0, "best": 4.0}
         odds = {letter: worth[text] * (3 if letter == "A" else 1) for letter, text in listed(request).items()}
@@ -120,7 +120,7 @@ def test_bradley_terry_matches_hand_calculation_and_a_second_implementation() ->
     reference = np.array([0, *model.coef_[0]])
     assert [mine[i] for i in range(4)] == pytest.approx(
         reference - reference.mean(), abs=0.01
-    )  # the prior's pull is that small
+    )  # the effect of the prior is that small
 
 
 def test_an_output_that_always_wins_is_finite_and_uncompared_ones_are_0() -> None:

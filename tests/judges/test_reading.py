@@ -1,4 +1,4 @@
-"""How verdicts are read, fenced and refused; nothing becomes a score that is not one."""
+"""How verdicts are read, fenced and refused; what is not a score never becomes one."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def test_a_token_shared_by_two_words_counts_for_neither() -> None:
     probabilities, _ = word_probabilities(tops(ne=0.3, neg=0.2, pos=0.2), ["negative", "neutral", "positive"])
     assert probabilities == pytest.approx({"negative": 0.5, "neutral": 0.0, "positive": 0.5}, abs=1e-6)
     probabilities, mass = word_probabilities(tops(ne=0.5, neg=0.2, pos=0.2), ["negative", "neutral", "positive"])
-    assert (set(probabilities.values()), mass) == ({0.0}, 0.0)  # most of it could be either: nothing is read
+    assert (set(probabilities.values()), mass) == ({0.0}, 0.0)  # most of the probability is ambiguous: unscored
 
 
 def test_probabilities_above_a_sum_of_one_are_normalised() -> None:
@@ -128,7 +128,7 @@ def test_an_engine_without_its_declared_probabilities_is_refused_by_name() -> No
 
 
 def test_one_answer_without_probabilities_is_unscored_and_the_next_is_read_from_them() -> None:
-    """llama.cpp tells no probabilities of a first token that is half a character."""
+    """llama.cpp gives no probabilities for a first token that is half a character."""
     answers = iter([{"yes": 0.7, "no": 0.1}, "\ufffd", {"yes": 0.6, "no": 0.2}])
     judge = PointwiseJudge(GOOD)
     with dspy.context(lm=scripted_lm(lambda request: next(answers), logprobs=True)):

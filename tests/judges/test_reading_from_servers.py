@@ -1,4 +1,4 @@
-"""What a judge's model really said: refusals, empty outputs, servers without token probabilities, decision models."""
+"""Responses of a judge's model: refusals, empty outputs, servers without token probabilities, decision models."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Planted biases that no attack tries are found in what the judge says beyond its raters."""
+"""Planted biases that no attack covers are found in the differences between judge and raters."""
 
 from typing import Any
 
@@ -81,7 +81,9 @@ def test_a_sound_noisy_judge_rarely_raises_an_alarm() -> None:
 
 def test_words_of_good_outputs_are_no_bias_of_a_judge_that_avoids_extremes() -> None:
     outputs, _, human = drawn(1)
-    shrunken = [0.5 + 0.4 * (place - 0.5) - place for place in human]  # far below raters on what they like best
+    shrunken = [
+        0.5 + 0.4 * (place - 0.5) - place for place in human
+    ]  # far below raters on the outputs that they grade highest
     noise = np.random.default_rng(0).normal(0, 0.05, len(human))
     assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], human) == []
 
@@ -106,7 +108,7 @@ def test_features_of_a_pair_are_those_of_the_second_minus_the_first() -> None:
 
 
 class TestOnCards:
-    """A judge that was not used to build the scan: it answers from a key, and one thing wins."""
+    """A judge that was not used to build the scan: it answers from a key, and one feature always wins."""
 
     @staticmethod
     def card(wins: str, *, pairs: bool = False) -> dict[str, Any]:

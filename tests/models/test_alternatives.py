@@ -157,13 +157,13 @@ def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
         )
         rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
         session = Session(lm, rubric, recorder, meter, "asks", threads=1)
-        student = RecordedProgram(Asks(), session)
+        program = RecordedProgram(Asks(), session)
         long = "word " * 100
 
         def round_of(start: int, count: int) -> None:
             tasks = [Task(id=str(at), inputs={"question": f"{long}{at}"}) for at in range(start, start + count)]
             with session.context():
-                evaluate(student, tasks, session)
+                evaluate(program, tasks, session)
             session.tasks.clear()
             store.flush()
             gc.collect()

@@ -211,10 +211,10 @@ def test_patterns_of_characters_and_classes_are_constrained_in_lines(embedded: s
     pattern = r"^heat [1-9]00?, hours [1-8]{1,2}$"
     schema = {"properties": {"plan": {"type": "string", "pattern": pattern}}, LINES: True}
     assert lines_grammar(schema).endswith('" " [1-9] "0" "0"? "," " " "h" "o" "u" "r" "s" " " [1-8]{1,2} "\\n"?')
-    found = get_lm(embedded, temperature=1.0)(
+    texts = get_lm(embedded, temperature=1.0)(
         "Write a plan.", response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
     )
-    assert re.fullmatch(r"plan: heat [1-9]00?, hours [1-8]{1,2}\n?", str(found[0]))
+    assert re.fullmatch(r"plan: heat [1-9]00?, hours [1-8]{1,2}\n?", str(texts[0]))
     unknown = {"properties": {"plan": {"type": "string", "pattern": "^(a|b)$"}}, LINES: True}
     assert "2000" in lines_grammar(unknown)
 

@@ -38,7 +38,7 @@ def test_a_call_is_counted_before_it_is_sent(tmp_path: Path) -> None:
     assert first.usage.calls == 1
     with pytest.raises(BudgetExceeded):
         first.reserve(OTHER)
-    assert meter(tmp_path / "calls.db").usage.calls == 1  # the process was killed: nobody settled it
+    assert meter(tmp_path / "calls.db").usage.calls == 1  # the process was killed before it settled the call
 
 
 def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model that repeats itself: its call fails with the kind `loop`, with its text and its price."""
+"""A model that repeats itself: its call fails with the kind `loop`; text and cost are recorded."""
 
 import asyncio
 from typing import Any

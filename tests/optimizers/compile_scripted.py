@@ -16,7 +16,7 @@ DATA = "arithmetic:size=150&seed=3"
 
 
 def student_of_examples(request: Any) -> str:
-    """Calls the calculator when told how it is done (three demonstrations) or when it must; else guesses."""
+    """Calls the calculator if three demonstrations show it or if it must; otherwise guesses."""
     config = request.config.response_format
     if config is None or "schema" not in config:  # a teleprompter asks for instructions
         return json.dumps(

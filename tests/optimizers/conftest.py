@@ -1,4 +1,4 @@
-"""A model server whose answers hang on the prompt alone, for tests of runs in several processes."""
+"""A model server whose answers depend on the prompt alone, for tests of runs in several processes."""
 
 import json
 import re
@@ -25,7 +25,7 @@ class Mine(dspy.Module):
 
 
 class Server(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server whose answers hang on the prompt alone."""
+    """An OpenAI-compatible server whose answers depend on the prompt alone."""
 
     calls = 0
 
@@ -38,7 +38,7 @@ class Server(BaseHTTPRequestHandler):
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         if (
             payload.get("logprobs") and text == "yes"
-        ):  # without them judges are asked again, how often hangs on which thread is first
+        ):  # without them judges are called again; how often depends on the order of threads
             likely = [
                 {"token": word, "logprob": value, "bytes": None} for word, value in (("yes", -0.01), ("no", -4.7))
             ]

@@ -1,4 +1,4 @@
-"""A model that leans, labels that disagree with it, and a judge compiled from them."""
+"""A biased model, labels that disagree with it, and a judge compiled from them."""
 
 import json
 import random
@@ -13,7 +13,7 @@ WORDS = {"negative": "awful", "neutral": "plain", "positive": "lovely"}
 
 
 def labels_file(path: Path, *, count: int = 300, raters: int = 3, noise: float = 0.1) -> str:
-    """Items whose text says its class, rated by people who slip now and then."""
+    """Items whose text names its class, rated by raters with occasional errors."""
     rng, scale = random.Random(0), SCALE.split(",")
     with path.open("w") as file:
         for number in range(count):
@@ -32,7 +32,7 @@ def labels_file(path: Path, *, count: int = 300, raters: int = 3, noise: float =
 
 
 def leaning(request: Any) -> Any:
-    """A model that knows, but says positive almost always: only its probabilities tell."""
+    """A model that almost always says positive; only its probabilities distinguish the classes."""
     text = request.messages[-1].text or ""
     truth = next((label for label, word in WORDS.items() if word in text), "neutral")
     if not request.config.logprobs:

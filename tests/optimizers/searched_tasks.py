@@ -22,11 +22,11 @@ def searched(
     tasks = learner.tasks(sum(sizes), seed=1)
     lm = scripted_lm(learner, meter=meter, observers=[recorder.observe]).copy(temperature=0.7)
     session = Session(lm, load_rubric("classify"), recorder, meter, threads=threads, seed=seed)
-    student = RecordedProgram(learner.program(), session)
+    program = RecordedProgram(learner.program(), session)
     space = SearchSpace(
-        student, [demonstration(t) for t in tasks[: sizes[0]]], [None, "json", "lean"], most=16, seed=seed
+        program, [demonstration(t) for t in tasks[: sizes[0]]], [None, "json", "lean"], most=16, seed=seed
     )
-    search = AutoSearch(space, Candidate("baseline", student), tasks[sizes[0] :], session)
+    search = AutoSearch(space, Candidate("baseline", program), tasks[sizes[0] :], session)
     with session.context():
         search.run()
     meter.phase = "test"

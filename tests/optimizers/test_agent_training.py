@@ -69,7 +69,7 @@ def test_an_agent_trains_the_embedded_model_whose_new_weights_answer_its_next_ca
     Path("agent.py").write_text(AGENT)
     report = train(agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
     assert report.name == f"{embedded}+mine"
-    assert (report.steps, report.row_stats.rollouts, report.row_stats.calls) == (1, 4, 8)  # two calls a rollout
+    assert (report.steps, report.row_stats.rollouts, report.row_stats.calls) == (1, 4, 8)  # two calls per rollout
     assert report.row_stats.left_out == {}
     trained, tested = _records("train"), _records("test")
     assert {rollout.program for rollout in trained} == {"agent.py:solve"}
@@ -77,6 +77,11 @@ def test_an_agent_trains_the_embedded_model_whose_new_weights_answer_its_next_ca
     adapters = {call.adapters for rollout in [*trained, *tested] for call in rollout.transitions}
     assert len(adapters) == 3  # none before the training, LoRA's zeros in the first step, and its result
     assert set(report.validation["solve"]) == {"greedy", "sampled"}
+    temperatures = [
+        {call.request["body"]["temperature"] for rollout in rollouts for call in rollout.transitions}
+        for rollouts in (trained, tested)
+    ]
+    assert temperatures == [{1.0}, {0.0, 1.0}]
 
 
 @pytest.mark.slow
@@ -133,18 +138,18 @@ def test_the_agents_of_the_examples_can_be_trained(tiny_model: Path, agent: str)
 
 
 def test_an_agent_that_ignores_the_policy_ends_the_training_before_weights_are_loaded(embedded: str) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     class Progress(assay.evaluation.SilentProgress):  # type: ignore[misc]
         def say(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
     with pytest.raises(ConfigError, match="without calling the model at its base URL"):
         train(
             agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded, progress=Progress(),
             **SMALL,
         )  # fmt: skip
-    assert not [text for text in said if text.startswith("loading")]
+    assert not [text for text in messages if text.startswith("loading")]
 
 
 def test_a_command_that_fails_is_shown_by_its_last_words(embedded: str) -> None:

@@ -108,7 +108,9 @@ def test_run_wrong_only_in_its_last_step_is_corrected_by_the_label() -> None:
         d.steps[-1][2]["answer"] == str(d.task.expected["answer"]) and str(d.task.expected["answer"])[0] == "-"
         for d in hard
     )
-    assert pool(guesses) == []  # the label stands nowhere in what these runs saw: showing it would teach guessing
+    assert (
+        pool(guesses) == []
+    )  # the label occurs nowhere in the inputs of these runs: a demonstration of it would teach guessing
 
 
 def test_diverse_demonstrations_cover_what_random_ones_miss() -> None:

@@ -24,18 +24,18 @@ def test_guided_runs_succeed_without_a_call_where_the_program_itself_never_does(
     recorder, meter = Recorder(), Meter(Caps(search_calls=100))
     lm = scripted_lm(helpless, meter=meter, observers=[recorder.observe])
     session = Session(lm, load_rubric("converse"), recorder, meter, threads=1, seed=0)
-    student = RecordedProgram(Converse(), session)
+    program = RecordedProgram(Converse(), session)
     tasks = load_tasks("conversations:?size=6&facts=4-4&changes=1")
     with session.context():
-        found = explore(student, tasks, session, prompt_formats=["json"], target=4)
-    assert len(found.demonstrations) >= 4
-    assert all(demonstration.score >= 0.8 for demonstration in found.demonstrations)
+        exploration = explore(program, tasks, session, prompt_formats=["json"], target=4)
+    assert len(exploration.demonstrations) >= 4
+    assert all(demonstration.score >= 0.8 for demonstration in exploration.demonstrations)
     assert meter.usage.calls == 0
-    shown = dict(with_demos(student, found.demonstrations, prompt_format="json").program.named_predictors())
-    notes = shown["note"].demos
+    predictors = dict(with_demos(program, exploration.demonstrations, prompt_format="json").program.named_predictors())
+    notes = predictors["note"].demos
     assert {note.field == "none" for note in notes} == {True, False}  # a delayed fact has no value yet
     assert all(note.field == "none" or note.value.casefold() in note.message.casefold() for note in notes)
-    assert "history" not in shown["choose"].demos[0]
+    assert "history" not in predictors["choose"].demos[0]
 
 
 def test_labels_guide_no_run_outside_of_the_search() -> None:

@@ -1,4 +1,4 @@
-"""Compiling a judge against people: a model that leans, labels that disagree, undefined measures, caps, artifacts."""
+"""Compiling a judge on human labels: a biased model, disagreeing labels, undefined measures, caps, artifacts."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_a_rubric_uses_a_compiled_judge(calibrated: tuple[Path, Any], tmp_path: 
 
 
 def turned(request: Any) -> Any:
-    """The same model after an update that turned it round."""
+    """The same model after an update that inverted its answers."""
     odds = leaning(request)
     return dict(zip(odds, reversed(odds.values()), strict=True)) if isinstance(odds, dict) else odds
 

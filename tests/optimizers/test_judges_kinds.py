@@ -1,4 +1,4 @@
-"""Compiling judges of pairs, juries and cascades; and everything that labels and models can throw at a compile."""
+"""Compiling judges of pairs, juries and cascades, with invalid labels and faulty models."""
 
 import json
 import random
@@ -77,7 +77,7 @@ def pairs(count: int = 200, tie: float = 0.0) -> list[dict[str, Any]]:
 
 
 def first_place(request: Any) -> dict[str, float]:
-    """Knows the better one a little, and leans to the first place a lot."""
+    """Weak preference for the better text, strong one for the first position."""
     text = request.messages[-1].text
     better_first = re.search(r'output_a: "better', text) is not None
     return {"a": 0.8 if better_first else 0.6, "tie": 0.05, "b": 0.15 if better_first else 0.35}
@@ -151,7 +151,7 @@ def test_a_judge_is_compiled_for_every_objective(tmp_path: Path, objective: str)
 
 @pytest.mark.slow
 def test_probe_finds_signal_that_scale_words_lack(tmp_path: Path) -> None:
-    """The words are level whatever the text; other tokens move with it."""
+    """The words have equal probabilities for every text; other tokens depend on it."""
 
     def hints(request: Any) -> dict[str, float]:
         text = request.messages[-1].text or ""
@@ -174,7 +174,7 @@ def test_probe_finds_signal_that_scale_words_lack(tmp_path: Path) -> None:
         loaded.judged({"negative": 0.2, "neutral": 0.2, "positive": 0.6})
 
 
-# -- tried to break it
+# -- invalid labels and faulty models
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Judges from somebody's file: compiled, loaded elsewhere, put to work and audited."""
+"""Judges in a user's file: compiled, loaded elsewhere, used and audited."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A policy training that is killed and resumed leaves the weights, curves and rollouts that an unkilled one leaves."""
+"""A policy training that is killed and resumed gives the weights, curves and rollouts of an uninterrupted one."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from assay.traces import Store
 
 
 class Killed(BaseException):
-    """Ends it without any clean-up, as SIGKILL does."""
+    """Exits the process without clean-up, as SIGKILL does."""
 
 
 def trained(folder: Path, model: Path, patch: pytest.MonkeyPatch, *, resume: bool = False) -> Any:
@@ -81,4 +81,6 @@ def test_resumed_training_equals_an_uninterrupted_one(
     ]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert checkpoint_state(tmp_path / "cut") == checkpoint_state(tmp_path / "whole")
-    assert len(checkpoint_state(tmp_path / "cut")) == 12 + 4 * 2 * 2  # four looks at two tasks, greedily and sampled
+    assert (
+        len(checkpoint_state(tmp_path / "cut")) == 12 + 4 * 2 * 2
+    )  # four evaluations of two tasks, greedy and sampled

@@ -38,7 +38,7 @@ PROPOSED = "Add two to the number that is asked for."
 
 
 def script(request: Any, proposed: str = PROPOSED) -> str:
-    """Adds 2 where it is told to, or where demonstrations show it."""
+    """Adds 2 where instructions or demonstrations say so."""
     fields = request.config.response_format["schema"]["properties"] if request.config.response_format else {}
     prompt = request.messages[-1].text or ""
     if set(fields) != {"answer"}:
@@ -86,7 +86,7 @@ def test_inferred_rules_do_not_change_the_users_program(place: Path) -> None:
         sizes={"train": 12, "val": 6, "gate": 5, "test": 5},
     ).to_dict()  # fmt: skip
     assert program.signature.instructions == instructions
-    assert data["test"]["baseline"]["score"] == 0  # the model adds two only where it is told to
+    assert data["test"]["baseline"]["score"] == 0  # the model adds two only where instructions say so
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The policy trainer: its rules, its gradient, what it keeps, and agents that break."""
+"""The policy trainer: its rules, its gradient, its state, and agents that fail."""
 
 import errno
 import http.client
@@ -23,7 +23,7 @@ from assay.testing import SyntheticAgent
 
 
 def pushed(**metrics: float) -> dict[str, float]:
-    """What the untrained network says where one metric is low."""
+    """Output of the untrained network where one metric is low."""
     options = [metrics.get(name, 1.0) for name in METRICS]
     return dict(zip(RANGES, Adjuster().mean(state_of(options, [0.5] * 5)).round(6).tolist(), strict=True))
 
@@ -199,7 +199,7 @@ def test_a_deviation_at_its_bounds_recovers() -> None:
     policy, state = Adjuster(), state_of([0.5] * 5, [0.5] * 5)
     policy.log_sigma = np.log(np.full(5, 0.4))
     for _ in range(50):
-        policy.update(state, policy.mean(state), 1.0)  # what lies at the mean is good: stray less
+        policy.update(state, policy.mean(state), 1.0)  # at the mean the advantage is positive
     assert (policy.sigma < 0.3).all()
 
 
@@ -355,7 +355,7 @@ def test_improvement_below_zero_suggests_another_learning_rate_or_a_reset() -> N
 
 @pytest.mark.slow
 def test_the_trained_policy_beats_its_rules() -> None:
-    """20 episodes, three functions, four seeds: by truth, against the same start and reach."""
+    """20 episodes, three functions, four seeds: true values, compared with the same start and range."""
     gains = []
     for function in ("ackley", "rosenbrock", "hartmann"):
         for seed in range(4):

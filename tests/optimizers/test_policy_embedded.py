@@ -88,7 +88,7 @@ def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], emb
     adapters = {call.adapters for call in calls}
     assert len(adapters) == 2  # one a step
     policy = load_policy(embedded)  # the first step was made with LoRA's zeros, so by the base
-    calls = [call for call in calls if call.token_ids]  # llama.cpp told all of them
+    calls = [call for call in calls if call.token_ids]  # llama.cpp returned all of them
     decided = [call for call in calls if "action: " in call.output]
     assert decided
     for call in decided:  # the words that the grammar offered are trained, those it forced are not
@@ -177,7 +177,7 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
     assert not any("far off policy" in note or "likeliest tokens" in note for note in report.notes)
 
     def other(row: dict[str, Any]) -> dict[str, Any]:
-        """As if weights had made it that gave each token a fifth of the odds, among llama.cpp's likeliest."""
+        """As if sampled by weights that gave each token a fifth of the odds, among llama.cpp's most likely ones."""
         request = {
             **row["input"],
             "config": {name: value for name, value in row["input"]["config"].items() if name != "top_p"},

@@ -237,7 +237,7 @@ def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
         job.step([{"batch_id": 10, "group": [{**call, "reward": float("nan")} for call in group]}], "grpo_chat")
     job.step(
         [{"batch_id": at, "group": group} for at in job.get_status()["pending_batch_ids"]], "grpo_chat"
-    )  # it goes on
+    )  # training continues
     folder = Path(job.checkpoints["third"]).parents[1]
     job.cancel()
     assert not folder.exists()

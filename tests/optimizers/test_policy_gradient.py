@@ -46,7 +46,7 @@ def test_reinforce_uses_the_batch_statistics() -> None:
     deviation = math.sqrt(1 / 3)
     assert credit.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
     assert credit.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
-    assert credit.zero_variance == 0  # though neither group has spread of its own
+    assert credit.zero_variance == 0  # though each group alone has zero variance
     assert assign_credit(batch, PolicySettings(), ValueMemory()).zero_variance == 2
 
 

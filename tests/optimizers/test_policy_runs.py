@@ -1,4 +1,4 @@
-"""Training runs of a program under a small real model, through the trainer's own generation: two calls a rollout."""
+"""Training runs of a program under a small real model, through the trainer's own generation: two calls per rollout."""
 
 import dataclasses
 import json
@@ -44,6 +44,11 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
     assert all(len(rollout.transitions) == 2 for rollout in full)
     assert all(call.token_ids and call.logprobs is None for rollout in full for call in rollout.transitions)
     assert {rollout.split for rollout in rollouts if rollout.phase == "train"} == {"train"}
+    temperatures = {
+        (rollout.phase, call.request["config"].get("temperature")) for rollout in full for call in rollout.transitions
+    }
+    assert {at for phase, at in temperatures if phase == "train"} == {None}  # the program sets none
+    assert {at for phase, at in temperatures if phase == "test"} == {None, 0.0}
     assert set(report.curves["held_out_sampled"]) == {0, 2, 4}
     assert set(report.curves["entropy"]) == {1, 2, 3, 4}
     assert report.best_step in (2, 4)
@@ -182,7 +187,7 @@ def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_mode
     def stopping(task: Any, prediction: Any, rollout: Any) -> float:
         if rollout.phase == "validate":
             looks.append(task.id)
-            if len(looks) == 6 and begun.engine.stop is not None:  # four of the first look, greedy and sampled
+            if len(looks) == 6 and begun.engine.stop is not None:  # four of the first evaluation, greedy and sampled
                 begun.engine.stop.set()
         return letters(task, prediction, rollout)
 
@@ -234,7 +239,7 @@ def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lo
 
     def other(task: Any, prediction: Any, rollout: Any) -> float:
         looks.append(task.id)
-        return 1.0 if len(looks) <= 2 * lost_from else 0.0  # two tasks a look
+        return 1.0 if len(looks) <= 2 * lost_from else 0.0  # two tasks per evaluation
 
     session = dataclasses.replace(
         begun.eval_task.session, rubric=assay.Rubric("other", [assay.Criterion(name="other", check=other)])

@@ -47,7 +47,7 @@ def test_tasks_are_sampled_without_repetition_until_all_were_used(
 
 
 def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) -> list[dict[str, float]]:
-    """What three steps on these rows tell, eight rollouts a step in so many parts."""
+    """Logs of three steps on these rows, eight rollouts per step in this number of parts."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -167,7 +167,7 @@ def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
 
 
 def spread(completions: list[Any], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
-    """A reward that no two completions share, but for those of every third prompt."""
+    """A reward that differs between all completions, except those of every third prompt."""
     flat = [at % 3 == 2 for at in index]
     sums = [(sum(n * token for n, token in enumerate(ids, 1)) % 997) / 997 for ids in completion_ids]
     return [0.5 if same else value for same, value in zip(flat, sums, strict=True)]

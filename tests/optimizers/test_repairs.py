@@ -1,4 +1,4 @@
-"""DSPy's loops as they are put right while one of its optimizers runs."""
+"""Corrections of DSPy's loops while one of its optimizers runs."""
 
 import io
 

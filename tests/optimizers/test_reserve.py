@@ -1,4 +1,4 @@
-"""Caps keep a part for gate and test; both end once they have decided; splits that are too small are said before."""
+"""Caps reserve a part for gate and test; both end once decided; too small splits are reported before the start."""
 
 import json
 import re

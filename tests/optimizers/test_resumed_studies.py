@@ -1,4 +1,4 @@
-"""A study that is cut off at any moment ends with the trials, values and winner that it would have had."""
+"""A study interrupted at any moment ends with the trials, values and winner of an uninterrupted one."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The search of `auto` on the scripted in-context learner: what it finds, what it never does, and that it replays."""
+"""The search of `auto` on the scripted in-context learner: results, invariants, replay."""
 
 import json
 import random
@@ -31,13 +31,13 @@ def rows(search: AutoSearch) -> list[Any]:
     return [(c.name, c.evaluation.scores, c.dropped, c.expected) for c in search.candidates]
 
 
-def accuracy(student: RecordedProgram, count: int = 200) -> float:
-    backend: Any = student.session.lm.recording.backend
+def accuracy(program: RecordedProgram, count: int = 200) -> float:
+    backend: Any = program.session.lm.recording.backend
     learner = backend.engine.script
     tasks = learner.tasks(count, seed=9)
-    student.session.register(tasks)
-    with student.session.context():
-        return sum(result_of(student(**dict(task.inputs))).value for task in tasks) / count
+    program.session.register(tasks)
+    with program.session.context():
+        return sum(result_of(program(**dict(task.inputs))).value for task in tasks) / count
 
 
 @pytest.mark.slow
@@ -76,10 +76,10 @@ def test_round_uses_all_threads() -> None:
         meter,
         threads=8,
     )
-    student = RecordedProgram(learner.program(), session)
-    space = SearchSpace(student, [demonstration(t) for t in tasks[:30]], [None], most=16, seed=0)
+    program = RecordedProgram(learner.program(), session)
+    space = SearchSpace(program, [demonstration(t) for t in tasks[:30]], [None], most=16, seed=0)
     with session.context():
-        AutoSearch(space, Candidate("baseline", student), tasks[30:], session).run()
+        AutoSearch(space, Candidate("baseline", program), tasks[30:], session).run()
     assert learner.most >= 8  # a round, and at its side a proposal
 
 
@@ -120,9 +120,9 @@ def test_search_stops_early_if_no_improvement_is_expected() -> None:
     session = Session(
         scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter
     )
-    student = RecordedProgram(learner.program(), session, prompt_format="json")
+    program = RecordedProgram(learner.program(), session, prompt_format="json")
     search = AutoSearch(
-        SearchSpace(student, [], ["json"], most=16, seed=0), Candidate("baseline", student), tasks, session
+        SearchSpace(program, [], ["json"], most=16, seed=0), Candidate("baseline", program), tasks, session
     )
     with session.context():
         search.run()

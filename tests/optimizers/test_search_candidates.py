@@ -83,12 +83,12 @@ def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, r
     task = Task(id="1", inputs={"text": "my card has not arrived after two weeks"}, expected={"label": "a"})
     lm = scripted_lm(lambda request: f"[[ ## improved_instruction ## ]]\n{text}\n\n[[ ## completed ## ]]")
     session = Session(lm, load_rubric("classify"), Recorder(), Meter())
-    student, instruction_check = (
+    program, instruction_check = (
         RecordedProgram(dspy.Predict("text -> label"), session),
         InstructionCheck(dspy.Predict("text -> label"), lm),
     )
     proposal = propose_instruction(
-        student, [demonstration(task)], session, number=0, instruction_check=instruction_check
+        program, [demonstration(task)], session, number=0, instruction_check=instruction_check
     )
     assert (proposal, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
 
@@ -98,9 +98,9 @@ def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:
     lm, progress = scripted_lm(lambda request: "no field"), SilentProgress()
     progress.say = lines.append  # type: ignore[method-assign]
     session = Session(lm, load_rubric("classify"), Recorder(), Meter(), progress=progress)
-    student = RecordedProgram(dspy.Predict("text -> label"), session)
+    program = RecordedProgram(dspy.Predict("text -> label"), session)
     check = InstructionCheck(dspy.Predict("text -> label"), lm)
-    assert propose_instruction(student, [demonstration(task)], session, number=0, instruction_check=check) is None
+    assert propose_instruction(program, [demonstration(task)], session, number=0, instruction_check=check) is None
     assert lines == [f"no instruction was proposed: the answer of {lm.model} could not be parsed"]
 
 
@@ -110,10 +110,10 @@ def test_a_round_of_unscored_runs_is_reported_without_a_number() -> None:
     meter, learner = Meter(Caps(search_calls=60)), InContextLearner("intents")
     unscored = Rubric("r", [Criterion(name="x", check=lambda *_: math.nan)])
     session = Session(scripted_lm(learner, meter=meter), unscored, Recorder(), meter, progress=progress)
-    student = RecordedProgram(learner.program(), session)
+    program = RecordedProgram(learner.program(), session)
     tasks = learner.tasks(20, seed=1)
     search = AutoSearch(
-        SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session
+        SearchSpace(program, [], [None], most=16, seed=0), Candidate("baseline", program), tasks, session
     )
     search.begin()
     search.report_round()
@@ -132,9 +132,9 @@ def test_rejected_proposals_are_reported() -> None:
     session = Session(
         scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter
     )
-    student = RecordedProgram(learner.program(), session)
+    program = RecordedProgram(learner.program(), session)
     search = AutoSearch(
-        SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session
+        SearchSpace(program, [], [None], most=16, seed=0), Candidate("baseline", program), tasks, session
     )
     with session.context():
         search.run()
@@ -186,9 +186,9 @@ def test_perfect_baseline_wins_and_ends_the_search() -> None:
 
     lm = scripted_lm(right, meter=meter, observers=[recorder.observe])
     session = Session(lm, load_rubric("classify"), recorder, meter, threads=1)
-    student = RecordedProgram(Classify(["a", "b"]), session)
-    space = SearchSpace(student, [demonstration(t) for t in tasks[:40]], ["json"], most=16, seed=0)
-    search = AutoSearch(space, Candidate("baseline", student), tasks[40:], session)
+    program = RecordedProgram(Classify(["a", "b"]), session)
+    space = SearchSpace(program, [demonstration(t) for t in tasks[:40]], ["json"], most=16, seed=0)
+    search = AutoSearch(space, Candidate("baseline", program), tasks[40:], session)
     session.register(tasks)
     with session.context():
         search.run()

@@ -50,7 +50,7 @@ def test_a_killed_trial_is_repeated_without_loss(tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=tried, args=(url, 1000), kwargs={"hangs": True})
     process.start()
     until, count = time.monotonic() + 90, -1
-    while time.monotonic() < until and (count < 2 or count != len(_seen(url))):  # until it stands still
+    while time.monotonic() < until and (count < 2 or count != len(_seen(url))):  # until the count stays the same
         count = len(_seen(url))
         time.sleep(2)
     os.kill(int(process.pid or 0), signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
         while (remaining := [pid for pid in helpers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
             time.sleep(0.2)
         assert not remaining
-        assert sum(t.state.name == "COMPLETE" for t in _of_the_run(tmp_path)) < 15  # they did not see it through
+        assert sum(t.state.name == "COMPLETE" for t in _of_the_run(tmp_path)) < 15  # they did not complete the study
         ended = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=environment)
         assert ended.returncode == 0, ended.stderr
         data, requests = json.loads(ended.stdout), (tmp_path / "log").stat().st_size

@@ -1,4 +1,4 @@
-"""Named optimizers under small caps: what they had collected competes, and what they cannot do is said before."""
+"""Named optimizers under small caps: partial results compete, and what is impossible is reported before the start."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def seldom(request: Any) -> str:
-    """Right on every seventh number, and on all where a demonstration is shown."""
+    """Right on every seventh number, and on all if the prompt has a demonstration."""
     text = request.messages[-1].text or ""
     if "number " not in text:
         return json.dumps(

@@ -1,4 +1,4 @@
-"""Of candidates that are level the one with fewer prompt tokens wins, and a proven gain is never given away."""
+"""Of candidates with equal scores the one with fewer prompt tokens wins; a significant gain is never given up."""
 
 import math
 
@@ -29,7 +29,7 @@ def chosen(values: list[float], tokens: list[float], margin: float, scores: list
 
 def test_equal_candidates_are_decided_by_prompt_tokens() -> None:
     assert chosen([0.600, 0.605, 0.602], [900, 1000, 300], 0.01) == "c2"
-    assert chosen([0.600, 0.605, 0.602], [900, 1000, 300], 0.001) == "c1"  # not level
+    assert chosen([0.600, 0.605, 0.602], [900, 1000, 300], 0.001) == "c1"  # significantly different
     assert chosen([0.605, 0.605], [1000, 500], 0.0) == "c1"  # equal
 
 

@@ -52,7 +52,7 @@ def test_a_trial_with_a_high_score_by_sampling_noise_is_not_selected() -> None:
     places = np.linspace(0.1, 1.1, 30)
     chances = 0.9 - 0.8 * np.abs(places - 0.8)
     values = [{str(task): float(random.random() < chance) for task in range(20)} for chance in chances]
-    values[1] = {str(task): 1.0 for task in range(20)}  # sampling noise, far from where it is good
+    values[1] = {str(task): 1.0 for task in range(20)}  # sampling noise, far from the optimum
     points = [Point("agent", {"temperature": float(place)}) for place in places]
     smoothed = smoothed_scores(points, values, space)
     expected, adjusted = (np.array([getattr(each, name) for each in smoothed]) for name in ("mean", "adjusted"))

@@ -164,7 +164,7 @@ def test_task_difficulty_is_not_noise_and_tied_trials_may_differ() -> None:
         AgentObjective(agent, agent.right), agent.tasks, ALL, settings, open_study("fixed", None, ALL, settings)
     )
     spread = max(outcome.expected.values()) - min(outcome.expected.values())
-    assert spread > 0.05  # with the tasks' own difficulty as noise all were level
+    assert spread > 0.05  # with the tasks' difficulty counted as noise all were equal
     assert agent.success(outcome.best.point.parameters) > 0.9 * agent.best
     assert outcome.front == [outcome.best.number]
 

@@ -237,7 +237,7 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
-        """Ends it without any clean-up, as SIGKILL does."""
+        """Exits the process without clean-up, as SIGKILL does."""
 
     def killed(*_: Any) -> None:
         raise Killed

@@ -58,7 +58,7 @@ def searched(
 
 
 class Guesses(Agent):
-    """Answers at once; its model is the better the cooler it is asked."""
+    """Answers in one step; its model is more accurate at lower temperatures."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

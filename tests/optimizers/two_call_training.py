@@ -1,4 +1,4 @@
-"""A program of two calls a rollout, trained under a small real model."""
+"""A program with two calls per rollout, trained with a small real model."""
 
 from pathlib import Path
 from typing import Any

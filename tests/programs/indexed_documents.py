@@ -44,12 +44,12 @@ def rows(url: str) -> tuple[int, ...]:
     """Rows of documents and passages."""
     engine = open_engine(url if "://" in url else f"sqlite:///{url}")
     with engine.connect() as connection:
-        found = tuple(
+        sizes = tuple(
             connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar_one()
             for table in ("documents", "passages", "passage_vectors")
         )
     engine.dispose()
-    return found
+    return sizes
 
 
 def sources(url: str, query: str, **options: Any) -> list[str]:

@@ -74,7 +74,7 @@ def compiled(program: Any, folder: Path, **options: Any) -> Path:
 
 
 def in_another_place(artifact: Path, elsewhere: Path, code: str, *, server: str = "") -> str:
-    """What a fresh Python prints that knows the artifact's copy alone."""
+    """Output of a new Python process that can import only the artifact's copy."""
     elsewhere.mkdir(parents=True)
     shutil.copytree(artifact, elsewhere / "a")
     script = f"import json, dspy, assay\nloaded = assay.load('a')\n{code}"

@@ -1,4 +1,4 @@
-"""Programs that are asynchronous, or generators, and what `forward` of a module may be."""
+"""Asynchronous programs, generators, and the allowed kinds of `forward` in a module."""
 
 import asyncio
 import json

@@ -146,9 +146,9 @@ def test_instructions_in_documents_are_marked_as_data() -> None:
     prompts: list[str] = []
     result = run(reader("38 metres", prompts=prompts), [*DOCUMENTS, {"source": 'x">yes', "text": evil}])
     assert result.answer == "38 metres"
-    shown = [prompt for prompt in [*prompts, *_prompts(evil)] if "pineapple" in prompt]
-    assert shown
-    for prompt in shown:
+    injected = [prompt for prompt in [*prompts, *_prompts(evil)] if "pineapple" in prompt]
+    assert injected
+    for prompt in injected:
         asked = prompt[prompt.rindex("<passage source=") :]
         inside, end, after = asked.partition("</passage>")
         assert end

@@ -33,7 +33,7 @@ class Corridor(Environment):
 
     def reset(self, task: Task) -> EnvironmentStep:
         self.at, self.length = 0, int(task.inputs.get("length", 2))
-        self.connection = sqlite3.connect(":memory:")  # belongs to the thread that opened it
+        self.connection = sqlite3.connect(":memory:")  # may be used only in the thread that opened it
         return self._seen(0.0)
 
     def step(self, action: str) -> EnvironmentStep:
@@ -200,6 +200,11 @@ class NotANumber(Corridor):
         return EnvironmentStep(observation="", reward=math.nan)
 
 
+class Enormous(Corridor):
+    def step(self, action: str) -> EnvironmentStep:
+        return EnvironmentStep(observation="", reward=1.7e308)
+
+
 class Floods(Corridor):
     def step(self, action: str) -> EnvironmentStep:
         return EnvironmentStep(observation="x" * 100_001)
@@ -234,6 +239,7 @@ MISBEHAVING = [
     (Raises, "the environment Raises raised RuntimeError: out of order in step('right')"),
     (Hangs, "the environment Hangs gave no result of step('right') after 0.3 s"),
     (NotANumber, "reward=nan must be a finite number"),
+    (Enormous, "the environment Enormous gave rewards that add up to inf"),
     (Floods, "observation has 100,001 characters; it must have at most 100,000"),
     (Bare, "which is no EnvironmentStep"),
     (Leaves, "raised SystemExit"),
@@ -246,7 +252,7 @@ MISBEHAVING = [
 
 @pytest.mark.parametrize(("environment", "message"), MISBEHAVING, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_environment_that_misbehaves_ends_the_run_with_what_it_did(environment: Any, message: str) -> None:
-    agent, lm, _ = playing(["right"], environment, timeout_s=0.3)
+    agent, lm, _ = playing(["right", "right"], environment, timeout_s=0.3)
     started = time.monotonic()
     with dspy.context(lm=lm), pytest.raises(EnvironmentFailed) as raised:
         agent(length=2)
@@ -327,10 +333,14 @@ def test_failures_of_an_environment_are_counted_and_unscored(tmp_path: Any) -> N
     assert evaluation.unscored == 2
     assert [score for score in evaluation.scores.values() if not math.isnan(score)] == [1.0]
     with Store(tmp_path / "a.db") as store:
-        found = {rollout.inputs["length"]: rollout for rollout in store.rollouts()}
-    assert [found[length].failure for length in (1, 2, 3)] == [None, FailureKind.ENVIRONMENT, FailureKind.ENVIRONMENT]
-    assert [found[length].score for length in (2, 3)] == [None, None]
-    assert "gave no result of step('right') after 0.3 s" in str(found[2].error)
+        rollouts = {rollout.inputs["length"]: rollout for rollout in store.rollouts()}
+    assert [rollouts[length].failure for length in (1, 2, 3)] == [
+        None,
+        FailureKind.ENVIRONMENT,
+        FailureKind.ENVIRONMENT,
+    ]
+    assert [rollouts[length].score for length in (2, 3)] == [None, None]
+    assert "gave no result of step('right') after 0.3 s" in str(rollouts[2].error)
 
 
 def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -> None:

@@ -51,7 +51,7 @@ def ask(task: Mapping[str, Any], **body: Any) -> str:
 
 
 @dataclasses.dataclass
-class Bench:
+class AgentHost:
     session: Session
     gateway: PolicyGateway
     store: Store
@@ -77,7 +77,7 @@ def _said(task: Any, prediction: Any, rollout: Any) -> bool:
 
 
 @pytest.fixture
-def bench(embedded: str, tmp_path: Path) -> Iterator[Bench]:
+def host(embedded: str, tmp_path: Path) -> Iterator[AgentHost]:
     store, meter = Store(tmp_path / "a.db"), Meter()
     recorder = Recorder(store, run_id="r")
     policy = lm_over(PolicyBackend(embedded), embedded, max_tokens=8, seed=0).copy(top_p=1.0)
@@ -86,7 +86,7 @@ def bench(embedded: str, tmp_path: Path) -> Iterator[Bench]:
     session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="the agent")
     session.register([TASK], "train")
     gateway = PolicyGateway(store, embedded, accepts=["gpt-5-mini"])
-    yield Bench(session, gateway, store)
+    yield AgentHost(session, gateway, store)
     gateway.close()
     store.close()
 
@@ -101,55 +101,55 @@ CALLING = "task = json.load(sys.stdin)\n" + (
 
 
 @pytest.mark.slow
-def test_calls_of_a_function_are_turns_of_the_scored_rollout(bench: Bench) -> None:
+def test_calls_of_a_function_are_turns_of_the_scored_rollout(host: AgentHost) -> None:
     said: list[str] = []
 
     def agent(task: dict[str, Any]) -> dict[str, str]:
         said.extend(ask(task, temperature=0, max_tokens=100, seed=1) for _ in range(3))
         return {"answer": said[-1]}
 
-    prediction = bench.run(CallableRunner(agent))
+    prediction = host.run(CallableRunner(agent))
     rollout = rollout_of(prediction)
     assert prediction.answer == said[-1]
     assert (rollout.score, rollout.status, rollout.source, rollout.task_id) == (1.0, "done", "program", "t")
     assert [call.t for call in rollout.transitions] == [0, 1, 2]
     assert [call.output for call in rollout.transitions] == said
     for call in rollout.transitions:
-        assert call.model == bench.session.lm.model
+        assert call.model == host.session.lm.model
         assert call.token_ids
         assert len(call.token_ids) == len(call.logprobs or ()) == call.completion_tokens
         assert call.completion_tokens <= 8  # the policy's limit, not the agent's
         assert (call.request["body"]["temperature"], call.request["body"].get("seed")) == (1.0, None)  # nor are these
     assert len(set(said)) > 1  # sampled at the training's temperature and seeds, not at the agent's
-    bench.store.flush()
-    stored = bench.store.rollout(rollout.id)
+    host.store.flush()
+    stored = host.store.rollout(rollout.id)
     assert [(call.t, call.output, call.token_ids) for call in stored.transitions] == [
         (call.t, call.output, call.token_ids) for call in rollout.transitions
     ]
     assert stored.score == 1.0
-    assert bench.session.meter.usage.calls == 3
-    assert bench.session.recorder.unrecorded.calls == 0
+    assert host.session.meter.usage.calls == 3
+    assert host.session.recorder.unrecorded.calls == 0
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_calls(bench: Bench) -> None:
+def test_the_same_seed_gives_the_same_calls(host: AgentHost) -> None:
     runner = CallableRunner(lambda task: " ".join(ask(task) for _ in range(2)))
-    first, second = bench.run(runner), bench.run(runner)
+    first, second = host.run(runner), host.run(runner)
     assert first.answer == second.answer
     assert rollout_of(first).id != rollout_of(second).id
 
 
 @pytest.mark.slow
-def test_a_command_gets_the_task_on_stdin_and_answers_by_its_last_line(bench: Bench) -> None:
+def test_a_command_gets_the_task_on_stdin_and_answers_by_its_last_line(host: AgentHost) -> None:
     end = 'print("thinking"); print(json.dumps({"answer": said, "of": task["inputs"]["question"], "id": task["id"]}))'
-    prediction = bench.run(command(CALLING + end))
+    prediction = host.run(command(CALLING + end))
     (call,) = rollout_of(prediction).transitions
     assert dict(prediction.items()) == {"answer": call.output, "of": TASK.inputs["question"], "id": "t"}
 
 
-def test_keys_of_the_gateway_do_not_reach_a_command(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_the_gateway_do_not_reach_a_command(host: AgentHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_KEY", "secret-of-the-gateway")
-    prediction = bench.run(command(CALLING + 'print("ASSAY_KEY" in os.environ)'))
+    prediction = host.run(command(CALLING + 'print("ASSAY_KEY" in os.environ)'))
     assert prediction.answer == "False"
 
 
@@ -162,91 +162,93 @@ def test_keys_of_the_gateway_do_not_reach_a_command(bench: Bench, monkeypatch: p
         ("print('x' * (2 << 20))", "more than 1 MiB"),
     ],
 )
-def test_an_agent_without_an_answer_has_failed_and_scores_0(bench: Bench, end: str, reason: str) -> None:
-    rollout = rollout_of(bench.run(command(CALLING + end)))
+def test_an_agent_without_an_answer_has_failed_and_scores_0(host: AgentHost, end: str, reason: str) -> None:
+    rollout = rollout_of(host.run(command(CALLING + end)))
     assert reason in rollout.error
     assert (rollout.status, rollout.failure, rollout.score) == ("failed", FailureKind.AGENT, 0.0)
     assert len(rollout.transitions) == 1
 
 
-def test_a_function_that_raises_or_returns_nothing_has_failed(bench: Bench) -> None:
+def test_a_function_that_raises_or_returns_nothing_has_failed(host: AgentHost) -> None:
     def raises(task: dict[str, Any]) -> None:
         ask(task)
         raise KeyError("lost")
 
-    assert "lost" in rollout_of(bench.run(CallableRunner(raises))).error
-    rollout = rollout_of(bench.run(CallableRunner(lambda task: [ask(task)][1:] or None)))
+    assert "lost" in rollout_of(host.run(CallableRunner(raises))).error
+    rollout = rollout_of(host.run(CallableRunner(lambda task: [ask(task)][1:] or None)))
     assert "returned None" in rollout.error
     assert rollout.score == 0.0
 
 
 @pytest.mark.parametrize("runner", [CallableRunner(lambda task: "5"), command("print(5)")], ids=["function", "command"])
-def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(bench: Bench, runner: AgentRunner) -> None:
+def test_an_agent_that_ignores_the_base_url_is_refused_after_its_first_task(
+    host: AgentHost, runner: AgentRunner
+) -> None:
     with pytest.raises(ConfigError, match="without calling the model at its base URL"):
-        bench.run(runner)
+        host.run(runner)
 
 
-def test_only_the_first_task_of_an_agent_must_call_the_model(bench: Bench) -> None:
+def test_only_the_first_task_of_an_agent_must_call_the_model(host: AgentHost) -> None:
     runs: list[str] = []
 
     def agent(task: dict[str, Any]) -> str:
         runs.append(ask(task) if not runs else "known")
         return runs[-1]
 
-    recorded = bench.recorded(CallableRunner(agent))
-    first, second = (TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0] for _ in "ab")
+    recorded = host.recorded(CallableRunner(agent))
+    first, second = (TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0] for _ in "ab")
     assert len(rollout_of(first).transitions) == 1
     assert (second.answer, rollout_of(second).transitions) == ("known", [])
 
 
-def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(bench: Bench) -> None:
+def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(host: AgentHost) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
-        bench.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
-    rollout = rollout_of(bench.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted by the bench
-    assert [call.model for call in rollout.transitions] == [bench.session.lm.model]
+        host.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
+    rollout = rollout_of(host.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted
+    assert [call.model for call in rollout.transitions] == [host.session.lm.model]
 
 
-def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(bench: Bench) -> None:
+def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHost) -> None:
     tasks: list[dict[str, Any]] = []
 
     def agent(task: dict[str, Any]) -> str:
         tasks.append(task)
         return ask(task)
 
-    program = bench.program(CallableRunner(agent))
-    recorded = RecordedProgram(program, bench.session)
-    prediction = TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0]
+    program = host.program(CallableRunner(agent))
+    recorded = RecordedProgram(program, host.session)
+    prediction = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(tasks[0])
     assert refused.value.code == 403
     assert "has ended" in refused.value.read().decode()
     assert program.notes() == ["1 calls of the agent came after its run had ended, and were refused"]
-    bench.store.flush()
-    assert len(bench.store.rollout(rollout_of(prediction).id).transitions) == 1
+    host.store.flush()
+    assert len(host.store.rollout(rollout_of(prediction).id).transitions) == 1
 
 
-def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(bench: Bench) -> None:
+def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(host: AgentHost) -> None:
     def agent(task: dict[str, Any]) -> str:
         threading.Thread(target=functools.partial(ask, task), daemon=True).start()
-        while not bench.gateway.gateway.started:
+        while not host.gateway.gateway.started:
             time.sleep(0.001)
         return "5"
 
-    first = bench.program(CallableRunner(ask))
+    first = host.program(CallableRunner(ask))
     first.reached.set()
     first.runner = CallableRunner(agent)
-    recorded = RecordedProgram(first, bench.session)
-    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0])
+    recorded = RecordedProgram(first, host.session)
+    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0])
     assert [call.t for call in rollout.transitions] == list(range(len(rollout.transitions)))
     assert [call.failure for call in rollout.transitions] == [FailureKind.CAP]
 
 
-def test_a_command_that_hangs_is_ended_with_its_children(bench: Bench, tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_ended_with_its_children(host: AgentHost, tmp_path: Path) -> None:
     hangs = "import subprocess, time; child = subprocess.Popen(['sleep', '60'])\n"
     hangs += f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(60)"
-    program = bench.program(command(CALLING + hangs))
-    recorded = RecordedProgram(program, bench.session)
-    assert TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 6.0).finished(None) == [None]
+    program = host.program(command(CALLING + hangs))
+    recorded = RecordedProgram(program, host.session)
+    assert TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 6.0).finished(None) == [None]
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     deadline = time.monotonic() + 5
     while any(map(_alive, pids)) and time.monotonic() < deadline:
@@ -255,7 +257,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(bench: Bench, tmp_path:
     assert "1 runs of the agent took too long and were ended" in program.notes()
 
 
-def test_a_function_that_hangs_is_given_up_and_its_calls_are_refused(bench: Bench) -> None:
+def test_a_function_that_hangs_is_given_up_and_its_calls_are_refused(host: AgentHost) -> None:
     ended, late = threading.Event(), list[int]()
 
     def agent(task: dict[str, Any]) -> str:
@@ -267,7 +269,7 @@ def test_a_function_that_hangs_is_given_up_and_its_calls_are_refused(bench: Benc
             late.append(error.code)
         return "late"
 
-    assert bench.run(CallableRunner(agent), timeout_s=3.0) is None
+    assert host.run(CallableRunner(agent), timeout_s=3.0) is None
     time.sleep(0.5)
     ended.set()
     deadline = time.monotonic() + 10
@@ -276,35 +278,35 @@ def test_a_function_that_hangs_is_given_up_and_its_calls_are_refused(bench: Benc
     assert late == [403]
 
 
-def test_a_run_whose_process_is_killed_is_made_again(bench: Bench, tmp_path: Path) -> None:
+def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     once = f"mark = {str(mark)!r}\nif not os.path.exists(mark): open(mark, 'w').close(); os.kill(os.getpid(), 9)\n"
-    program = bench.program(command(CALLING + once + "print(said)"))
-    recorded = RecordedProgram(program, bench.session)
-    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], bench.session), 1, 60).finished(None)[0])
+    program = host.program(command(CALLING + once + "print(said)"))
+    recorded = RecordedProgram(program, host.session)
+    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0])
     assert (rollout.status, rollout.score, len(rollout.transitions)) == ("done", 1.0, 1)
     assert program.notes() == ["1 runs lost the process that ran the agent"]
-    bench.store.flush()
-    lost = next(row for row in bench.store.rollouts(limit=None) if row.id != rollout.id)
+    host.store.flush()
+    lost = next(row for row in host.store.rollouts(limit=None) if row.id != rollout.id)
     assert (lost.status, lost.failure, lost.score) == ("error", FailureKind.MODEL, None)
 
 
-def test_several_answers_a_call_are_refused(bench: Bench) -> None:
+def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
     def agent(task: dict[str, Any]) -> str:
         with pytest.raises(urllib.error.HTTPError) as refused:
             ask(task, n=2)
         return json.loads(refused.value.read())["error"]["message"] + ask(task)
 
-    assert "one answer a call" in bench.run(CallableRunner(agent)).answer
+    assert "one answer a call" in host.run(CallableRunner(agent)).answer
 
 
-def test_a_cap_stops_the_job(bench: Bench) -> None:
-    bench.session.meter.caps = Caps(calls=2)
+def test_a_cap_stops_the_job(host: AgentHost) -> None:
+    host.session.meter.caps = Caps(calls=2)
     with pytest.raises(BudgetExceeded):
-        bench.run(CallableRunner(lambda task: [ask(task) for _ in range(4)]))
+        host.run(CallableRunner(lambda task: [ask(task) for _ in range(4)]))
 
 
-def test_a_streamed_answer_is_the_recorded_one(bench: Bench) -> None:
+def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
     def agent(task: dict[str, Any]) -> str:
         body = {"model": "any", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {task['api_key']}"}
@@ -314,7 +316,7 @@ def test_a_streamed_answer_is_the_recorded_one(bench: Bench) -> None:
         deltas = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
         return "".join(deltas)
 
-    prediction = bench.run(CallableRunner(agent))
+    prediction = host.run(CallableRunner(agent))
     (call,) = rollout_of(prediction).transitions
     assert prediction.answer == call.output
     assert call.token_ids
@@ -349,9 +351,9 @@ def test_output_without_an_answer_is_refused() -> None:
         ("json:JSONDecoder", "must be a function"),
     ],
 )
-def test_an_agent_that_cannot_be_started_is_refused_by_name(bench: Bench, agent: str, message: str) -> None:
+def test_an_agent_that_cannot_be_started_is_refused_by_name(host: AgentHost, agent: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        bench.run(runner_of(agent))
+        host.run(runner_of(agent))
 
 
 def _alive(pid: int) -> bool:

@@ -56,7 +56,7 @@ def answering(actions: Any) -> Any:
 
 
 def perfectly(request: Any) -> str:
-    """A model that knows the best move."""
+    """A model that plays the best move."""
     left = int(request.messages[-1].text.split(" stick")[0].split()[-1].split("\n")[-1])
     return json.dumps({"action": str(best_take(left, 3) or 1)})
 
@@ -193,13 +193,13 @@ def test_the_last_trial_counts_without_noise() -> None:
 
 
 def test_outcomes_are_noisy_and_the_same_for_every_rollout() -> None:
-    found = [Experiment.of(experiment().inputs, seed) for seed in (1, 1, 2)]
-    one, same, other = ([trial.measured(60, 4, at) for at in range(1, 200)] for trial in found)
+    experiments = [Experiment.of(experiment().inputs, seed) for seed in (1, 1, 2)]
+    one, same, other = ([trial.measured(60, 4, at) for at in range(1, 200)] for trial in experiments)
     assert one == same != other
     mean = sum(one) / len(one)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in one) / len(one))
     assert deviation == pytest.approx(5.0, abs=1.0)
-    assert mean == pytest.approx(90 * found[0].share(60, 4), abs=1.5)
+    assert mean == pytest.approx(90 * experiments[0].share(60, 4), abs=1.5)
 
 
 def test_every_experiment_has_a_feasible_best_plan() -> None:

@@ -1,4 +1,4 @@
-"""What a search in an index finds: full text, dense, both; passages and common words."""
+"""Searches in an index: full text, dense, hybrid; passages and common words."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +20,12 @@ from assay.programs.retrieval.splitting import passages_of
 
 def letters(texts: list[str]) -> Any:
     """Counts of pairs of letters: near texts have near vectors, also with other forms of a word."""
-    found = np.zeros((len(texts), 676), dtype=np.float32)
-    for row, text in zip(found, texts, strict=True):
+    vectors = np.zeros((len(texts), 676), dtype=np.float32)
+    for row, text in zip(vectors, texts, strict=True):
         lowered = [ord(letter) - 97 for letter in text.lower() if "a" <= letter <= "z"]
         for one, two in pairwise(lowered):
             row[26 * one + two] += 1
-    return found
+    return vectors
 
 
 def test_dense_search_finds_what_no_word_matches(url: str, docs: Path) -> None:

@@ -27,15 +27,15 @@ from assay.traces.store.migration import upgrade
 
 
 def counts(report: IndexReport) -> tuple[int, int, int, int]:
-    found = report.counts
-    return found.added, found.changed, found.unchanged, found.removed
+    counted = report.counts
+    return counted.added, counted.changed, counted.unchanged, counted.removed
 
 
 def test_only_new_and_changed_files_are_read_and_deleted_ones_removed(url: str, docs: Path) -> None:
     report = assay.index(docs, store=url)
     assert (counts(report), report.documents, report.passages) == ((2, 0, 0, 0), 2, 2)
-    found = DocumentIndex(url).search("How many litres does Marlow's pump lift?")
-    assert [(p.source, p.line, "420 litres" in p.text) for p in found] == [("pump.md", 1, True)]
+    passages = DocumentIndex(url).search("How many litres does Marlow's pump lift?")
+    assert [(p.source, p.line, "420 litres" in p.text) for p in passages] == [("pump.md", 1, True)]
     assert counts(assay.index(docs, store=url)) == (0, 0, 2, 0)
 
     (docs / "pump.md").write_text("The pumps of Marlow station lift 515 litres a second.\n")
@@ -159,9 +159,9 @@ def test_a_file_that_vanishes_after_the_listing_is_no_error(docs: Path) -> None:
     listed = folders.FolderFiles.of(docs)
     (docs / "pump.md").unlink()
     engine = open_engine("sqlite:///s.db")
-    found = update_index(engine, docs, "documents", listed=listed)
+    updated = update_index(engine, docs, "documents", listed=listed)
     engine.dispose()
-    assert (found.removed, found.unchanged, dict(found.skipped)) == (1, 1, {})
+    assert (updated.removed, updated.unchanged, dict(updated.skipped)) == (1, 1, {})
     assert sources("s.db", "litres of Marlow") == []
 
 
@@ -182,9 +182,9 @@ def test_documents_of_an_unreadable_folder_stay(docs: Path) -> None:
     listed.files = [file for file in listed.files if not file.name.startswith("sub/")]
     listed.unreadable = ["sub"]
     engine = open_engine("sqlite:///s.db")
-    found = update_index(engine, docs, "documents", listed=listed)
+    updated = update_index(engine, docs, "documents", listed=listed)
     engine.dispose()
-    assert found.removed == 0
+    assert updated.removed == 0
     assert sources("s.db", "hand wheel of Hollin lock") == ["sub/gate.txt"]
 
 

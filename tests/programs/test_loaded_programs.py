@@ -63,7 +63,7 @@ FRUITS = ("apple", "pear", "plum", "fig")
 
 
 def demonstrated(request: Any) -> str:
-    """Says what the last demonstration says; without one, nothing that is right."""
+    """Repeats the answer of the last demonstration; wrong without one."""
     texts = [message.text for message in request.messages if message.role == "assistant"]
     return json.dumps({"answer": json.loads(texts[-1])["answer"] if texts else "?"})
 
@@ -92,7 +92,7 @@ def nearest_winner(folder: Path) -> Any:
 
 
 async def streamed(program: Any, question: str, **options: Any) -> tuple[str, Any]:
-    """What the listener of `answer` heard, and the prediction."""
+    """The chunks of `answer` that the listener received, and the prediction."""
     stream = dspy.streamify(program, stream_listeners=[dspy.streaming.StreamListener("answer")], **options)
     parts = [part async for part in stream(question=question)]
     chunks = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))

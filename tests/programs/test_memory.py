@@ -84,12 +84,12 @@ def test_sealed_facts_are_not_found_while_learning(tmp_path: Path) -> None:
         for split in ("train", "test"):
             with recorder.rollout(Rollout(split=split)):
                 memory.remember("Ada", f"lives in {split}")
-        found = {}
+        facts = {}
         for split in ("train", "val", "test", ""):
             with recorder.rollout(Rollout(split=split)):
-                found[split] = {fact.text for fact in memory.recall("lives", subject="Ada")}
+                facts[split] = {fact.text for fact in memory.recall("lives", subject="Ada")}
     both = {"lives in train", "lives in test"}
-    assert found == {"train": {"lives in train"}, "val": {"lives in train"}, "test": both, "": both}
+    assert facts == {"train": {"lives in train"}, "val": {"lives in train"}, "test": both, "": both}
 
 
 def test_erasure_of_a_person_removes_facts_of_their_rollouts_and_about_them(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Simulated users: what the rule-based one says to each kind of reply, and the choices of the one with a model."""
+"""Simulated users: messages of the rule-based one for each kind of reply, and choices of the one with a model."""
 
 import json
 from typing import Any
@@ -22,19 +22,19 @@ PROFILE = {
 
 def talk(*replies: str, profile: Any = PROFILE, user: Any = None) -> list[tuple[str, str]]:
     """What the user says at the start and after each reply."""
-    user, messages, said = user or RuleBasedUser(), [], []
+    user, messages, turns = user or RuleBasedUser(), [], []
     for reply in (None, *replies):
         if reply is not None:
             messages.append({"role": "agent", "content": reply})
         result = user(profile=profile, messages=messages)
         messages.append({"role": "user", "content": result.message})
-        said.append((result.message, result.ended))
-    return said
+        turns.append((result.message, result.ended))
+    return turns
 
 
 def test_the_user_states_its_goal_tells_facts_when_asked_and_ends() -> None:
-    said = talk("Which day?", "How many guests?", "Thank you. Confirmed. day: Friday, people: 4.")
-    assert said == [
+    turns = talk("Which day?", "How many guests?", "Thank you. Confirmed. day: Friday, people: 4.")
+    assert turns == [
         ("I want to book a table.", ""),
         ("On Friday, please.", ""),
         ("There will be 4 of us.", ""),
@@ -43,23 +43,23 @@ def test_the_user_states_its_goal_tells_facts_when_asked_and_ends() -> None:
 
 
 def test_the_user_corrects_a_wrong_value_and_notices_a_repeated_question() -> None:
-    said = talk("Which day?", "Which day was that?", "Confirmed. day: Monday.")
-    assert said[2][0] == "I already told you. On Friday, please."
-    assert said[3] == ("No, the day is wrong. On Friday, please.", "")
+    turns = talk("Which day?", "Which day was that?", "Confirmed. day: Monday.")
+    assert turns[2][0] == "I already told you. On Friday, please."
+    assert turns[3] == ("No, the day is wrong. On Friday, please.", "")
 
 
 def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
-    said = talk("Hm.", "Well.", "Let us see.", "So.")
-    assert [ended for _, ended in said] == ["", "", "", "", "gave_up"]
-    assert "real person" in said[3][0]
+    turns = talk("Hm.", "Well.", "Let us see.", "So.")
+    assert [ended for _, ended in turns] == ["", "", "", "", "gave_up"]
+    assert "real person" in turns[3][0]
 
 
 def test_a_changed_fact_is_corrected_before_the_next_one_is_told() -> None:
     first = {"value": "Monday", "says": "On Monday."}
     day = {**PROFILE["facts"]["day"], "first": first, "corrects": "Sorry, the day should be Friday, not Monday."}
     profile = {**PROFILE, "facts": {**PROFILE["facts"], "day": day}}
-    said = talk("Which day?", "How many people?", "How many people?", "Which day?", profile=profile)
-    assert [text for text, _ in said[1:]] == [
+    turns = talk("Which day?", "How many people?", "How many people?", "Which day?", profile=profile)
+    assert [text for text, _ in turns[1:]] == [
         "On Monday.",
         "Sorry, the day should be Friday, not Monday.",
         "There will be 4 of us.",
@@ -103,8 +103,8 @@ def test_the_user_with_a_model_states_the_goal_literally_and_chooses_facts_by_na
         return json.dumps({"say": next(choices)})
 
     with dspy.context(lm=scripted_lm(script)):
-        said = talk("How many?", "What is your shoe size?", "Booked.", user=SimulatedUser())
-    assert said == [
+        turns = talk("How many?", "What is your shoe size?", "Booked.", user=SimulatedUser())
+    assert turns == [
         ("I want to book a table.", ""),
         ("There will be 4 of us.", ""),
         ("I do not know that.", ""),

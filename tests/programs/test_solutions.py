@@ -1,4 +1,4 @@
-"""Test runs of solutions that try to look right without being right."""
+"""Test runs of solutions that try to pass without being correct."""
 
 import time
 from pathlib import Path

@@ -127,10 +127,10 @@ def test_conversations_of_any_agent_are_read_from_the_requests() -> None:
 
 
 def test_a_judge_grades_a_turn_with_the_users_reaction() -> None:
-    shown: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
 
     def grader(task: Any, prediction: dict[str, Any], rollout: Any) -> Grade:
-        shown.append(prediction)
+        predictions.append(prediction)
         return Grade(value=0.25)
 
     texts = (("user", "Hi"), ("agent", "Yes?"), ("user", "A table."))
@@ -145,7 +145,7 @@ def test_a_judge_grades_a_turn_with_the_users_reaction() -> None:
         ],
     ).step_rewards(TASK, rollout)
     assert rewards == [{"helps": pytest.approx(0.025)}]
-    assert shown == [{"output": "Yes?", "earlier": "Hi", "reaction": "A table."}]
+    assert predictions == [{"output": "Yes?", "earlier": "Hi", "reaction": "A table."}]
 
 
 def test_the_shipped_rubric_weighs_completion_and_takes_rewards_of_turns() -> None:

@@ -134,7 +134,7 @@ def test_known_weights_are_recovered() -> None:
 def test_a_weight_keeps_its_sign_against_the_data() -> None:
     declared = graded_rubric(a=1, b=1, c=-1)
     rows = np.random.default_rng(1).random((100, 3))
-    human = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
+    human = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # raters grade b down and c up
     fitted = fit_weights(declared, results_of(declared, rows), human)
     assert fitted.weights["b"] == pytest.approx(0, abs=1e-3)
     assert -0.05 < fitted.weights["c"] <= 0
@@ -322,7 +322,7 @@ def test_completions_are_scored_in_parallel() -> None:
     together = threading.Barrier(4, timeout=20)
 
     def waits(task: Any, prediction: Any, rollout: Any) -> float:
-        together.wait()  # passes only if four are at work at once
+        together.wait()  # passes only if four run at once
         return 1.0
 
     assert rewarded(Rubric("r", [Criterion(name="a", check=waits)]), ["p"] * 4, list("abcd")) == [1.0] * 4

@@ -1,4 +1,4 @@
-"""What model an artifact runs with where none is named: the one that it was made with, at its own address."""
+"""The model of an artifact where none is named: the one it was compiled with, at its own address."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from assay.testing.serving import served
 
 
 def answering() -> tuple[web.Application, list[str]]:
-    """A server that answers every question, and the models that it was asked as."""
+    """A server that answers every request, and the model names of the requests."""
     requests: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -97,7 +97,7 @@ def test_a_user_check_that_raises_is_reported_with_its_error(place: Path) -> Non
     (place / "mine.py").write_text("def right(task, prediction, rollout):\n    return prediction['queue'] == 'bug'\n")
     with pytest.raises(RubricError, match="KeyError: 'queue'") as caught:
         evaluated(rows(label="bug"), rubric="mine.yaml")
-    assert "rename=" not in str(caught.value)  # no column of the data mends that
+    assert "rename=" not in str(caught.value)  # no column of the data can correct that
     assert "KeyError: 'queue' (mine.py:2)" in str(caught.value)
     assert "task.inputs has ['text'], task.expected ['label'], and the prediction ['intent']" in str(caught.value)
 

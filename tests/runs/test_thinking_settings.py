@@ -43,7 +43,7 @@ class Notes(dspy.Module):  # type: ignore[misc]
 
 
 class Server:
-    """An OpenAI-compatible server that says it is `owner`, and the bodies that it was sent."""
+    """An OpenAI-compatible server that reports `owner`, and the request bodies."""
 
     def __init__(self, owner: str) -> None:
         self.owner, self.bodies, self.url = owner, list[dict[str, Any]](), ""
@@ -67,7 +67,7 @@ class Server:
         )
 
     def budgets(self) -> list[Any]:
-        """Budgets of the requests since the last look."""
+        """Budgets of the requests since the last call of this function."""
         budgets = [body.get(BUDGET) for body in self.bodies]
         self.bodies.clear()
         return budgets

@@ -1,4 +1,4 @@
-"""Jobs and gateways that are killed leave what they would have left: quick parts of `make chaos`."""
+"""Killed jobs and gateways give the results of uninterrupted ones: quick parts of `make chaos`."""
 
 import sys
 from pathlib import Path

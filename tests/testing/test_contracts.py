@@ -141,7 +141,7 @@ class Careless(SyntheticAgent):
 
 
 class HalfSet(SyntheticAgent):
-    """Has taken the first parameters when it refuses a later one."""
+    """Has already changed the first parameters when it rejects a later one."""
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         for name, value in parameters.items():

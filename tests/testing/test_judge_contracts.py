@@ -121,7 +121,7 @@ class Alternates(Keyed):
 
 
 class Lenient(Keyed):
-    """Judges what it was not shown."""
+    """Gives verdicts on items that it did not receive."""
 
     def forward(self, **inputs: Any) -> Any:
         return super().forward(**{"task_input": "How much is 2 + 2?", "output": "", **inputs})

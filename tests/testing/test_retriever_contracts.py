@@ -46,8 +46,8 @@ class TestDocumentIndex(RetrieverContract):
 class _Broken(RetrieverContract):
     """A retriever whose results are changed by `of`."""
 
-    def of(self, found: list[Passage], query: str, k: int) -> list[Passage]:
-        return found
+    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
+        return passages
 
     def make(self) -> Any:
         suite, inner = self, TextRetriever(self.documents)
@@ -60,26 +60,26 @@ class _Broken(RetrieverContract):
 
 
 class _Unlimited(_Broken):
-    def of(self, found: list[Passage], query: str, k: int) -> list[Passage]:
-        return [*found, Passage(id="more", text="more")]
+    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
+        return [*passages, Passage(id="more", text="more")]
 
 
 class _Ascending(_Broken):
-    def of(self, found: list[Passage], query: str, k: int) -> list[Passage]:
-        return found[::-1]
+    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
+        return passages[::-1]
 
 
 class _Redacted(_Broken):
-    def of(self, found: list[Passage], query: str, k: int) -> list[Passage]:
-        return [dataclasses.replace(passage, text=passage.text.replace("Ignore", "")) for passage in found]
+    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
+        return [dataclasses.replace(passage, text=passage.text.replace("Ignore", "")) for passage in passages]
 
 
 class _WithOperators(_Broken):
-    def of(self, found: list[Passage], query: str, k: int) -> list[Passage]:
+    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
         if '"' in query:
             raise ValueError("unbalanced quote")
         without = query.partition(" NOT ")[2]
-        return [passage for passage in found if not without or without not in passage.text]
+        return [passage for passage in passages if not without or without not in passage.text]
 
 
 class _AnyCount(_Broken):
@@ -94,8 +94,8 @@ class _AnyCount(_Broken):
 
 
 class _Twice(_Broken):
-    def of(self, found: list[Passage], query: str, k: int) -> list[Passage]:
-        return [part for p in found for part in (p, dataclasses.replace(p, id=f"{p.id}2"))][:k]
+    def of(self, passages: list[Passage], query: str, k: int) -> list[Passage]:
+        return [part for p in passages for part in (p, dataclasses.replace(p, id=f"{p.id}2"))][:k]
 
 
 @pytest.mark.parametrize(

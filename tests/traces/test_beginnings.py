@@ -1,4 +1,4 @@
-"""What was read of a conversation is not read again, and is found and stored as if it were."""
+"""The known prefix of a conversation is not parsed again, and results are as if it were."""
 
 import json
 from collections.abc import Iterator
@@ -135,7 +135,7 @@ def test_the_cache_of_beginnings_is_bounded() -> None:
     next_requests = [beginnings.of("chat", {"messages": [*body["messages"], answer]}) for body in bodies]
     assert [len(known.chain) for known in next_requests if known] == [0] * 17 + [10] * 3
     assert beginnings.size == 30
-    read(beginnings, "chat", body)  # the same once more takes no more room
+    read(beginnings, "chat", body)  # the same request again takes no more memory
     assert beginnings.size == 30
 
 

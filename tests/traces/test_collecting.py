@@ -76,7 +76,7 @@ def test_a_collection_that_reached_its_cap_resumes_where_it_stopped(program: str
     }
     first = assay.collect(program, lm=answers(), max_calls=5, **options)
     assert first.stopped is not None
-    assert first.rollouts in (4, 5)  # the one that was at work when the cap was met may be only in the store
+    assert first.rollouts in (4, 5)  # the rollout that was running when the cap was met may be only in the store
     again = assay.collect(program, lm=answers(), resume=True, **options)
     assert (again.stopped, again.rollouts) == (None, 12)
     assert again.resumed in (4, 5)
@@ -97,7 +97,7 @@ def test_invalid_settings_of_a_collection_are_refused(program: str, options: dic
 def test_recording_in_process_records_dspy_calls_and_reported_calls() -> None:
     with dspy.context(
         lm=dspy.LM("scripted/x", engine=answers("four").scripted, cache=False), adapter=dspy.JSONAdapter()
-    ):  # no model of ours
+    ):  # a model that assay does not record
         with assay.record({"question": "2 + 2"}, store="s.db", task_type="sums", data_subject="ann") as run:
             prediction = dspy.Predict("question -> answer")(question="2 + 2")
             run.call(

@@ -19,7 +19,7 @@ def parts(role: str, text: str) -> Message:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
-# -- clients that write their own answer anew
+# -- clients that rewrite the model's answer
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -59,7 +59,7 @@ def test_advantages_of_three_rollouts_match_hand_computed_values() -> None:
 
 
 def test_a_longer_rollout_is_compared_with_the_last_return_of_a_shorter_one() -> None:
-    # the second rollout has no turn 1: it stands there with its last return, 1.0
+    # the second rollout has no turn 1: its last return, 1.0, is used there
     (_, second), _ = credited([[0.0, 0.25], [1.0]], scale=False)
     assert second == pytest.approx(0.25 - 1.0)
 
@@ -139,6 +139,6 @@ def test_fitted_values_follow_features_and_never_see_their_own_group() -> None:
     values = fitted_values(features, [[1.0 - h] for h in hard], groups)
     assert all(abs(value - (1 - h)) < 0.1 for (value,), h in zip(values, hard, strict=True))
     with_outlier = fitted_values(features, [[100.0 if at == 0 else 1.0 - h] for at, h in enumerate(hard)], groups)
-    assert with_outlier[0] == pytest.approx(values[0])  # what its own rollout earned does not move its value
+    assert with_outlier[0] == pytest.approx(values[0])  # the return of its own rollout does not change its value
     assert fitted_values([], [], []) == []
     assert fitted_values([[{}], [{}]], [[1.0], [3.0]], ["a", "a"]) == [[2.0], [2.0]]

@@ -131,7 +131,7 @@ def test_anthropics_forced_tools_end_a_run(choice: dict[str, Any]) -> None:
         (
             "```py\nx = 6 * 7\nfinal_answer(x)\n```<end_code>",
             Ending(known=False),
-        ),  # what it worked out is not on record
+        ),  # its computed answer was not recorded
         ("Thought: compute.\n<code>\nx = calculator('6*7')\n</code>", Ending(None)),
         ("<code>\nnot python\n</code>", Ending(None)),
         ("42", Ending("42")),
@@ -181,7 +181,7 @@ def test_a_run_that_used_all_its_steps_scores_zero() -> None:
     "last",
     [
         turn({}, None, 1),  # no response was recorded
-        turn({}, chat_body(None), 1, completion_tokens=5),  # five tokens, and none of them on record
+        turn({}, chat_body(None), 1, completion_tokens=5),  # five tokens, none of them recorded
         turn({"messages": []}, chat_body(None), 1),  # content is switched off
     ],
 )

@@ -60,7 +60,7 @@ def test_transitions_have_reasoning_and_refusal_in_columns_that_hide_personal_da
         row["output"],
     )
     assert "jane.doe" not in json.dumps(row)
-    assert row["token_ids"] is None  # they spell what was hidden
+    assert row["token_ids"] is None  # the token ids encode the hidden text
     assert pq.read_table("out/data.parquet").column("reasoning").to_pylist() == [row["reasoning"]]
 
 

@@ -71,7 +71,7 @@ def test_earlier_turns_of_the_same_rollout_are_not_demonstrations(store: Store) 
 
 
 def test_a_conversation_with_rewritten_answers_is_not_a_demonstration(store: Store) -> None:
-    """smolagents writes calls of tools and their results as texts of its own."""
+    """smolagents writes tool calls and their results as plain text."""
     first, second, other = turn(0, "Q t1", "7"), turn(1, "", "7"), turn(0, "", "7")
     rewritten = [
         {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "Calling tools: []"},
@@ -82,7 +82,7 @@ def test_a_conversation_with_rewritten_answers_is_not_a_demonstration(store: Sto
     add_rollout(store, first, second, inputs={"question": "Q t1"}, task="own")
     add_rollout(
         store, other, inputs={"question": "Q t1"}, task="other"
-    )  # nobody asked this before: what stands there is a demonstration
+    )  # no earlier call asked this, so the messages are a demonstration
     rows, manifest = exported(store, "sft")
     assert [(row["task"], row["t"]) for row in rows] == [("own", 0), ("own", 1)]
     assert manifest["left_out"] == {"calls whose prompt demonstrates their own task": 1}
@@ -112,7 +112,7 @@ def test_sft_exports_good_rollouts_by_call_or_as_complete_conversations(store: S
     }
     second = Transition(t=1, model="m", request=more, response=response_of("d"), output="d")
     add_rollout(store, turn(0, "a", "b"), second, score=0.5, human_rating=0.9)
-    add_rollout(store, turn(0, "a", "bad"), score=0.9, human_rating=0.2)  # a person's word stands before the rubric's
+    add_rollout(store, turn(0, "a", "bad"), score=0.9, human_rating=0.2)  # human ratings count first
     rows, _ = exported(store, "sft")
     assert [(row["prompt"][-1]["content"], row["completion"], row["quality"]) for row in rows] == [
         ("a", [{"role": "assistant", "content": "b"}], 0.9), ("c", [{"role": "assistant", "content": "d"}], 0.9),
@@ -185,7 +185,7 @@ def test_preferences_pair_answers_to_the_same_prompt(store: Store) -> None:
         add_rollout(store, turn(0, "a", answer), score=score)
     rows, _ = exported(store, "preferences")
     pairs = {(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows}
-    assert pairs == {("good", "bad"), ("middling", "bad")}  # good and middling are nearer than the margin
+    assert pairs == {("good", "bad"), ("middling", "bad")}  # good and medium differ by less than the margin
     labels, _ = exported(store, "preferences", "kto", unpaired=True)
     assert Counter((row["completion"][0]["content"], row["label"]) for row in labels) == {
         ("good", True): 1,

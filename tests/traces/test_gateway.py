@@ -110,7 +110,7 @@ def test_invalid_arguments_of_a_tool_are_kept_with_the_error(stage: Stage) -> No
 def test_a_growing_conversation_is_one_rollout_and_equal_ones_are_a_group(stage: Stage) -> None:
     for _ in range(3):  # three samples of one task, answered alike
         stage.chat("one")
-    for _ in range(3):  # each goes on
+    for _ in range(3):  # each is continued
         stage.chat("one", "echo: one", "two")
     stage.chat("other")
     rollouts = stage.rollouts()

@@ -1,4 +1,4 @@
-"""Imports of any value: every row is imported or skipped with the reason."""
+"""Imports of arbitrary values: every row is imported or skipped with the reason."""
 
 import json
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ def test_the_root_of_a_trace_is_its_earliest_span_without_a_parent(tmp_path: Pat
     )
     assert (run.status, run.error, run.program, run.transitions[0].error) == ("failed", "broke", "span 3", "broke")
     (run,), _ = otlp(tmp_path, span(1, at=1), span(2, chat(), at=2, parent=1, **failed))
-    assert (run.status, run.error, run.transitions[0].error) == ("done", None, "broke")  # the agent coped
+    assert (run.status, run.error, run.transitions[0].error) == ("done", None, "broke")  # the agent handled the error
 
 
 def test_an_error_is_read_from_status_exception_or_type(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_mlflow_assessments_are_verdicts_and_a_persons_is_the_rating() -> None:
         0.75,
         None,
         "",
-    )  # two scores that are no person's: neither is the score
+    )  # two scores, none selected
     assert run.expected == {"answer": "42"}
     assert [skip.reason for skip in skipped] == [
         "the score 'stars' is 4.0: outside [0, 1]",

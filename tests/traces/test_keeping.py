@@ -37,7 +37,7 @@ def batch(*numbers: int) -> Rows:
 
 
 def in_files(spill: Spill, folder: Path) -> list[int]:
-    """What another process would find, were this one killed now."""
+    """The rows that another process would find if this one were killed now."""
     spill.leave()
     return [row["n"] for rows in leftover_batches(folder / "s.db") for part in rows for row in part["t"].values()]
 

@@ -1,4 +1,4 @@
-"""What recorders are told beside DSPy's callbacks: tools, unparsed answers and calls of models that nobody observes."""
+"""Events of recorders besides DSPy's callbacks: tools, unparsed answers, calls of unobserved models."""
 
 import asyncio
 import inspect

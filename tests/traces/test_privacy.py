@@ -180,7 +180,7 @@ function_call(2127365000)
 It was $1,234,567,890.12"""
 
 
-# -- what is left alone
+# -- unchanged values
 
 
 @pytest.mark.parametrize("text", CLEAN.split("\n"))

@@ -119,7 +119,7 @@ def test_an_older_store_has_the_salt_of_its_first_run(working_folder: Path) -> N
     with pytest.raises(ConfigError, match="this store has the salt 'first'"):
         resolve_salt("second", "old.db")
     assert resolve_salt(None, "none.db") == "assay"
-    assert not Path("none.db").exists()  # asking makes no store
+    assert not Path("none.db").exists()  # a query does not create a store
 
 
 def test_a_new_store_gets_the_artifacts_salt_and_a_store_with_another_refuses_it(job: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ def test_fewer_tokens_replace_only_where_the_margin_excludes_a_loss() -> None:
         40,
     )
     assert wide.gain.low < -0.15
-    assert not cheaper(wide, 0.02)  # [-0.2, +0.2] or so: nobody knows
+    assert not cheaper(wide, 0.02)  # about [-0.2, +0.2]: undecided
     same = Comparison(
         evaluation([1.0] * 400, many * 10),
         evaluation([1.0] * 400, few * 10),
@@ -336,7 +336,7 @@ def test_fewer_tokens_replace_only_where_the_margin_excludes_a_loss() -> None:
     )
     assert same.gain.low > -0.02
     assert cheaper(same, 0.02)
-    assert not cheaper(same, 0.0)  # no margin: nothing but a gain replaces
+    assert not cheaper(same, 0.0)  # no margin: only a gain replaces the parent
     assert not cheaper(Comparison(same.before, same.before, same.gain, 400), 0.02)  # it must be cheaper
 
 

@@ -152,7 +152,7 @@ def test_forty_secrets_of_a_call_are_in_no_file_or_log(
         store.flush()
         (transition,) = store.rollout(next(store.rollouts()).id).transitions
     assert status == server.status
-    assert key in server.received  # it was sent, said back, and not passed on
+    assert key in server.received  # it was sent and echoed, and not passed on
     assert key not in reply
     assert MARK in reply
     if how == "error":

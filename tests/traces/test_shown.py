@@ -182,7 +182,7 @@ def test_only_demonstrations_in_the_prompt_are_shown() -> None:
     assert carried.tasks_in(["You answer."]) == set()
     assert Carried(["t1", "t3"], [river, unidentified]).tasks_in(["You answer."]) == {
         "t3"
-    }  # no line tells it: it may be there
+    }  # the file does not record it, so it may be included
     assert Carried(["t1", "t2"]).tasks_in(["You answer."]) == {"t1", "t2"}  # an artifact of an older version
 
 

@@ -185,7 +185,7 @@ def test_undetected_names_are_a_warning_by_default_and_an_error_if_required(
 
 
 def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any]) -> None:
-    """As versions cached them that kept no requests: whose they are cannot be told."""
+    """As cached by versions that stored no requests: the data subjects are unknown."""
     assay.collect("p.py:One", n=1, **job)
     place = Path(".assay/cache/responses.db")
     cache = ResponseCache(place)

@@ -1,4 +1,4 @@
-"""A store whose database is locked or away: rows wait in a file, nothing is lost, and every count is true."""
+"""A store whose database is locked or unreachable: rows wait in a file, none is lost, and counts are exact."""
 
 import os
 import sqlite3
@@ -303,7 +303,7 @@ def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(
         with pytest.raises(StoreError, match=r"within 1 s: .*full"):
             store.flush(1)
         assert (store.dropped, store.waiting) == (0, 5)
-        pages[0] = 100_000  # there is room again
+        pages[0] = 100_000  # the disk has space again
         store.flush()
         assert (store.stats()["transitions"], store.dropped, store.waiting) == (5, 0, 0)
 

@@ -1,4 +1,4 @@
-"""Rows of tool agents, trained on by TRL with a tiny model: what is learned is what was said."""
+"""Rows of tool agents, trained on by TRL with a tiny model: the loss covers the recorded answers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A store with a deployment that is going on: its row, and rollouts of both arms."""
+"""A store with a running deployment: its row, and rollouts of both arms."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Opens the local page over a store as a browser does, and stores to look at."""
+"""A client that opens the local page as a browser does, and stores with content."""
 
 import asyncio
 import re

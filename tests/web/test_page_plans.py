@@ -11,16 +11,16 @@ def test_no_page_scans_rollouts_or_transitions(store: Store) -> None:
     three_rollouts(store)
 
     async def visit(browser: Browser) -> dict[str, list[str]]:
-        found = {}
+        scans_by_page = {}
         for path in PATHS:
             with Scans(store) as scans:
                 status, text = await browser.get(path)
             assert status == 200, text
-            found[path] = list(scans)
+            scans_by_page[path] = list(scans)
         with Scans(store) as scans:
             data = {"rating": "1", "csrf": browser.access.csrf}
             assert (await browser.send("POST", f"/rollouts/{ROLLOUT}/rating", data=data)).status == 200
-        return {**found, "rating": list(scans)}
+        return {**scans_by_page, "rating": list(scans)}
 
     assert {path: scans for path, scans in browse(store, visit).items() if scans} == {}
 

@@ -53,12 +53,12 @@ def test_older_runs_are_on_further_pages(store: Store) -> None:
     store.flush()
 
     async def visit(browser: Browser) -> list[str]:
-        found, path = [], "/runs?program=sums"
+        ids, path = [], "/runs?program=sums"
         while path:
             text = (await browser.get(path))[1]
-            found += [link.removeprefix("/runs/") for link in links_in(text, "/runs/")]
+            ids += [link.removeprefix("/runs/") for link in links_in(text, "/runs/")]
             path = next(iter(re.findall(r'id="older"[^>]*href="([^"]*)"', text)), "").replace("&amp;", "&")
-        return found
+        return ids
 
     assert browse(store, visit) == [f"run-{number:03}" for number in reversed(range(120))]
 

@@ -76,7 +76,7 @@ def compare(
     job, settings = f"compare-{new_id()[:12]}", dict[str, Any](options)
     sides = [settings, settings]
     lm = resolve_lm(lm, settings)
-    # a wrong type is named before the programs are looked at, whose own errors would hide it
+    # a wrong type is named before the programs are loaded, whose own errors would hide it
     CompareSettings(program="a", rubric="rubric", data="data", **settings)
     if lm is None and settings.get("model") is None:
         artifacts = [

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.deployment.flags import flag_history, flags_of, set_flag
+from assay.deployment.preference_settings import Preference
 from assay.deployment.preferences import (
-    Preference,
     Quality,
     preference_of,
     probabilities,
@@ -133,7 +133,7 @@ def set_agent_suite(
         DeploymentError: there is no such agent.
     """
     if (data is None) != (rubric is None):
-        raise ConfigError("data and rubric belong together")
+        raise ConfigError("data and rubric belong together", flag="--data, --rubric")
     suite = None
     if data is not None and rubric is not None:
         suite = Suite(data=data, rubric=rubric, threshold=threshold, pass_rate=pass_rate, pass_at=pass_at)
@@ -160,7 +160,7 @@ def set_routing(
         DeploymentError: one of them was never the champion.
     """
     if not isinstance(versions, Sequence):
-        raise ConfigError(f"versions={versions!r} must be a list of whole numbers, such as [1, 2]")
+        raise ConfigError(f"versions={versions!r} must be a list or tuple of integers")
     preference = None
     if versions:
         preference = Preference(versions=versions, floor=floor, cost_weight=cost_weight, window_days=window_days)

@@ -127,8 +127,8 @@ def suite_command(agent: str, reason: str, store: str | None, as_json: bool, **v
 
     open_store(store).close()
     suite = set_agent_suite(agent, reason=reason, store=store, **command_settings(values, SuiteSettings))
-    shown = None if suite is None else asdict(suite)
-    print_json({"suite": shown}) if as_json else click.echo(f"validation suite of {agent}: {json.dumps(shown)}")
+    fields = None if suite is None else asdict(suite)
+    print_json({"suite": fields}) if as_json else click.echo(f"validation suite of {agent}: {json.dumps(fields)}")
 
 
 @command.command("route")

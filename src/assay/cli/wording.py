@@ -13,7 +13,7 @@ import click
 
 __all__ = ["calls_made", "counted", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
 
-_VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
+_VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
 _ASSIGNED = re.compile(rf"(?<![\w.?&:-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
 _BARE = re.compile(r"(?<![\w.'\"/-])[a-z]+(?:_[a-z]+)+\b(?![\w='\"./:(])")
@@ -135,7 +135,8 @@ def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None
         return flag
     if value.startswith("{"):
         return " ".join(f"{flag} {key}={text}" for key, text in _pairs(value)) or flag
-    return f"{flag} {_as_typed(value)}"
+    texts = _as_typed(value)
+    return " ".join(f"{flag} {text}" for text in (texts if option.multiple else [",".join(texts)])) or f"no {flag}"
 
 
 def _sizes(value: str, options: dict[str, click.Option]) -> str | None:
@@ -151,12 +152,14 @@ def _pairs(value: str) -> list[tuple[str, str]]:
     return [(key, text or other) for key, text, other in _PAIR.findall(value)]
 
 
-def _as_typed(value: str) -> str:
-    """A value as it is typed on the command line."""
+def _as_typed(value: str) -> list[str]:
+    """A value as it is typed on the command line: the members of a list, otherwise one text."""
     try:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        return value
+        return [value]
     if isinstance(parsed, str) and not parsed.strip():
-        return value  # with its quotes: nothing would be seen
-    return ",".join(map(str, parsed)) if isinstance(parsed, list | tuple) else str(parsed)
+        return [value]  # with its quotes: nothing would be seen
+    if not isinstance(parsed, list | tuple):
+        return [str(parsed)]
+    return [repr(item) if isinstance(item, str) and not item.strip() else str(item) for item in parsed]

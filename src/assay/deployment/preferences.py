@@ -6,7 +6,7 @@ hash, so that the propensity of a rollout is known exactly. An active deployment
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,41 +14,16 @@ import sqlalchemy as sa
 
 from assay.deployment.assignment import position
 from assay.deployment.flags import write_flag
+from assay.deployment.preference_settings import Preference
 from assay.deployment.registry import Registry
-from assay.errors import ConfigError, DeploymentError
-from assay.support.settings import Settings, setting
+from assay.errors import DeploymentError
 from assay.traces.store import tables as schema
 
-__all__ = ["ROUTED", "Preference", "Quality", "choice", "preference_of", "probabilities", "qualities", "set_preference"]
+__all__ = ["ROUTED", "Quality", "choice", "preference_of", "probabilities", "qualities", "set_preference"]
 
 ROUTED = "routed"  # arm of a rollout that a preference assigned
 _FLAG = "route"
 _DRAWS = 4000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preference(Settings):
-    """Between which versions of an agent is chosen, and how.
-
-    Attributes:
-        versions: their numbers.
-        cost_weight: by how much of the score a dollar counts; 0 ignores the cost.
-    """
-
-    versions: Sequence[int] = ()
-    floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5)
-    cost_weight: float = setting(0.0, "Score that one dollar of a rollout's cost is worth.", ge=0)
-    window_days: float = setting(30.0, "Number of most recent days whose rollouts count.", gt=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.versions, str) or any(type(number) is not int for number in self.versions):
-            raise ConfigError(f"versions={self.versions!r} must be a list of whole numbers, such as [1, 2]")
-        object.__setattr__(self, "versions", tuple(sorted(set(self.versions))))
-        if len(self.versions) < 2:
-            raise ConfigError("a preference needs at least two versions")
-        if self.floor * len(self.versions) > 1:
-            raise ConfigError(f"floor={self.floor!r} of {len(self.versions)} versions is more than 1 in all")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from assay.deployment.assignment import CANDIDATE, arm_of, probability, unit_digest
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.flags import flags_of, matching
-from assay.deployment.preferences import ROUTED, Preference, choice, preference_of, probabilities, qualities
+from assay.deployment.preference_settings import Preference
+from assay.deployment.preferences import ROUTED, choice, preference_of, probabilities, qualities
 from assay.deployment.registry import Version
 
 __all__ = ["Assignment", "Router"]

@@ -9,18 +9,24 @@ from typing import Any
 
 from assay.support.settings import Settings, setting
 
-__all__ = ["Suite", "SuiteResult"]
+__all__ = ["Suite", "SuiteResult", "SuiteThresholds"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suite(Settings):
+class SuiteThresholds(Settings):
+    """What a candidate must reach on a validation suite."""
+
+    threshold: float = setting(0.0, "Mean score that a candidate must reach.", ge=0, le=1)
+    pass_rate: float = setting(0.0, "Share of the tasks that a candidate must pass.", ge=0, le=1)
+    pass_at: float = setting(0.5, "Minimum score with which a task counts as passed.", ge=0, le=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite(SuiteThresholds):
     """A validation suite. The candidate runs the val split of its tasks."""
 
     data: str = setting(help="Tasks.")
     rubric: str = setting(help="Rubric.")
-    threshold: float = setting(0.0, "Mean score that the candidate must reach.", ge=0, le=1)
-    pass_rate: float = setting(0.0, "Share of the tasks that the candidate must pass.", ge=0, le=1)
-    pass_at: float = setting(0.5, "Minimum score with which a task counts as passed.", ge=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """An engine of the user as a backend of the recording."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from dspy import lm15
@@ -14,6 +15,7 @@ class CustomBackend:
 
     weights = ""
     adapters: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = {}
     concurrency = 4
 
     def __init__(self, engine: Any) -> None:

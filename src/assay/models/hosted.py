@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any, cast
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download
@@ -39,6 +40,7 @@ class HostedBackend:
 
     weights = ""
     adapters: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = {}
     concurrency = 8
 
     def __init__(self, lm: dspy.LM) -> None:

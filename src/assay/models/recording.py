@@ -208,7 +208,7 @@ class RecordingEngine:
             model=self.model,
             weights=self.backend.weights,
             adapters=self.backend.adapters,
-            request=request,
+            request=self._sampled(request),
             response=stored_response(response, logprobs=False) if response is not None else None,
             text=text_of(response),
             error=None if error is None else error_text(error),
@@ -227,6 +227,15 @@ class RecordingEngine:
         )
         for observer in self.observers:
             observer(call)
+
+    def _sampled(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The request with the temperature that the backend samples at where it overrides the request's.
+
+        A training on recorded calls reads it.
+        """
+        if (temperature := self.backend.sampling.get("temperature")) is None:
+            return request
+        return {**request, "config": {**request.get("config", {}), "temperature": temperature}}
 
     def _thinking_tokens(self, request: dict[str, Any], response: lm15.Response | None) -> int | None:
         """As the engine reports them; else those of the thought field, which are part of the answer."""

@@ -114,7 +114,7 @@ def give_order(store: Store, name: str, form: Mapping[str, Any]) -> Deployment:
     deployments = Deployments(store.engine)
     found = _found(deployments, name)
     if str(form.get("decided", "")) != str(found.state.version):
-        raise ConfigError("something was decided since this page was loaded: look at the deployment again")
+        raise ConfigError("something was decided since this page was loaded: reload the deployment")
     reason = " ".join(str(form.get("reason", "")).replace("\0", "").split())[:500]
     try:
         return order(deployments, found.id, str(form.get("action", "")), reason=reason)

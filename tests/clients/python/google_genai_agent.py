@@ -17,7 +17,7 @@ AUTOMATIC = types.GenerateContentConfig(system_instruction=INSTRUCTIONS, tools=[
 
 
 def parts_of(answers: list[types.GenerateContentResponse]) -> list[types.Part]:
-    """What came, as it goes back: a stream's parts as they are, with their signatures."""
+    """The response as it is sent back: a stream's parts unchanged, with their signatures."""
     return [part for answer in answers for part in answer.candidates[0].content.parts or ()]
 
 
@@ -49,7 +49,7 @@ def manual(question: str, streamed: bool) -> str:
 
 
 def automatic(question: str, streamed: bool) -> str:
-    client = Client(http_options=RETRIES)  # which closes its connections when nobody holds it
+    client = Client(http_options=RETRIES)  # closes its connections when it is garbage collected
     chat = client.chats.create(model=MODEL, config=AUTOMATIC)
     if not streamed:
         return chat.send_message(question).text

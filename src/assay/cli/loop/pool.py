@@ -41,9 +41,9 @@ def show_pool(data: dict[str, Any]) -> None:
         f"new ({splits}): {place}"
     )
     for gate in data["gates"]:
-        shown = f"{gate['value']:.3g}" if isinstance(gate["value"], float) else gate["value"]
+        value = f"{gate['value']:.3g}" if isinstance(gate["value"], float) else gate["value"]
         click.echo(
-            f"  {'passed' if gate['passed'] else 'failed'}  {gate['gate']:10} {shown}, required {gate['required']}"
+            f"  {'passed' if gate['passed'] else 'failed'}  {gate['gate']:10} {value}, required {gate['required']}"
         )
     for reason, count in data["left_out"].items():
         click.echo(f"  {count} left out: {reason}")

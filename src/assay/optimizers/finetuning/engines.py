@@ -178,6 +178,15 @@ class TrainerPolicy(PolicyEngine):
 
     @contextmanager
     def greedy(self) -> Iterator[None]:
+        self.backend.sampling = {"temperature": 0.0}
+        try:
+            with self._greedy_generation():
+                yield
+        finally:
+            self.backend.sampling = {}
+
+    @contextmanager
+    def _greedy_generation(self) -> Iterator[None]:
         trainer = self.trainer
         if trainer.use_vllm:
             engine = trainer.vllm_generation
@@ -231,6 +240,7 @@ class _Desk:
 
     weights = ""
     adapters: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = {}
     chat_fields = frozenset({"max_tokens"})
     concurrency = 1024
     supports_function_calling = supports_reasoning = supports_response_schema = False

@@ -6,6 +6,7 @@ Does not choose actions.
 
 import contextvars
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -104,6 +105,7 @@ class Play:
         self._environment: Any = None
         self._thread = _Thread()
         self._failed = False
+        self._rewards = 0.0
 
     def __enter__(self) -> "Play":
         return self
@@ -139,7 +141,8 @@ class Play:
 
         Raises:
             InvalidAction: the environment refused the action.
-            EnvironmentFailed: it raised, took too long, or returned something that is no step.
+            EnvironmentFailed: it raised, took too long, or returned something that is no step, or the sum of the
+                rewards is not finite.
         """
         shown = action if len(action) <= _SHOWN else f"{action[:_SHOWN]}…"
         steps: list[EnvironmentStep] = []
@@ -150,6 +153,9 @@ class Play:
 
         with limited(None):  # the limit is that of this class: a tool over time is the agent's failure
             run_tool(self, {"action": action}, act)
+        self._rewards += steps[0].reward
+        if not math.isfinite(self._rewards):
+            raise self._failure(f"gave rewards that add up to {self._rewards}: keep their sum finite")
         return steps[0]
 
     def _checked(self, call: Callable[[], Any], what: str) -> EnvironmentStep:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.deployment.suites import Suite
+from assay.deployment.preference_settings import PreferenceFields
+from assay.deployment.suites import Suite, SuiteThresholds
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 from assay.runs.settings.fields import selected
@@ -84,24 +85,15 @@ class RegisterSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteSettings(Settings):
+class SuiteSettings(SuiteThresholds):
     """Settings of `set_agent_suite`: the validation suite of an agent; without data and rubric it has none."""
 
     data: str | None = selected("Tasks of the suite: a file or a spec. Their val split is run.", metavar="D")
     rubric: str | None = selected("Rubric of the suite: a YAML file or a shipped name.", metavar="R")
-    threshold: float = setting(0.0, "Mean score that a candidate must reach.", ge=0, le=1, project=False)
-    pass_rate: float = setting(0.0, "Share of the tasks that a candidate must pass.", ge=0, le=1, project=False)
-    pass_at: float = setting(0.5, "Minimum score with which a task counts as passed.", ge=0, le=1, project=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouteSettings(Settings):
+class RouteSettings(PreferenceFields):
     """Settings of `set_routing`: between which versions is chosen, and how."""
 
-    versions: Sequence[int] = setting(
-        (), "Number of a version; give at least two.", flag="--version", metavar="NUMBER", many=True, project=False
-    )
-    floor: float = setting(0.05, "Minimum probability with which a version is chosen.", ge=0, le=0.5, project=False)
-    cost_weight: float = setting(0.0, "Score that one dollar of a rollout's cost is worth.", ge=0, project=False)
-    window_days: float = setting(30.0, "Number of most recent days whose rollouts count.", gt=0, project=False)
     remove: bool = setting(False, "Remove the routing: the champion gets all requests again.", project=False)

@@ -166,7 +166,8 @@ class RowSettings(Settings):
     discount: float = setting(1.0, "Discount factor of later rewards, per LM call.", ge=0, le=1)
     advantage: str = setting(
         "group",
-        "Baseline of the returns: the mean of the group, or of the whole export (batch).",
+        "Baseline of the returns: the mean of the group, or of the whole export (batch). With none, every advantage is "
+        "0.",
         choices=("group", "batch", "none"),
     )
     group_by: str = setting(

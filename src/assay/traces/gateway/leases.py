@@ -20,7 +20,7 @@ from assay.traces.records import new_id
 
 __all__ = ["Lease", "Leases", "LostLease"]
 
-CHECK_S = 0.1  # between two looks at a lease or at the waiting tasks
+CHECK_S = 0.1  # between two checks of a lease or of the waiting tasks
 _POLL_S = 20.0  # that a runner's request for a task waits for one
 _RUNNER = 200  # maximum characters of a runner's name
 

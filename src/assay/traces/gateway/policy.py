@@ -138,7 +138,8 @@ class PolicyUpstream(EmbeddedUpstream):
 
         A training on recorded calls reads their temperature.
         """
-        settings = {name: self.lm.kwargs[name] for name in _SAMPLING if self.lm.kwargs.get(name) is not None}
+        sampled = {**self.lm.kwargs, **self.lm.recording.backend.sampling}
+        settings = {name: sampled[name] for name in _SAMPLING if sampled.get(name) is not None}
         if dialect == "gemini":
             settings = {"topP" if name == "top_p" else name: value for name, value in settings.items()}
             config = body.get("generationConfig")

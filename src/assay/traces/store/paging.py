@@ -35,8 +35,8 @@ __all__ = [
     "rollouts_of_run",
 ]
 
-WINDOW = 10_000  # rollouts that one page looks at
-_TOOLS_WINDOW = 2_000  # with a filter by tool, which reads their transitions
+WINDOW = 10_000  # number of rollouts that one page reads at most
+_TOOLS_WINDOW = 2_000  # the same with a filter by tool, which reads their transitions
 _FIRST = 500  # of these first: most pages are full after a few
 CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
@@ -129,7 +129,7 @@ class RolloutPage:
 
     Attributes:
         more: whether the window has more rollouts that match, in the direction of the page.
-        searched: the last rollout that was looked at, if the window ended before the page was full and the list goes
+        searched: the last rollout that was read, if the window ended before the page was full and the list goes
             on behind it; None otherwise.
     """
 
@@ -150,7 +150,7 @@ def rollout_page(
     """The rollouts that match, directly before one (older) or after one (newer); without both the newest.
 
     Args:
-        window: number of rollouts that are looked at.
+        window: maximum number of rollouts that are read.
     Raises:
         ConfigError: both `before` and `after` are given.
     """
