@@ -160,6 +160,14 @@ def test_the_result_is_the_number_of_excess_statements() -> None:
     assert isinstance(result, MinimalDiff)
 
 
+@pytest.mark.parametrize("after", ["", "\n", "# removed\n"])
+def test_an_edit_that_leaves_no_statement_fixes_nothing(after: str) -> None:
+    for reference in (None, "def f(a):\n    return a - 1\n"):
+        result = minimal_diff("def f(a):\n    return a + 1\n", after, reference)
+        assert (result.grade, "no statements" in result.reason) == (0.0, True)
+    assert minimal_diff("import os\n", after, "").grade == 1.0  # where the fix leaves none either
+
+
 # Bad input
 
 

@@ -25,7 +25,7 @@ class MinimalDiff(int):
         edits: the changed statements.
         unnecessary: those that the reference does not change in the same way, if there is an excess.
         grade: in [0, 1], higher is better: needed / (needed + excess), where at least one statement counts as needed;
-            0 for an edit that changes nothing or cannot be read.
+            0 for an edit that changes nothing, leaves no statement or cannot be read.
         reason: explanation; empty if nothing is wrong.
         exact: False if the edit is too large to align; `changed` is then a lower bound.
     """
@@ -58,16 +58,21 @@ def minimal_diff(before: str, after: str, reference: str | None = None) -> Minim
 
     Args:
         before: source that was edited.
-        after: the edited source. One that is not valid Python, or too long to compare, gets the grade 0.
+        after: the edited source. One that is not valid Python, has no statements, or is too long to compare, gets the
+            grade 0.
         reference: source with the smallest known fix. Without it the excess is the number of changed statements.
     Raises:
         RubricError: `before` or `reference` cannot be read.
     """
     source = _readable(before, "before")
-    fix = None if reference is None else _compared(source, _readable(reference, "reference"), "reference")
+    fixed = None if reference is None else _readable(reference, "reference")
+    fix = None if fixed is None else _compared(source, fixed, "reference")
     needed = fix.changed if fix is not None else 0
     try:
-        edit = compare(source, read_source(after))
+        edited = read_source(after)
+        if source.count and not edited.count and (fixed is None or fixed.count):
+            raise UnreadableCode("it has no statements")
+        edit = compare(source, edited)
     except UnreadableCode as error:
         everything = max(1, source.count)
         return MinimalDiff(
