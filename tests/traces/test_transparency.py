@@ -77,6 +77,12 @@ def test_gateway_keys_are_not_forwarded_and_the_upstreams_key_is_sent(stage: Sta
     assert CALLERS_KEY not in json.dumps(stage.echo.headers)
 
 
+@pytest.mark.parametrize("stage", [{"upstream_key": "choices", "key": KEY}], indirect=True)
+def test_a_word_as_the_key_of_a_server_without_keys_is_not_removed_from_its_answers(stage: Stage) -> None:
+    status, _, answer = stage.ask("POST", "/v1/chat/completions", CHAT, Authorization=f"Bearer {KEY}")
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "hi")
+
+
 def test_header_values_in_latin_1_are_not_cut(stage: Stage) -> None:
     stage.ask(
         "POST", "/v1/chat/completions", CHAT, **{"X-Name": "caf\u00e9", "X-Other": "\u20ac".encode().decode("latin-1")}

@@ -10,7 +10,15 @@ byte-exact. Does not find secrets that users mention in a text: `assay.traces.pr
 from assay.support.scrubbing.names import credentials_in, is_credential
 from assay.support.scrubbing.shapes import MARK
 from assay.support.scrubbing.streams import scrub_logs, scrubbed, unscrubbed
-from assay.support.scrubbing.texts import add_secrets, all_secrets, error_text, mask_secrets, message, without
+from assay.support.scrubbing.texts import (
+    add_secrets,
+    all_secrets,
+    error_text,
+    is_maskable,
+    mask_secrets,
+    message,
+    without,
+)
 from assay.support.scrubbing.values import fields, may_hold, results
 
 __all__ = [
@@ -21,6 +29,7 @@ __all__ = [
     "error_text",
     "fields",
     "is_credential",
+    "is_maskable",
     "mask_secrets",
     "may_hold",
     "message",

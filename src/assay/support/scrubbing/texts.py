@@ -23,7 +23,7 @@ def add_secrets(*secrets: str | None) -> None:
     """Register keys of this process: they are removed from everything that is written. Kept in memory only."""
     global _changes
     for secret in secrets:
-        if secret and secret not in _configured and _is_maskable(secret):
+        if secret and secret not in _configured and is_maskable(secret):
             _configured[secret] = None
             _changes += 1
             if len(_configured) > _MOST:
@@ -73,7 +73,7 @@ def _is_sentence(error: BaseException) -> bool:
     )
 
 
-def _is_maskable(secret: str) -> bool:
+def is_maskable(secret: str) -> bool:
     """Whether a value can be masked in every text: not a word or path that may have another meaning there."""
     if len(secret) < 8 or NOTHING.fullmatch(secret):
         return False
@@ -84,7 +84,7 @@ def forms(secrets: Iterable[str]) -> list[str]:
     """Secrets as plain text, JSON and URLs write them, the longest first."""
     texts: set[str] = set()
     for secret in secrets:
-        if _is_maskable(secret):
+        if is_maskable(secret):
             texts |= {secret, quote(secret, safe="")}
             if not PLAIN.fullmatch(secret):
                 texts |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}

@@ -16,7 +16,7 @@ from assay.errors import FailureKind
 from assay.support.scrubbing import fields, mask_secrets, message
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.request_bodies import parsed_json
-from assay.traces.gateway.watching import LoopWatch, ending
+from assay.traces.gateway.watching import LoopWatch
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
 
@@ -260,7 +260,7 @@ async def _stopped(
     reason = f"the gateway stopped the answer: its text repeated itself for {words} words"
     passed.fail(reason, FailureKind.LOOP)
     keep()
-    await response.write(last[: last.rfind(b"\n\n") + 2] + ending(passed.watch.dialect, reason))
+    await response.write(last[: last.rfind(b"\n\n") + 2] + passed.watch.ending(reason))
     await response.write_eof()
     return response
 

@@ -21,7 +21,7 @@ from yarl import URL
 from assay.errors import ConfigError
 from assay.models.roles import check_address, check_variables, is_embedded
 from assay.models.transports import accounted
-from assay.support.scrubbing import MARK, add_secrets
+from assay.support.scrubbing import MARK, add_secrets, is_maskable
 from assay.traces.gateway.connections import keep_alive
 from assay.traces.gateway.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
 from assay.traces.gateway.headers import KEYS, request_headers, response_headers
@@ -231,7 +231,7 @@ def _reply(answer: aiohttp.ClientResponse, key: str | None) -> Reply:
         return _redirected(answer)
     headers = response_headers(answer.headers)
     chunks: AsyncIterator[bytes] = answer.content.iter_any()
-    if not key:
+    if not key or not is_maskable(key):  # a server without keys takes any word, which may be a word of its answers
         return Reply(answer.status, headers, chunks)
     # The key is not the caller's: it is removed if the server echoes it.
     headers = CIMultiDict((name, value.replace(key, MARK)) for name, value in headers.items())

@@ -10,9 +10,10 @@ import orjson
 from assay.errors import ConfigError
 from assay.models.loops import Loop, TextLoopDetector, find_loop
 
-__all__ = ["LoopCounts", "LoopWatch", "ending"]
+__all__ = ["LoopCounts", "LoopWatch"]
 
 _DATA = re.compile(rb"^data:[ \t]*(\{.*\})[ \t]*\r?$", re.MULTILINE)
+_HEAD = ("id", "created", "model", "system_fingerprint")  # each event of a stream repeats them
 _OPEN = 1 << 16  # bytes of an unfinished line that are kept
 
 
@@ -27,6 +28,7 @@ class LoopWatch:
         self.dialect, self.action = dialect, action
         self._detector = TextLoopDetector()
         self._open = b""
+        self._head: dict[str, Any] = {}
 
     @property
     def loop(self) -> Loop | None:
@@ -43,9 +45,17 @@ class LoopWatch:
                 event = orjson.loads(match[1])
             except orjson.JSONDecodeError:
                 continue
+            if not self._head and isinstance(event, Mapping):
+                self._head = {name: event[name] for name in _HEAD if name in event}
             for text in texts_of(self.dialect, event):
                 self._detector.add(text)
         return self.loop is not None and self.action == "stop"
+
+    def ending(self, message: str) -> bytes:
+        """The events that end a stopped stream: as if the limit was reached where the API has a short form, else an
+        error.
+        """
+        return _ending(self.dialect, message, self._head)
 
     def see_whole(self, text: str) -> None:
         """Reads an answer that was not streamed."""
@@ -98,13 +108,11 @@ def _each(value: Any) -> Iterator[Mapping[str, Any]]:
     yield from (item for item in value if isinstance(item, Mapping)) if isinstance(value, list) else ()
 
 
-def ending(dialect: str, message: str) -> bytes:
-    """The events that end a stopped stream: as if the limit was reached where the API has a short form, else an
-    error."""
+def _ending(dialect: str, message: str, head: Mapping[str, Any]) -> bytes:
     if dialect in ("chat", "completions"):
         part: dict[str, Any] = {"delta": {}} if dialect == "chat" else {"text": ""}
         kind = "chat.completion.chunk" if dialect == "chat" else "text_completion"
-        last = {"object": kind, "choices": [{"index": 0, "finish_reason": "length", **part}]}
+        last = {**head, "object": kind, "choices": [{"index": 0, "finish_reason": "length", **part}]}
         return b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
     error = {"type": "assay_gateway", "message": message}
     if dialect == "gemini":
