@@ -13,7 +13,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from assay.datasets import Task
-from assay.errors import ConfigError, EnvironmentFailed, FailureKind, ModelError, ProgramFailed
+from assay.errors import ConfigError, EnvironmentFailed, FailureKind, LoopStopped, ModelError, ProgramFailed
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.predictions import rollout_of
@@ -290,6 +290,12 @@ def _stop(errors: Sequence[Exception], recorded: RecordedProgram) -> None:
         failure = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
         flag = f"--api-key-env, {SKIP_FLAG}" if missing_keys(errors[-1]) else SKIP_FLAG
         raise ModelError(f"the model {failure}: {error_reason(errors[-1])}. {SKIP}", flag=flag)
+    if all(isinstance(error, LoopStopped) for error in errors):
+        raise ModelError(
+            f"on each of the first {len(errors)} tasks {errors[-1]}. Name another model, raise the temperature, or limit "
+            f"the thinking. {SKIP}",
+            flag=SKIP_FLAG,
+        )
     places = {place_of(error, recorded.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
