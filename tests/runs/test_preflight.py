@@ -95,7 +95,7 @@ def test_model_failures_are_not_attributed_to_the_program(place: Path) -> None:
 def test_a_model_that_loops_on_each_task_is_named_instead_of_the_program(place: Path) -> None:
     body = "from assay.errors import LoopStopped; raise LoopStopped('the model repeated itself')"
     (place / "mine.py").write_text(PROGRAM.format(body=body))
-    with pytest.raises(ModelError, match="first 3 tasks the model repeated itself. Name another model") as caught:
+    with pytest.raises(ModelError, match=r"first 3 tasks the model repeated itself\. Name another model") as caught:
         jobs(lm=scripted_lm(answers))[3]()
     assert "Traceback" not in str(caught.value)
 

@@ -245,7 +245,7 @@ def hosted_request(request: "lm15.Request", thinking: Thinking, *, server: Serve
     provider = provider.partition("/")[0] or "openai"
     refusal = _refusal(provider, name, thinking, reasons)
     if refusal:
-        raise ThinkingError(thinking.value, f": {request.model} {refusal}")
+        raise ThinkingError(thinking.value, f": {request.model} {refusal}", "" if reasons else _OTHERWISE)
     return reasoning_request(request, thinking)
 
 

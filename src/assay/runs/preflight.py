@@ -292,8 +292,8 @@ def _stop(errors: Sequence[Exception], recorded: RecordedProgram) -> None:
         raise ModelError(f"the model {failure}: {error_reason(errors[-1])}. {SKIP}", flag=flag)
     if all(isinstance(error, LoopStopped) for error in errors):
         raise ModelError(
-            f"on each of the first {len(errors)} tasks {errors[-1]}. Name another model, raise the temperature, or limit "
-            f"the thinking. {SKIP}",
+            f"on each of the first {len(errors)} tasks {errors[-1]}. Name another model, raise the temperature, or "
+            f"limit the thinking. {SKIP}",
             flag=SKIP_FLAG,
         )
     places = {place_of(error, recorded.program) for error in errors}
