@@ -1,6 +1,8 @@
 """What `ToolUser` takes as tools and servers, and how functions with unusual parameters are called."""
 
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ def double(n: int) -> int:
     return 2 * n
 
 
+def counted(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -28,6 +34,9 @@ def double(n: int) -> int:
         ({"servers": [["python", "s.py"]]}, r"servers has a list: .*; a server is McpServer\(\['python', 's.py'\]\)"),
         ({"servers": [double]}, r"servers has a function: .*; a server is McpServer\(\['python', 'server.py'\]\)"),
         ({"tools": [len]}, "is a builtin, which names no types: wrap it in a function"),
+        ({"tools": [partial(double, 2)]}, "is a partial, which names no types: wrap it in a function"),
+        ({"tools": [counted]}, "yields its results, which are not read: return them as a list"),
+        ({"tools": [dspy.Tool(counted)]}, "yields its results, which are not read: return them as a list"),
     ],
 )
 def test_tools_and_servers_of_a_wrong_type_are_refused_with_the_valid_form(

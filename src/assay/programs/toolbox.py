@@ -88,16 +88,18 @@ def function_tool(function: Any) -> OfferedTool:
     left out where the function has other parameters.
 
     Raises:
-        ProgramError: it is neither, or its parameters cannot be read.
+        ProgramError: it is neither, its parameters cannot be read, or it yields its results.
     """
     if isinstance(function, OfferedTool):
         return function
     if not isinstance(function, dspy.Tool) and (isinstance(function, type) or not callable(function)):
         raise ProgramError(f"a tool is a function or a dspy.Tool, got a {type(function).__name__}: {function!r}")
-    if inspect.isbuiltin(function):
-        raise ProgramError(
-            f"the tool {function!r} is a builtin, which names no types: wrap it in a function with 'def'"
-        )
+    if inspect.isbuiltin(function) or isinstance(function, functools.partial):
+        kind = "builtin" if inspect.isbuiltin(function) else "partial"
+        raise ProgramError(f"the tool {function!r} is a {kind}, which names no types: wrap it in a function with 'def'")
+    written = inspect.unwrap(function.func if isinstance(function, dspy.Tool) else function)
+    if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
+        raise ProgramError(f"the tool {function!r} yields its results, which are not read: return them as a list")
     try:
         tool = function if isinstance(function, dspy.Tool) else dspy.Tool(function)
         parameters = inspect.signature(tool.func).parameters
