@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from assay.api.evaluate import evaluate
-from assay.api.independence import independent
 from assay.evaluation import Progress, SilentProgress
 from assay.optimizers.finetuning.comparison import MODES, compared
 from assay.programs.loading import full_name
 from assay.runs.arguments import program_settings
+from assay.runs.independence import independent
 from assay.runs.jobs import open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import EvaluateSettings

@@ -7,12 +7,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.api.deployed import LoadedVersion
-from assay.api.record import opened_store, task_of
+from assay.api.record import opened_store
 from assay.deployment.assignment import CANDIDATE
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.rollout_values import SHADOW
 from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.stored import task_of
 from assay.rubrics import Rubric
 from assay.traces import Rollout
 from assay.traces.replaying import ToolReplay
