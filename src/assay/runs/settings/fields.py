@@ -1,5 +1,6 @@
 """Fields that several settings classes have, each with the words of its class."""
 
+import dataclasses
 from typing import Any
 
 from assay.models.thinking import short_form
@@ -11,6 +12,7 @@ __all__ = [
     "api_key_env",
     "limit_of",
     "preflight_of",
+    "repeated",
     "rubric_of",
     "selected",
     "thinking_of",
@@ -70,3 +72,9 @@ def limit_of(what: str) -> Any:
 def selected(help: str, **declared: Any) -> Any:
     """An optional field that selects what one call is about."""
     return setting(None, help, project=False, **declared)
+
+
+def repeated(kind: type[Any], name: str) -> Any:
+    """A field of another settings class under a second name, with the same default, bounds and help."""
+    field = next(field for field in dataclasses.fields(kind) if field.name == name)
+    return dataclasses.field(default=field.default, metadata=field.metadata)
