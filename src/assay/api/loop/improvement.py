@@ -13,6 +13,7 @@ from assay.api.improve.run import improve
 from assay.errors import ConfigError
 from assay.evaluation.progress import Progress
 from assay.runs.settings.loop import LoopSettings
+from assay.runs.unused import settings_of_another_job
 from assay.sources.modules import attribute_of
 from assay.traces import Store
 from assay.traces.store import tables as schema
@@ -50,10 +51,11 @@ def improved(settings: LoopSettings, order: Order, progress: Progress | None) ->
     Returns:
         `artifact` (None if nothing better was found), `reason`, `calls`, `cost_usd`, `converged` and `hacks`.
     """
-    if settings.method == "compile":
-        return _compiled(settings, order, progress)
-    if settings.method == "improve":
-        return _improved(settings, order, progress)
+    with settings_of_another_job():  # the options of the loop outlive the rubric of one cycle
+        if settings.method == "compile":
+            return _compiled(settings, order, progress)
+        if settings.method == "improve":
+            return _improved(settings, order, progress)
     return _by_function(settings, order)
 
 
