@@ -139,10 +139,12 @@ def nim_won(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> 
 def feasible_plans(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Share of the actions whose `info` has a true `feasible`; a refused action is not feasible."""
     steps = episode_steps(prediction)
-    said = [False if step.get("error") is not None else _feasible(step) for step in steps]
-    if not said or None in said:
+    feasible = [False if step.get("error") is not None else _feasible(step) for step in steps]
+    if not feasible or None in feasible:
         raise NoGrade("a step has no 'feasible' in its info")
-    return Grade(value=said.count(True) / len(said), reason=f"{said.count(False)} of {len(said)} plans failed.")
+    return Grade(
+        value=feasible.count(True) / len(feasible), reason=f"{feasible.count(False)} of {len(feasible)} plans failed."
+    )
 
 
 def plan_feasible(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:

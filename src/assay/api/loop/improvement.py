@@ -135,15 +135,15 @@ def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:
     )  # fmt: skip
     if result is None:
         return {"artifact": None, "reason": "the function found nothing better", "converged": True, "hacks": 0}
-    given = dict(result) if isinstance(result, Mapping) else {"artifact": str(result)}
+    report = dict(result) if isinstance(result, Mapping) else {"artifact": str(result)}
     known = ("artifact", "reason", "calls", "cost_usd", "converged", "hacks")
-    if unknown := sorted(given.keys() - set(known)):
+    if unknown := sorted(report.keys() - set(known)):
         raise ConfigError(f"{settings.method} returned {unknown[0]!r}; a result has {', '.join(known)}")
-    artifact = given.get("artifact")
+    artifact = report.get("artifact")
     return {
         "reason": "",
         "converged": True,
         "hacks": 0,
-        **given,
+        **report,
         "artifact": None if artifact is None else str(artifact),
     }
