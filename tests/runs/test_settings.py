@@ -37,7 +37,7 @@ from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
 from assay.runs.settings import options, store_options
 from assay.runs.settings.shared import DEFAULT_SALT
-from assay.support.settings import Settings, nearest, setting, settings_of
+from assay.support.settings import Declared, DeclaredFields, Settings, nearest, setting, settings_of
 
 NO_STORE: Any = None  # the arguments are checked first
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
@@ -104,6 +104,10 @@ def test_keywords_in_a_signature_are_those_of_the_settings(function: Callable[..
     for name, field in settings_of(kind).items():
         if not field.declared.named and name != "rationale":  # a question of the command line
             assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
+
+
+def test_keywords_of_a_declaration_are_its_attributes() -> None:
+    assert typing.get_type_hints(DeclaredFields) | {"help": str} == typing.get_type_hints(Declared)
 
 
 def test_no_public_function_takes_untyped_options() -> None:

@@ -1,10 +1,10 @@
 """Fields that several settings classes have, each with the words of its class."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Unpack
 
 from assay.models.thinking import short_form
-from assay.support.settings import named_setting, setting
+from assay.support.settings import DeclaredFields, named_setting, setting
 
 __all__ = [
     "RESUMED",
@@ -69,9 +69,10 @@ def limit_of(what: str) -> Any:
     return setting(20, f"Maximum number of {what}.", ge=1)
 
 
-def selected(help: str, **declared: Any) -> Any:
+def selected(help: str, **declared: Unpack[DeclaredFields]) -> Any:
     """An optional field that selects what one call is about."""
-    return setting(None, help, project=False, **declared)
+    declared["project"] = False
+    return setting(None, help, **declared)
 
 
 def repeated(kind: type[Any], name: str) -> Any:
