@@ -122,15 +122,15 @@ def nim_won(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> 
     A game in which the opponent broke the rules is unscored.
     """
     taken = [step for step in episode_steps(prediction) if step.get("error") is None]
-    infos = [step.get("info") for step in taken]
-    if not all(isinstance(info, Mapping) for info in infos):
+    infos = [info for step in taken if isinstance(info := step.get("info"), Mapping)]
+    if len(infos) < len(taken):
         raise NoGrade("the steps have no info with the opponent's moves")
     own = [int(text) if (text := str(step.get("action"))).isdigit() and len(text) < 3 else text for step in taken]
     try:
         rules = NimRules.of(task.inputs)
     except DataError as error:
         raise NoGrade(str(error)) from None
-    won, problem = nim_problem(rules, own, [info.get("opponent") for info in infos])  # type: ignore[union-attr]
+    won, problem = nim_problem(rules, own, [info.get("opponent") for info in infos])
     if problem:
         raise NoGrade(f"the record of the game breaks the rules: {problem}")
     return Grade(value=float(won), reason="" if won else f"The game was not won; the moves were {own}.")
