@@ -2,8 +2,8 @@
 
 The shipped `classify` with the results as labels, so that a probe can read their probabilities. Half of the tasks have
 two terms, which the model adds without a thought; the others have three or four. The demonstrations write the
-intermediate sums as the thought. The margin is that of `claims.thinking`. A task takes seconds on a busy core, so the
-policy is fitted by its mean loss on val, which shows no margin, and the interval on so few tasks cannot be within it.
+intermediate sums as the thought. The margin is that of `claims.thinking`. There are 100 sums of two digits, so val is
+too small to show the margin, and the policy is fitted by its mean loss there: of 94 tasks it may lose none.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from claims.thinking import allocated, thought
 
 EASY, HARD = "arithmetic:terms=2-2&digits=1-1&ops=+", "arithmetic:terms=3-4&digits=1-1&ops=+"
 POLICIES = {"thinks once": ThinkingPolicy()} | {
-    f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.3, 0.6, 0.9, 0.98)
+    f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.3, 0.45, 0.6, 0.75, 0.9)
 }
 LABELS = [str(number) for number in range(37)]  # four terms of one digit
-BUDGET, SHOWN, VAL, TEST = 16, 6, 40, 60
+BUDGET, SHOWN, VAL, TEST = 16, 6, 94, 100
 
 
 def measure(setting: Setting) -> Measured:
@@ -42,7 +42,7 @@ def measure(setting: Setting) -> Measured:
 
 
 def alternating(seed: int) -> Iterator[Task]:
-    size = (SHOWN + VAL + TEST) // 2  # of each kind; there are few sums of two digits
+    size = (SHOWN + VAL + TEST) // 2  # of each kind; there are 100 sums of two digits
     for pair in zip(*(load_tasks(f"{data}&size={size}&seed={seed}") for data in (EASY, HARD)), strict=True):
         yield from pair
 
