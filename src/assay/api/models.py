@@ -10,7 +10,7 @@ from assay.models import registry
 from assay.models.lora.adapters import list_adapters, served_as
 from assay.support.keywords import takes
 
-__all__ = ["AdapterEntry", "ModelEntry", "ModelsReport", "list_models", "pull_model"]
+__all__ = ["AdapterEntry", "ModelEntry", "ModelListing", "list_models", "pull_model"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class AdapterEntry:
 
 
 @dataclass(frozen=True)
-class ModelsReport:
+class ModelListing:
     """The models that need no server.
 
     Attributes:
@@ -52,9 +52,9 @@ class ModelsReport:
 
 
 @takes()
-def list_models() -> ModelsReport:
+def list_models() -> ModelListing:
     """The embedded models and the trained adapters, with their files."""
-    return ModelsReport(
+    return ModelListing(
         models=tuple(
             ModelEntry(f"embedded/{model.name}", model.size, model.licence, _path_of(model.name))
             for model in registry.EMBEDDED.values()
