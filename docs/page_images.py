@@ -1,8 +1,9 @@
-"""Takes the screenshots of `assay view` that the documentation shows, from a store with a compile and a deployment.
+"""Takes the screenshots of `assay view` that the documentation shows: of what a store has.
 
     python docs/page_images.py STORE [FOLDER]
 
-Needs Debian's Chromium and Playwright. The newest compile, its last rollout and the newest deployment are shown.
+Needs Debian's Chromium and Playwright. The newest compile, its last rollout, the newest deployment and
+study, and the judge with most labels are shown.
 """
 
 import json
@@ -18,6 +19,7 @@ CHROMIUM = "/usr/bin/chromium"
 WIDE, PHONE = (1100, 760), (360, 640)
 MOST_BYTES = 150_000
 PATIENCE_MS = 300_000
+ANCHORS = {"judge": "Agreement with raters"}  # headings to which pages are scrolled
 
 
 def pages_of(tab: Any, base: str) -> dict[str, str]:
@@ -31,7 +33,12 @@ def pages_of(tab: Any, base: str) -> dict[str, str]:
     run = first("/runs?kind=compile", r'href="(/runs/[^"?]+)"')
     rollout = first("/rollouts?split=test", r'href="(/rollouts/[^"]+)"')
     deployment = first("/deployments", r'href="(/deployments/[^"]+)"')
-    places = {"runs": "/runs", "compile": run, "rollout": rollout, "deployment": deployment}
+    judge = first("/judges", r'href="(/judges/[0-9a-f]+)"')
+    study = first("/runs?kind=tune", r'href="(/runs/[^"?]+)"')
+    places = {
+        "runs": "/runs", "compile": run, "rollout": rollout, "deployment": deployment, "judge": judge,
+        "label": None if judge is None else f"{judge}/label?rater=ann", "study": study,
+    }  # fmt: skip
     return {name: place for name, place in places.items() if place is not None}
 
 
@@ -68,7 +75,7 @@ def main(store: str, folder: str = "docs/images") -> None:
             places = pages_of(tab, base)
             for name, place in places.items():
                 tab.goto(base + place)
-                take(tab, target / f"page-{name}.png")
+                take(tab, target / f"page-{name}.png", ANCHORS.get(name, ""))
                 if name == "compile":
                     for part in ("Prompt before and after", "Candidates"):
                         tab.evaluate("document.querySelectorAll('details').forEach(part => (part.open = !part.open))")

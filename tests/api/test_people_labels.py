@@ -9,11 +9,11 @@ from people_and_judges import GOOD, kind, label, options
 
 import assay
 from assay.api.judge.forget import forget_rater
-from assay.api.judge.items import question_key
 from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.errors import ConfigError, DataError
 from assay.judges import Judge, PairwiseJudge, PointwiseJudge
+from assay.judges.questions import key_of
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
 
@@ -53,9 +53,9 @@ def test_undecided_outputs_are_queued_for_raters(tmp_path: Path) -> None:
 
 
 def question_of(judge: Judge) -> str:
-    from assay.api.judge.items import question_key
+    from assay.judges.questions import key_of
 
-    return question_key(judge)
+    return key_of(judge)
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_judge_of_other_fields_is_labelled_and_compiled_by_those_fields(tmp_path
         assert {tuple(entry.fields) for entry in waiting} == {("question", "answer")}
         for at, entry in enumerate(waiting):
             store.put_label(
-                question_key(judge),
+                key_of(judge),
                 entry.item_id,
                 "me",
                 "yes" if at % 2 else "no",

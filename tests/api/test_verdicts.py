@@ -12,13 +12,13 @@ import assay
 from assay.api.export import export
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
-from assay.api.judge.items import question_key
 from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.api.traces import score_rollouts
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.quality.bases import BASES
+from assay.judges.questions import key_of
 from assay.testing import scripted_lm
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
@@ -217,7 +217,7 @@ def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
         for at, entry in enumerate(waiting):
             label = "yes" if at % 2 else "no"
             store.put_label(
-                question_key(judge),
+                key_of(judge),
                 entry.item_id,
                 "ann",
                 label,

@@ -65,6 +65,7 @@ def test_options_written_by_hand_are_those_that_are_no_settings() -> None:
     by_hand = {
         "collect.py": ["--temperatures"],
         "evaluate.py": ["--fail-under"],
+        "judge/label.py": ["--page"],
         "loop/runs.py": ["--file"],
         "run.py": ["--file"],
         "train.py": ["--accelerate-config", "--program"],

@@ -12,8 +12,9 @@ import pytest
 
 from assay.errors import ConfigError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
-from assay.judges.deciding import JudgeDecider, one_of
+from assay.judges.deciding import JudgeDecider
 from assay.judges.loading import load_judge
+from assay.judges.questions import one_of
 from assay.judges.reading import EMPTY, fenced, fenced_text, scale_masses
 from assay.models import get_lm
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric

@@ -28,6 +28,8 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.testing import scripted_lm
 from assay.traces import Store
 from assay.traces.export.gates import Gates
+from assay.traces.store.listing import list_runs
+from assay.web.runs import run_page
 
 RUBRIC = """name: digits
 criteria:
@@ -76,6 +78,10 @@ def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], emb
     assert not [why for why in report.row_stats.left_out if "tokenised" in why]
     with Store(folder / ".assay" / "assay.db") as store:
         rollouts = [store.rollout(r.id) for r in store.rollouts(limit=None) if r.phase == "train"]
+        (run,) = list_runs(store, kind="train")
+        page = run_page(store, run["id"], {}, where=folder / ".assay" / "assay.db", store_flag=None).values["trained"]
+    assert [chart.heading for chart in page.charts][:1] == ["Reward"]
+    assert page.samples == []  # they stay in the store, where they can be erased
     calls = [call for rollout in rollouts for call in rollout.transitions]
     assert len(rollouts) == 8
     assert not any(call.cached for call in calls)

@@ -15,7 +15,7 @@ from two_call_training import letters, run
 from assay.errors import DataError
 from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.reports.training import of_other_seeds, write_report
+from assay.reports.training import of_other_seeds, write_training
 
 PROGRAM = """
 import dspy
@@ -156,5 +156,5 @@ def test_page_reports_converged_seeds(tmp_path: Path) -> None:
     assert others == [repeated]
     assert (
         "of 2 seeds 1 did, 0 did not, 1 took too few steps"
-        in write_report(tmp_path / "page.html", first, others).read_text()
+        in write_training(tmp_path / "page.html", first, others).read_text()
     )

@@ -9,8 +9,9 @@ from typing import Any
 import jinja2
 import pytest
 
-from assay.reports.pages import write_html
-from assay.reports.training import current_curves, write_report
+from assay.reports.files import write_report
+from assay.reports.studies import StudyTrial, study_page, trials_of
+from assay.reports.training import current_curves, training_page, write_training
 
 HOSTILE = "</td></pre></script><script>alert(1)</script>&amp;'"
 
@@ -99,8 +100,8 @@ def elements(path: Path) -> Elements:
 
 
 def test_hostile_text_stays_text_in_a_page_of_a_training(tmp_path: Path) -> None:
-    harmless = elements(write_report(tmp_path / "a.html", training("harmless")))
-    hostile = elements(write_report(tmp_path / "b.html", training(HOSTILE)))
+    harmless = elements(write_training(tmp_path / "a.html", training("harmless")))
+    hostile = elements(write_training(tmp_path / "b.html", training(HOSTILE)))
     assert len(hostile.scripts) == len(harmless.scripts)
     assert not any(script.strip() == "alert(1)" for script in hostile.scripts)
     assert (
@@ -112,48 +113,87 @@ def test_hostile_text_stays_text_in_a_page_of_a_training(tmp_path: Path) -> None
 
 
 def test_a_sample_keeps_its_line_breaks(tmp_path: Path) -> None:
-    page = write_report(tmp_path / "a.html", training("x")).read_text()
-    (sample,) = re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)
+    page = write_training(tmp_path / "a.html", training("x")).read_text()
+    (sample,) = re.findall(r'<pre dir="auto" tabindex="0">(.*?)</pre>', page, re.DOTALL)
     assert sample.split("\n") == ["step 1, score 0.5", "{&#34;q&#34;: &#34;x&#34;}", "[0] advantage +0.50  a\\n  b x"]
 
 
 def test_a_page_contains_the_values_of_its_report(tmp_path: Path) -> None:
-    page = write_report(tmp_path / "a.html", training("x")).read_text()
-    assert re.findall(r"<h2>(.*?)</h2>", page) == [
-        "Before and after: x",
+    page = write_training(tmp_path / "a.html", training("x")).read_text()
+    assert re.findall(r"<h[23]>(.*?)</h[23]>", page) == [
+        "Before and after: <bdi>x</bdi>",
+        "Curves",
         "Reward",
         "Reward by criterion",
         "Sample rollouts",
         "Left out",
         "Settings",
     ]
-    assert "<td>greedy: score</td><td>0.500</td><td>0.500</td><td>+0.100 [+0.000, +0.200]</td>" in page
-    assert page.count("plotly.js v") == 1  # the library is in the page once
+    row = re.findall(r"<tr>.*?</tr>", page)[1]
+    assert re.findall(r">([^<>]+)<", row) == ["greedy: score", "0.500", "0.500", "+0.100 [+0.000, +0.200]"]
+    assert page.count("<polyline") == 1  # one curve has two steps
+    assert len(page) < 40_000
+
+
+def test_long_curves_show_the_mean_of_the_last_steps(tmp_path: Path) -> None:
+    report = {**training("x"), "curves": {"reward": {str(step): float(step % 2) for step in range(40)}}}
+    (chart,) = training_page(report).charts
+    assert chart.chart.count("<polyline") == 2
+    assert 'class="line faint first"' in chart.chart
+    assert [step for step, _ in chart.rows] == list(range(40))
+
+
+def test_a_study_shows_its_best_trial_its_front_and_what_matters() -> None:
+    trials = [
+        StudyTrial(
+            number=at, state="pruned" if at == 3 else "complete", values={"score": score, "tokens": tokens},
+            parameters={"temperature": at / 5, "max_steps": 2.0**at},
+        )
+        for at, (score, tokens) in enumerate([(0.2, 10), (0.6, 30), (0.5, 20), (0.1, 5), (0.4, 40)])
+    ]  # fmt: skip
+    page = study_page(trials, ["score", "tokens"], importance={"fanova": {"max_steps": 0.2, "temperature": 0.8}})
+    assert page.best is trials[1]
+    assert page.front == {0, 1, 2}  # the last one has fewer points and more tokens than the second
+    assert [name for name, _ in page.importance] == ["temperature", "max_steps"]
+    assert [name for name, _ in page.slices] == ["temperature", "max_steps"]
+    assert page.history.count("<circle") == 5
+    assert len(page.pareto) == 1
+    empty = study_page([], ["score"], importance={})
+    assert (empty.best, empty.history, empty.pareto, empty.slices) == (None, "", [], [])
+
+
+def test_trials_of_a_report_keep_the_values_that_are_known() -> None:
+    history = [
+        {"number": 7, "parameters": {"temperature": 0.5}, "state": "pruned", "values": {"score": None}, "tokens": 3.0},
+        {"parameters": {}, "overall": 0.4},
+    ]
+    first, second = trials_of({"history": history})
+    assert (first.number, first.values, first.state) == (7, {"tokens": 3.0}, "pruned")
+    assert (second.number, second.values) == (1, {"overall": 0.4})
 
 
 def test_an_undefined_template_value_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(jinja2.UndefinedError, match="'impact' is undefined"):
-        write_html(tmp_path / "a.html", "study.html", title="t", facts={}, charts=[])
+    with pytest.raises(jinja2.UndefinedError, match="'page' is undefined"):
+        write_report(tmp_path / "a.html", "report_study.html", title="t", facts=[], notes=[], result=[])
     assert not (tmp_path / "a.html").exists()
 
 
 def test_every_page_extends_the_base() -> None:
     folder = importlib.resources.files("assay.reports") / "templates"
     names = {entry.name for entry in folder.iterdir()}
-    parts = {"base.html", "parts.html", "report.html", "components.html", "compile_part.html"}
-    reports = {"report_compile.html", "report_compare.html", "report_evaluate.html"}
-    assert names == parts | reports | {"study.html", "training.html"}
-    for name in names - parts:
-        base = "report.html" if name in reports else "base.html"
-        assert (folder / name).read_text().startswith(f'{{% extends "{base}" %}}')
+    parts = {"components.html", "compile_part.html", "card_part.html", "study_part.html", "training_part.html"}
+    kinds = ("compile", "compare", "evaluate", "card", "study", "training")
+    assert names == parts | {"report.html"} | {f"report_{kind}.html" for kind in kinds}
+    for kind in kinds:
+        assert (folder / f"report_{kind}.html").read_text().startswith('{% extends "report.html" %}')
 
 
 def test_page_shows_the_curves_of_a_report_written_before_they_were_renamed(tmp_path: Path) -> None:
     report = training("a")
     report["curves"] |= {"watched": {"1": 0.3}, "flat_groups": {"1": 0.25}}
-    page = write_report(tmp_path / "a.html", report).read_text(encoding="utf-8")
-    assert '"name":"monitor"' in page
-    assert '"name":"zero variance groups"' in page
+    page = write_training(tmp_path / "a.html", report).read_text(encoding="utf-8")
+    assert "<bdi>monitor</bdi>" in page
+    assert "<bdi>zero variance groups</bdi>" in page
 
 
 def test_curves_under_old_and_new_names_are_merged() -> None:

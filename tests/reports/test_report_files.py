@@ -1,5 +1,6 @@
 """Reports as files: complete, small, without scripts or addresses, whatever the texts are."""
 
+import math
 import re
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pytest
 import assay
 from assay.deployment.simulation import SimulationReport
 from assay.errors import ConfigError
+from assay.evaluation.metrics import ThinkingReport
+from assay.evaluation.statistics import paired_gain
+from assay.optimizers.parameters.trainer import HeldOutReport
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
 from assay.reports.compiled import CandidateRow, CompilePage, Decision, Demonstration
 from assay.reports.files import write_report
 from assay.reports.texts import Clipped
+from assay.traces.export.gates import GateReport, Gates
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x07\ud800"
 LOADS = re.compile(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<(?:script|link|img|iframe|object|form)\b", re.I)
@@ -51,7 +56,7 @@ def escaped() -> str:
 
 def test_every_report_of_the_public_functions_is_shown_in_one_line_and_as_a_table() -> None:
     source = Path(assay.__file__).parent
-    texts = [file.read_text() for part in ("api", "deployment") for file in (source / part).rglob("*.py")]
+    texts = [file.read_text() for file in source.rglob("*.py")]
     bases = {match[1]: match[2] for text in texts for match in re.finditer(r"^class (\w+Report)(.*):$", text, re.M)}
     assert {name: base for name, base in bases.items() if base != "(ReportRepr)"} == {}
     report = SimulationReport(
@@ -60,3 +65,22 @@ def test_every_report_of_the_public_functions_is_shown_in_one_line_and_as_a_tabl
     )  # fmt: skip
     assert repr(report).startswith("SimulationReport(runs=4, promoted=0.5, rolled_back=0.25")
     assert "<tr><th>promoted</th><td>0.5</td></tr>" in report._repr_html_()
+
+
+def test_reports_without_common_names_show_their_own_values() -> None:
+    gates = GateReport(Gates(min_transitions=10))
+    for _ in range(3):
+        gates.see("default", None)
+    gates.see("default", "<empty>")
+    assert repr(gates).startswith("GateReport(all_passed=False, transitions=failed: 3, required 10")
+    assert "<tr><th>clean</th><td>failed: 0.75, required 0.95" in gates._repr_html_()
+    assert "<empty>" not in gates._repr_html_()
+    held_out = HeldOutReport(
+        before=math.nan, before_interval=(math.nan, math.nan), after=0.5, after_interval=(0.25, 0.75), unscored=2,
+        gain=paired_gain({}, {}),
+    )  # fmt: skip
+    assert repr(held_out) == "HeldOutReport(before=unscored, after=0.500 [0.250, 0.750], gain=unscored, unscored=2)"
+    thinking = ThinkingReport(
+        runs=3, tokens=12.0, after_stable=3.0, wasted_share=0.25, budget_share=None, loops=0, tokens_saved=0
+    )
+    assert repr(thinking).startswith("ThinkingReport(runs=3, tokens=12, after_stable=3, wasted_share=0.25")

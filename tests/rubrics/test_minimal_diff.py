@@ -106,6 +106,14 @@ def test_a_deleted_test_counts_each_of_its_statements() -> None:
 # Against a reference
 
 
+def test_the_fix_itself_is_not_unnecessary_where_a_statement_was_written_beside_it() -> None:
+    before, fixed = "def f(x):\n    return x - 1\n", "def f(x):\n    return x + 1\n"
+    result = minimal_diff(before, "def f(x):\n    y = 0\n    return x + 1\n", fixed)
+    assert [(edit.line, edit.text) for edit in result.unnecessary] == [(2, "y = 0")]
+    result = minimal_diff(before, "def f(x):\n    return x + 1\n    return x\n", fixed)
+    assert [(edit.line, edit.text) for edit in result.unnecessary] == [(3, "return x")]
+
+
 def test_unnecessary_edits_are_named_with_line_and_text() -> None:
     fix = edited(("value > limit", "value >= limit"))
     after = edited(("value > limit", "value >= limit"), ("size = 1", "size = 2"), ("        self.size -= by\n", ""))

@@ -35,7 +35,8 @@ PATHS = [
     "/runs", "/runs?kind=evaluate&program=p&status=done&since=1d", "/runs/run-1", "/runs/run-1?count=all", "/rollouts",
     "/rollouts?text=a&program=b&least=0.1&most=1&since=1d", "/rollouts?status=failed&split=val&failure=parse&phase=x",
     f"/rollouts?source=judge&before={PLACE}", f"/rollouts?after={PLACE}", "/rollouts?run=run-1",
-    "/rollouts?task=task-1", f"/rollouts/{ROLLOUT}", f"/rollouts/{ROLLOUT}?status=done&run=run-1",
+    "/rollouts?task=task-1", "/rollouts?criterion=right&tool=add",
+    f"/rollouts/{ROLLOUT}", f"/rollouts/{ROLLOUT}?status=done&run=run-1",
     f"/rollouts/{ROLLOUT}/json", f"/rollouts/{ROLLOUT}/calls/0", "/compare", "/compare?a=run-1&b=run-1",
 ]  # fmt: skip
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from compiles import put_compile
 from deployed import DEPLOYMENT, put_deployment
+from judged import put_judge
 from pages import NOW, rollout_of_sums
 
 from assay.deployment.deployments import Deployments
+from assay.judges.questions import known_questions
 from assay.reports.compiled import CompilePage, Decision
 from assay.reports.files import write_report
 from assay.testing.serving import served
@@ -29,7 +31,10 @@ pytestmark = pytest.mark.slow
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">\u202e"
 PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a=run-1&b=run-1", "/runs/compiled",
          "/compare?a=compiled&b=compiled", "/deployments", f"/deployments/{DEPLOYMENT}",
-         f"/deployments/{DEPLOYMENT}/order/rollback")  # fmt: skip
+         f"/deployments/{DEPLOYMENT}/order/rollback", "/judges", "/judges/{judge}", "/judges/{judge}/label",
+         "/judges/{judge}/label?rater=ann", "/judges/{judge}/label?rater=eve", "/data",
+         "/data?kind=sft&balance=down")  # fmt: skip
+EMPTY = ("/runs", "/rollouts", "/compare", "/judges", "/data", "/deployments")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,7 @@ def address(store: Store, tmp_path: Path) -> Iterator[str]:
         rollout_of_sums(store, number, inputs={"question": HOSTILE + "long" * 500})
     put_compile(store, tmp_path, text=HOSTILE, run_id="compiled")
     put_deployment(store, agent=HOSTILE[:60], rollouts=4)
+    put_judge(store, tmp_path, text=HOSTILE)
     access = PageAccess(None, host="127.0.0.1")
     with served(LocalPage(store, access, where=tmp_path / "page.db").app()) as url:
         yield f"{url}/?token={access.token}"
@@ -55,6 +61,18 @@ def address(store: Store, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def tab(chromium: Any, address: str) -> Iterator[Any]:
     """A tab in which the printed address was opened. Errors of scripts and refused requests end up in `problems`."""
+    yield from opened(chromium, address)
+
+
+@pytest.fixture
+def empty_tab(chromium: Any, store: Store, tmp_path: Path) -> Iterator[Any]:
+    """A tab on an empty store."""
+    access = PageAccess(None, host="127.0.0.1")
+    with served(LocalPage(store, access, where=tmp_path / "page.db").app()) as url:
+        yield from opened(chromium, f"{url}/?token={access.token}")
+
+
+def opened(chromium: Any, address: str) -> Iterator[Any]:
     context = chromium.new_context(viewport={"width": 360, "height": 700})
     page = context.new_page()
     page.problems = []
@@ -67,14 +85,50 @@ def tab(chromium: Any, address: str) -> Iterator[Any]:
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_a_phone_and_run_nothing_hostile(tab: Any, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 360), ("light", 1600)])
+def test_pages_fit_the_window_and_run_nothing_hostile(tab: Any, store: Store, scheme: str, width: int) -> None:
     tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": width, "height": 700})
+    (judge,) = known_questions(store)
     for path in PATHS:
-        tab.goto(tab.base + path)
+        tab.goto(tab.base + path.format(judge=judge))
         assert tab.title().endswith("– assay")
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, path
         assert tab.locator("img").count() == 0
+    assert tab.problems == []
+
+
+def test_pages_of_an_empty_store_say_what_fills_them(empty_tab: Any) -> None:
+    for path in EMPTY:
+        empty_tab.goto(empty_tab.base + path)
+        assert empty_tab.title().endswith("– assay")
+        assert len(empty_tab.locator("main").inner_text()) > 40, path
+        assert empty_tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert {link.inner_text().lower() for link in empty_tab.locator("nav[aria-label=Pages] a").all()} == {
+        path.strip("/") for path in EMPTY
+    }
+    assert empty_tab.problems == []
+
+
+def test_outputs_are_labelled_with_the_keyboard_alone(tab: Any, store: Store) -> None:
+    (judge,) = known_questions(store)
+    before = len(list(store.labels(judge)))
+    tab.goto(f"{tab.base}/judges/{judge}/label")
+    tab.wait_for_function("document.activeElement.name === 'rater'")
+    tab.keyboard.type("eve")
+    tab.keyboard.press("Enter")
+    tab.get_by_text("0 labelled by eve").wait_for()
+    tab.keyboard.press("3")
+    tab.get_by_text("1 labelled by eve").wait_for()
+    tab.get_by_label("Why").focus()
+    tab.keyboard.type("1 rude\n")  # digits and Enter in a field are text
+    tab.keyboard.press("Escape")
+    tab.get_by_label("Why").blur()
+    tab.keyboard.press("1")
+    tab.get_by_text("2 labelled by eve").wait_for()
+    rows = [row for row in store.labels(judge) if row["rater"] == "eve"]
+    assert [(row["label"], row["rationale"]) for row in rows] == [("kind", ""), ("rude", "1 rude")]
+    assert len(list(store.labels(judge))) == before + 2
     assert tab.problems == []
 
 

@@ -89,6 +89,23 @@ def test_a_wrong_filter_is_refused_with_its_rule(store: Store, query: str, messa
     assert message in text
 
 
+def test_rollouts_are_found_by_criterion_and_tool(store: Store) -> None:
+    for number, criterion, tool in ((1, "right", "add"), (2, "short 100%", "add"), (3, "right", 'say "x"')):
+        rollout = rollout_of_sums(store, number, verdicts=[Verdict(criterion=criterion, grade=1.0, weight=1.0)])
+        call = ToolCall(name=tool, arguments={"name": "add 9"}, result="")
+        store.put_transition(
+            rollout.id, Transition(t=1, model="m", request={}, output="", tools=[call], latency_ms=1.0)
+        )
+    store.put_rollout(Rollout(id=f"{4:032x}", started_at=NOW + 4, early_tools=[ToolCall(name="early", arguments={})]))
+    store.flush()
+    assert listed(store, "?criterion=right") == [3, 1]
+    assert listed(store, "?criterion=short+100%25") == [2]
+    assert listed(store, "?criterion=short+1") == []
+    assert listed(store, "?tool=say+%22x%22") == [3]
+    assert listed(store, "?tool=add&criterion=right") == [3, 1]  # each calls add in its first call
+    assert listed(store, "?tool=early") == [4]
+
+
 def test_pages_follow_each_other_in_both_directions(store: Store) -> None:
     for number in range(1, 121):
         rollout_of_sums(store, number, started_at=NOW + number // 3)  # three start at the same time

@@ -117,7 +117,8 @@ def evaluate(
         corrected = {}
         if job.session.rubric.needs_judge:
             job.store.flush()
-            corrected = corrected_means(job.session.rubric, job.store, job.run_id)
+            file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
+            corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
         corrected, job.openings, notes, job.run_id,

@@ -1,5 +1,6 @@
-"""Reports of compile, evaluate and compare as one HTML file each: `--report FILE.html`."""
+"""Reports of compile, evaluate, compare, tune and a judge's card as one HTML file each: `--report FILE.html`."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,20 @@ from typing import Any
 from assay.api.compare import CompareReport
 from assay.api.compile import CompileReport
 from assay.api.evaluate import EvaluationReport
-from assay.errors import StoreError
+from assay.api.tune.report import TuneReport
+from assay.errors import ArtifactError, StoreError
+from assay.reports.cards import card_page
 from assay.reports.compiled import compile_page
 from assay.reports.files import ROWS, scores_of, write_report
 from assay.reports.markdown import dollars
 from assay.reports.sides import sides_of
+from assay.reports.studies import tuned_page, tuned_words
 from assay.runs.opening import home_of
 from assay.traces import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.sealing import openings_line
 
-__all__ = ["write_compare_page", "write_compile_page", "write_evaluation_page"]
+__all__ = ["write_card_page", "write_compare_page", "write_compile_page", "write_evaluation_page", "write_tune_page"]
 
 _SIDES = (("First", "a"), ("Second", "b"))
 
@@ -87,6 +91,55 @@ def write_compare_page(path: str | Path, report: CompareReport, *, store: str | 
     return write_report(
         path, "report_compare.html", title=f"Comparison of {names}", facts=facts, sides=sides, notes=data["notes"]
     )
+
+
+def write_tune_page(path: str | Path, report: TuneReport) -> Path:
+    """Writes the report of a search over agent parameters as one HTML file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    data = report.to_dict()
+    best = ", ".join(f"{name} {value:.4g}" for name, value in data["best"].items())
+    facts = [
+        ("Program", report.config.program), ("Model", report.config.model), ("Best parameters", best),
+        ("Trials", f"{data['trials']}, {data['complete']} complete, {data['pruned']} pruned, {data['failed']} failed"),
+        *_spent(data), *_stopped(data), *_opened(data), ("Artifact", str(data["artifact"])),
+    ]  # fmt: skip
+    page = tuned_page(data)
+    return write_report(
+        path, "report_study.html", title=f"Agent parameters of {_short(report.config.program)}", facts=facts,
+        page=page, result=tuned_words(data), notes=data["notes"],
+    )  # fmt: skip
+
+
+def write_card_page(path: str | Path, judge: str | Path) -> Path:
+    """Writes the reliability card of a compiled judge as one HTML file.
+
+    Args:
+        judge: the folder of the artifact.
+    Raises:
+        ArtifactError: the folder has no card.
+        ConfigError: the file cannot be written.
+    """
+    card, manifest = _json_of(Path(judge) / "card.json"), _json_of(Path(judge) / "manifest.json")
+    spec, result = manifest["judge"], manifest["result"]
+    facts = [
+        ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", manifest["model"]),
+        ("Compiled", f"{manifest['created_at']} with {result['optimizer']}, winner {result['winner']}"),
+        ("Labels", ", ".join(f"{name} {count}" for name, count in manifest["labels"]["sizes"].items())),
+        *_opened(result), *_spent(result), *_stopped(result),
+    ]  # fmt: skip
+    title = f"Reliability card of {spec['text'][:80] or _short(str(judge))}"
+    return write_report(path, "report_card.html", title=title, facts=facts, page=card_page(card), notes=result["notes"])
+
+
+def _json_of(file: Path) -> Any:
+    """Raises `ArtifactError` if the file is not there or is no JSON."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{file.parent} is not a compiled judge with a card: {error}") from error
 
 
 def _evaluation(store: Store, report: EvaluationReport) -> Evaluated:

@@ -31,6 +31,7 @@ from assay.programs.foreign.agent import ForeignAgent
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings
 from assay.runs.curricula import scheduled
+from assay.runs.finished import FinishedRun
 from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
@@ -124,6 +125,13 @@ def train(
         rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule)
         report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
     report.notes[:0] = unused
+    return _kept(report, job, config)
+
+
+def _kept(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:
+    """Writes the report to the run's folder, without samples: these stay in the store, where they can be erased."""
+    if not rank():
+        FinishedRun(job.folder, caps=config.caps, about={}).keep({**report.to_dict(), "samples": []})
     return report
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from assay.cli.options import (
     key_option,
     min_coverage_option,
     name_option,
+    report_option,
     resume_option,
     store_option,
     trust_option,
@@ -205,6 +207,7 @@ def _policy_options(algorithm: str) -> Decorator:
         resume_option(_RESUME),
         min_coverage_option(),
         trust_option(),
+        report_option(),
         json_option(),
     ]
     return lambda function: with_options(function, options)
@@ -222,8 +225,8 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     from assay.optimizers.finetuning.run_folder import rank
     from assay.traces.export.pipeline import is_export
 
-    as_json, program, name, store, resume, config, key = pop_values(
-        values, "as_json", "program", "name", "store", "resume", "accelerate_config", "agent_key"
+    as_json, program, name, store, resume, config, key, page = pop_values(
+        values, "as_json", "program", "name", "store", "resume", "accelerate_config", "agent_key", "report"
     )
     if config is not None:
         return _launched(config)
@@ -256,6 +259,10 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         print_json(data)
     else:
         _show_policy(data)
+    if page is not None:
+        from assay.reports.training import write_training
+
+        write_training(Path(page), data)
     require_coverage(data)
 
 
@@ -265,7 +272,7 @@ def _offline(values: dict[str, Any]) -> dict[str, Any]:
     applicable = settings_of(PolicySettings).keys() - set(ROLLOUTS_ONLY) | {"no_scale"}
     own_flags = {
         "name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust",
-        "agent_key",
+        "agent_key", "report",
     }  # fmt: skip
     ignored = [flag for name, flag in options.items() if name not in applicable | own_flags and is_set(name)]
     if ignored:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
-from assay.cli.options import job_options
+from assay.cli.options import job_options, report_option
 from assay.cli.shared import (
     Console,
     dry_run,
@@ -42,6 +42,7 @@ _MEANINGS = {
     "--impact", is_flag=True, help="Search nothing: move each parameter alone over its range, and show what it does."
 )
 @click.option("--apply", metavar="ARTIFACT", help="Write a copy of this compiled artifact with the best parameters.")
+@report_option()
 @job_options(dry_run=True, out="Folder to write the artifact, or the results of --impact, to.")
 def command(program: str | None, **values: Any) -> None:
     """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
@@ -51,13 +52,13 @@ def command(program: str | None, **values: Any) -> None:
     """
     from assay.api.tune import tune
 
-    as_json, store, out, resume, apply, shows_impact, dry = pop_values(
-        values, "as_json", "store", "out", "resume", "apply", "impact", "dry_run"
+    as_json, store, out, resume, apply, shows_impact, dry, page = pop_values(
+        values, "as_json", "store", "out", "resume", "apply", "impact", "dry_run", "report"
     )
     program, settings = command_job(values, program, TuneSettings, ImpactSettings)
     kind, other_kind = (ImpactSettings, TuneSettings) if shows_impact and not dry else (TuneSettings, ImpactSettings)
     idle = sorted(settings.keys() & (settings_of(other_kind).keys() - settings_of(kind).keys())) + (
-        ["apply"] if apply and shows_impact else []
+        [name for name, value in (("apply", apply), ("report", page)) if value and shows_impact]
     )
     if idle:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
@@ -67,11 +68,16 @@ def command(program: str | None, **values: Any) -> None:
         return dry_run("tune", program, settings, as_json=as_json, store=store)
     if shows_impact:
         return _impact(program, as_json, out=out, store=store, resume=resume, progress=Console(), **settings)
-    data = tune(program, out=out, apply=apply, store=store, resume=resume, progress=Console(), **settings).to_dict()
+    report = tune(program, out=out, apply=apply, store=store, resume=resume, progress=Console(), **settings)
+    data = report.to_dict()
     if as_json:
         print_json(data)
     else:
         print_report(data)
+    if page is not None:
+        from assay.api.pages import write_tune_page
+
+        write_tune_page(page, report)
     require_coverage(data)
 
 

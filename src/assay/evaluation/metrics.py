@@ -15,6 +15,7 @@ from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.rubrics import Rubric
 from assay.rubrics.steps import is_used, passed_on, plain_text
+from assay.support.reprs import ReportRepr
 from assay.traces import Rollout, ToolCall, Transition
 from assay.traces.records import RUN_FIELDS
 from assay.traces.thinking import ThinkingUse, thinking_of
@@ -234,8 +235,8 @@ def run_of(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThinkingReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ThinkingReport(ReportRepr):
     """The metric `thinking`, over the runs whose thinking tokens are known.
 
     Attributes:

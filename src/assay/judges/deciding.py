@@ -13,6 +13,7 @@ from assay.judges.listwise import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.quality.ranking import bradley_terry, pairings, win_rates
+from assay.judges.questions import one_of, output_of
 from assay.judges.reading import GUARD, fenced_text, meanings
 from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
@@ -20,9 +21,8 @@ from assay.rubrics.protocols import JointResolver
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 from assay.traces.recorder import aside
-from assay.traces.records import RUN_FIELDS
 
-__all__ = ["GroupDecider", "JudgeDecider", "JudgeVerifier", "one_of", "output_of", "resolver"]
+__all__ = ["GroupDecider", "JudgeDecider", "JudgeVerifier", "resolver"]
 
 
 class _JudgeCall:
@@ -201,17 +201,6 @@ def _judge_inputs(judge: Judge, fields: Mapping[str, Any]) -> dict[str, Any]:
             f"available fields are {sorted(fields)}"
         )
     return {name: fields[name] for name in judge.shows}
-
-
-def output_of(prediction: Mapping[str, Any]) -> Any:
-    """The judged part of a prediction: its only field, otherwise all fields by name, without `RUN_FIELDS`."""
-    return one_of({k: v for k, v in prediction.items() if k not in RUN_FIELDS})
-
-
-def one_of(fields: Any) -> Any:
-    """The value of the only non-empty field, otherwise all fields by name; an empty string if all are empty."""
-    values = {key: value for key, value in dict(fields).items() if value not in (None, "")}
-    return next(iter(values.values())) if len(values) == 1 else values or ""
 
 
 class _Resolver:

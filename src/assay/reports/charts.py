@@ -3,28 +3,53 @@
 Every chart has a text alternative, and its data is in a table next to it.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 from assay.reports.texts import readable
 
-__all__ = ["Line", "interval_bar", "lines_chart"]
+__all__ = ["Axis", "Dot", "Line", "interval_bar", "lines_chart", "points_chart", "range_bar", "share_bar"]
 
-_WIDTH, _HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 30
+_WIDTH, _HEIGHT = 480, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 10, 32
 _MARGIN = 0.04  # of the height
 _POINTS = 200  # of one line
+_DOTS = 1_000  # of one chart
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of a chart. `kind` is its class in the style sheet: `first`, `second` or `other`."""
+    """A line of a chart. `kind` is its class in the style sheet: `first`, `second`, `third`, `fourth` or `other`."""
 
     name: str
     points: Sequence[tuple[float, float]]
     kind: str = "other"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot:
+    """A point of a chart. `kind` as for lines; `size` is its radius; `low` and `high` are the ends of its interval."""
+
+    x: float
+    y: float
+    name: str = ""
+    kind: str = "other"
+    size: float = 3.5
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """An axis. Without `low` and `high` it ends at the data. `log` takes the logarithm, if all values are above 0."""
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
 
 
 def interval_bar(mean: float | None, low: float | None, high: float | None, *, reach: float = 1.0) -> Markup:
@@ -46,6 +71,41 @@ def interval_bar(mean: float | None, low: float | None, high: float | None, *, r
             text += f", from {low:+.3f} to {high:+.3f}"
             parts.append(f'<line class="bar {tone}" x1="{x(low)}" y1="8" x2="{x(high)}" y2="8"/>')
         parts.append(f'<circle class="dot {tone}" cx="{x(mean)}" cy="8" r="4"/>')
+    return _small(text, parts)
+
+
+def range_bar(value: float | None, low: float | None, high: float | None, *, mark: float | None = None) -> Markup:
+    """A value with its interval on a scale from -0.25 to 1, with lines at 0 and 1, and a mark to compare it with."""
+
+    def x(number: float) -> str:
+        return f"{5 + 190 * (max(-0.25, min(1.0, number)) + 0.25) / 1.25:.1f}"
+
+    parts = [f'<line class="axis" x1="{x(end)}" y1="0" x2="{x(end)}" y2="16"/>' for end in (0, 1)]
+    parts.append('<line class="axis" x1="5" y1="8" x2="195" y2="8"/>')
+    text = "undefined"
+    if value is not None:
+        text = f"{value:.3f}"
+        if low is not None and high is not None:
+            text += f", from {low:.3f} to {high:.3f}"
+            parts.append(f'<line class="bar first" x1="{x(low)}" y1="8" x2="{x(high)}" y2="8"/>')
+        parts.append(f'<circle class="dot first" cx="{x(value)}" cy="8" r="4"/>')
+    if mark is not None:
+        text += f"; compared with {mark:.3f}"
+        parts.append(f'<line class="mark" x1="{x(mark)}" y1="1" x2="{x(mark)}" y2="15"/>')
+    return _small(text, parts)
+
+
+def share_bar(share: float, *, kind: str = "first") -> Markup:
+    """A share in [0, 1] as the length of a bar."""
+    share = max(0.0, min(1.0, share))
+    parts = [
+        '<line class="axis" x1="5" y1="8" x2="195" y2="8"/>',
+        f'<line class="bar {kind}" x1="5" y1="8" x2="{5 + 190 * share:.1f}" y2="8"/>',
+    ]
+    return _small(f"{share:.0%}", parts)
+
+
+def _small(text: str, parts: Sequence[str]) -> Markup:
     return Markup(f'<svg class="interval" viewBox="0 0 200 16" role="img" aria-label="{text}">{"".join(parts)}</svg>')
 
 
@@ -59,46 +119,102 @@ def lines_chart(lines: Sequence[Line], *, label: str, x_name: str, y_name: str, 
     drawn = [line for line in lines if len(line.points) > 1]
     if not drawn:
         return Markup("")
-    xs = [x for line in drawn for x, _ in line.points]
-    ys = [y for line in drawn for _, y in line.points]
-    left, right = min(xs), max(xs)
-    low, high = (0.0, 1.0) if unit else (min(ys), max(ys))
-    if high == low:
-        low, high = low - 0.5, high + 0.5
-    across, up = (right - left) or 1.0, high - low
-    margin = _MARGIN * (_HEIGHT - _TOP - _BOTTOM)  # so that a line at an end is not drawn on the axis
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            _LEFT + (_WIDTH - _LEFT - _RIGHT) * (x - left) / across,
-            _HEIGHT - _BOTTOM - margin - (_HEIGHT - _TOP - _BOTTOM - 2 * margin) * (y - low) / up,
-        )
-
-    parts = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        value = low + share * up
-        _, y = at(left, value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
-    for value, anchor in ((left, "start"), (right, "end")):
-        x, _ = at(value, low)
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 14}" text-anchor="{anchor}">{_tick(value)}</text>'
-        )
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    caption = _text(f"{y_name}, by {x_name}")
-    parts.append(f'<text class="tick" x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{caption}</text>')
+    across, up = Axis(name=x_name), Axis(name=y_name, low=0.0, high=1.0) if unit else Axis(name=y_name)
+    plane = _Plane([point for line in drawn for point in line.points], across, up)
+    parts = plane.frame()
     for line in sorted(drawn, key=lambda line: line.kind != "other"):  # the important ones above the others
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in _thinned(line.points)))
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (plane.at(*point) for point in _thinned(line.points)))
         parts.append(
             f'<polyline class="line {line.kind}" points="{points}"><title>{_text(line.name)}</title></polyline>'
         )
-        x, y = at(*line.points[-1])
+        x, y = plane.at(*line.points[-1])
         parts.append(f'<circle class="end {line.kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
-    return Markup(
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(label)}">'
-        f"{''.join(parts)}</svg>"
-    )
+    return plane.svg(label, parts)
+
+
+def points_chart(
+    dots: Sequence[Dot], *, label: str, x: Axis, y: Axis, diagonal: bool = False, width: int = _WIDTH,
+    height: int = _HEIGHT, steps: Sequence[Line] = (),
+) -> Markup:  # fmt: skip
+    """Points on a plane; empty without a point.
+
+    Args:
+        diagonal: draws the line on which both values are equal.
+        steps: lines behind the points.
+    """
+    if not dots:
+        return Markup("")
+    ends = [(dot.x, end) for dot in dots for end in (dot.y, dot.low, dot.high) if end is not None]
+    plane = _Plane(ends, x, y, width=width, height=height)
+    parts = plane.frame()
+    if diagonal:
+        (x1, y1), (x2, y2) = (plane.at(end, end) for end in (max(plane.left, plane.low), min(plane.right, plane.high)))
+        parts.append(f'<line class="axis" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+    for line in steps:
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (plane.at(*point) for point in line.points))
+        parts.append(f'<polyline class="line {line.kind}" points="{points}"/>')
+    for dot in sorted(dots[:_DOTS], key=lambda dot: dot.kind != "other"):
+        a, b = plane.at(dot.x, dot.y)
+        if dot.low is not None and dot.high is not None:
+            (_, bottom), (_, top) = plane.at(dot.x, dot.low), plane.at(dot.x, dot.high)
+            parts.append(f'<line class="whisker" x1="{a:.1f}" y1="{bottom:.1f}" x2="{a:.1f}" y2="{top:.1f}"/>')
+        title = f"<title>{_text(dot.name)}</title>" if dot.name else ""
+        parts.append(f'<circle class="end {dot.kind}" cx="{a:.1f}" cy="{b:.1f}" r="{dot.size:.1f}">{title}</circle>')
+    return plane.svg(label, parts)
+
+
+class _Plane:
+    """Axes with their ticks, and the place of a point on the picture."""
+
+    def __init__(
+        self, points: Sequence[tuple[float, float]], x: Axis, y: Axis, *, width: int = _WIDTH, height: int = _HEIGHT
+    ) -> None:
+        self.x, self.y, self.width, self.height = x, y, width, height
+        self.left, self.right = _ends([point[0] for point in points], x)
+        self.low, self.high = _ends([point[1] for point in points], y)
+        self._log = x.log and self.left > 0
+        # so that a line at an end is not drawn on the axis
+        self._margin = _MARGIN * (height - _TOP - _BOTTOM)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        place: Callable[[float], float] = math.log if self._log else float
+        across = (place(x) - place(self.left)) / (place(self.right) - place(self.left))
+        up = (y - self.low) / (self.high - self.low)
+        tall = self.height - _TOP - _BOTTOM - 2 * self._margin
+        return (
+            _LEFT + (self.width - _LEFT - _RIGHT) * max(0.0, min(1.0, across)),
+            self.height - _BOTTOM - self._margin - tall * max(0.0, min(1.0, up)),
+        )
+
+    def frame(self) -> list[str]:
+        parts, end = [], self.width - _RIGHT
+        for share in (0, 0.25, 0.5, 0.75, 1) if self.height >= _HEIGHT else (0, 0.5, 1):
+            value = self.low + share * (self.high - self.low)
+            _, y = self.at(self.left, value)
+            parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
+        for value, anchor in ((self.left, "start"), (self.right, "end")):
+            x, _ = self.at(value, self.low)
+            parts.append(
+                f'<text class="tick" x="{x:.1f}" y="{self.height - _BOTTOM + 14}" text-anchor="{anchor}">'
+                f"{_tick(value)}</text>"
+            )
+        caption = _text(f"{self.y.name}, by {self.x.name}" if self.y.name else self.x.name)
+        middle = (_LEFT + end) / 2
+        parts.append(f'<text class="tick" x="{middle}" y="{self.height - 4}" text-anchor="middle">{caption}</text>')
+        return parts
+
+    def svg(self, label: str, parts: Sequence[str]) -> Markup:
+        return Markup(
+            f'<svg class="chart" viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{_text(label)}">'
+            f"{''.join(parts)}</svg>"
+        )
+
+
+def _ends(values: Sequence[float], axis: Axis) -> tuple[float, float]:
+    low = min(values) if axis.low is None else axis.low
+    high = max(values) if axis.high is None else axis.high
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _text(text: str) -> Markup:

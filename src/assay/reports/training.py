@@ -1,16 +1,24 @@
-"""The HTML page of a training run, made from its report. Does not train."""
+"""What a page shows of a training, made from its report. Does not train."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.reports.pages import Charts, write_html
+from markupsafe import Markup
+
+from assay.reports.charts import Line, lines_chart
+from assay.reports.files import write_report
 from assay.traces.store.sealing import openings_line
 
-__all__ = ["current_curves", "in_numbers", "interval", "of_other_seeds", "write_report"]
+__all__ = [
+    "TrainingPage", "current_curves", "in_numbers", "interval", "of_other_seeds", "training_page", "write_training",
+]  # fmt: skip
 
 _SMOOTH = 5  # steps of the running mean
+_ROWS = 60  # steps of a table
+_KINDS = ("first", "second", "third", "fourth")
 # Reports and checkpoints written by earlier versions are still read: their name of a curve -> the name of today.
 _RENAMED_CURVES = {"flat_groups": "zero_variance_groups", "watched": "monitor"}
 
@@ -28,13 +36,46 @@ def current_curves(curves: Mapping[str, Mapping[Any, float]]) -> dict[str, dict[
     return current
 
 
-def write_report(path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Path:
-    """Writes the page of a `PolicyReport.to_dict()`.
+@dataclass(frozen=True, kw_only=True)
+class CurveChart:
+    """A chart of some curves. `keys` are kind and name of its lines; `rows` are steps with the value of each curve."""
+
+    heading: str
+    note: str
+    chart: Markup
+    keys: Sequence[tuple[str, str]]
+    names: Sequence[str]
+    rows: Sequence[tuple[int, Sequence[float | None]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonTable:
+    """Before and after on the sealed tasks of one evaluation."""
+
+    name: str
+    tasks: int
+    rows: Sequence[Sequence[str]]
+    openings: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPage:
+    """What a page shows of a training."""
+
+    facts: Sequence[tuple[str, str]] = ()
+    warnings: Sequence[str] = ()
+    comparisons: Sequence[ComparisonTable] = ()
+    charts: Sequence[CurveChart] = ()
+    samples: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    settings: Sequence[tuple[str, str]] = ()
+
+
+def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> TrainingPage:
+    """The page of a `PolicyReport.to_dict()`.
 
     Args:
         others: reports of the same training with other seeds, for the share of runs that converged.
-    Raises:
-        MissingExtra: plotly is not installed.
     """
     config = report["config"]
     converged = {None: "too few steps to tell", True: "yes", False: "no"}[report["converged"]]
@@ -45,41 +86,43 @@ def write_report(path: Path, report: Mapping[str, Any], others: Sequence[Mapping
             f"{runs.count(None)} took too few steps"
         )
     curves = current_curves(report["curves"])
-    charts = Charts()
-    return write_html(
-        path,
-        "training.html",
-        title=f"{config['algorithm']}: {report['name'] or report['path']}",
-        facts={
-            "model before": config["model"],
-            "steps": report["steps"],
-            "rollouts": report["rollouts"],
-            "calls trained on": report["calls"],
-            "weights of step": report["best_step"],
-            "converged": f"{converged} (mean reward of the last ten steps beside the ten before: Welch's "
-            "95 % interval holds 0 and is no wider than 0.1 to either side)",
-        },
+    facts = {
+        "Model before": config["model"],
+        "Steps": report["steps"],
+        "Rollouts": report["rollouts"],
+        "Calls trained on": report["calls"],
+        "Weights of step": report["best_step"],
+        "Converged": f"{converged} (mean reward of the last ten steps beside the ten before: Welch's "
+        "95 % interval holds 0 and is no wider than 0.1 to either side)",
+    }
+    return TrainingPage(
+        facts=[(name, str(value)) for name, value in facts.items()],
         warnings=[*report["alarms"], *([report["stopped"]] if report["stopped"] else [])],
         comparisons=[_comparison(name, modes, report) for name, modes in report["validation"].items()],
-        charts=[
-            {"heading": heading, "note": note, "html": charts.html(_figure({name: curves[name] for name in names}))}
-            for heading, note, names in _sections(curves)
-        ],
+        charts=[_chart(*section, curves) for section in _sections(curves)],
         samples=list(map(_sample, report["samples"])),
         left_out=report["left_out"],
-        settings=config,
+        settings=[(name, str(value)) for name, value in config.items()],
     )
 
 
-def _comparison(name: str, modes: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def write_training(path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Path:
+    """Writes the page of a `PolicyReport.to_dict()` as one file.
+
+    Args:
+        others: as for `training_page`.
+    """
+    page = training_page(report, others)
+    title = f"{report['config']['algorithm']}: {report['name'] or report['path']}"
+    return write_report(path, "report_training.html", title=title, facts=page.facts, notes=[], page=page)
+
+
+def _comparison(name: str, modes: Mapping[str, Any], report: Mapping[str, Any]) -> ComparisonTable:
     openings = (report.get("test_openings") or {}).get(name)
     tasks = next(iter(modes.values()))["before"]["n"]
-    return {
-        "name": name,
-        "tasks": tasks,
-        "rows": in_numbers(modes),
-        "openings": openings_line(openings) if openings else "",
-    }
+    return ComparisonTable(
+        name=name, tasks=tasks, rows=in_numbers(modes), openings=openings_line(openings) if openings else ""
+    )
 
 
 def of_other_seeds(report: Mapping[str, Any], reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -132,48 +175,42 @@ def _sections(curves: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-def _figure(curves: Mapping[str, Mapping[int, float]]) -> Any:
-    import plotly.graph_objects as go
-    from plotly.colors import qualitative
+def _chart(heading: str, note: str, names: Sequence[str], curves: Mapping[str, Mapping[int, float]]) -> CurveChart:
+    """The curves by step. Of long ones the mean of the last steps is drawn, over the values."""
+    lines, keys = [], []
+    for at, name in enumerate(names):
+        kind, label = _KINDS[at] if at < len(_KINDS) else "other", _label(name)
+        points = [(float(step), curves[name][step]) for step in sorted(curves[name])]
+        if len(points) > 3 * _SMOOTH:
+            lines.append(Line(name=label, points=points, kind=f"faint {kind}"))
+            points = [(step, _mean(points, end)) for end, (step, _) in enumerate(points)]
+        lines.append(Line(name=label, points=points, kind=kind))
+        keys.append((kind, label))
+    steps = sorted({step for name in names for step in curves[name]})
+    shown = steps[:: max(1, -(-len(steps) // _ROWS))]
+    values = [value for name in names for value in curves[name].values()]
+    return CurveChart(
+        heading=heading, note=note, keys=keys, names=[_label(name) for name in names],
+        chart=lines_chart(
+            lines, label=f"{heading} by step", x_name="step", y_name=heading.lower(),
+            unit=bool(values) and min(values) >= 0 and 0.5 < max(values) <= 1,
+        ),
+        rows=[(step, [curves[name].get(step) for name in names]) for step in shown],
+    )  # fmt: skip
 
-    figure = go.Figure()
-    for index, (name, curve) in enumerate(curves.items()):
-        steps, colour = sorted(curve), qualitative.Plotly[index % 10]
-        values = [curve[step] for step in steps]
-        label = (
-            name.replace("clip_ratio/region_mean", "clipped")
-            .replace("turn_reward/", "call ")
-            .replace("criteria/", "")
-            .replace("_", " ")
-        )
-        long = len(steps) > 3 * _SMOOTH
-        figure.add_scatter(
-            x=steps,
-            y=values,
-            name=label,
-            mode="lines" if long else "lines+markers",
-            line={"color": colour, "width": 1},
-            opacity=0.35 if long else 1,
-            showlegend=not long,
-            legendgroup=label,
-        )
-        if long:
-            means = [
-                sum(part) / len(part)
-                for end in range(len(values))
-                if (part := values[max(0, end - _SMOOTH + 1) : end + 1])
-            ]
-            figure.add_scatter(
-                x=steps, y=means, name=label, mode="lines", line={"color": colour, "width": 2}, legendgroup=label
-            )
-    figure.update_layout(
-        height=320,
-        margin={"l": 50, "r": 20, "t": 30, "b": 40},
-        xaxis_title="step",
-        template="plotly_white",
-        showlegend=True,
+
+def _mean(points: Sequence[tuple[float, float]], end: int) -> float:
+    part = [value for _, value in points[max(0, end - _SMOOTH + 1) : end + 1]]
+    return sum(part) / len(part)
+
+
+def _label(name: str) -> str:
+    return (
+        name.replace("clip_ratio/region_mean", "clipped")
+        .replace("turn_reward/", "call ")
+        .replace("criteria/", "")
+        .replace("_", " ")
     )
-    return figure
 
 
 def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:

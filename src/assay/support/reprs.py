@@ -3,7 +3,7 @@
 import html
 from typing import Any
 
-__all__ = ["ReportRepr"]
+__all__ = ["ReportRepr", "measure_text"]
 
 _FIRST = (
     "artifact", "path", "name", "agent", "deployment", "status", "stage", "share", "decision", "action", "split",
@@ -17,14 +17,17 @@ _FEW, _MANY = 3, 8  # facts; a report that has fewer than `_FEW` of the names ab
 
 
 class ReportRepr:
-    """Base of reports: `repr` is one line, notebooks show a small table. The data is in `to_dict()`."""
+    """Base of reports: `repr` is one line, notebooks show a small table. The data is in `to_dict()`.
+
+    A report without `to_dict`, or whose values are of another form, overrides `_facts`.
+    """
 
     def _facts(self) -> list[tuple[str, str]]:
         data: dict[str, Any] = self.to_dict()  # type: ignore[attr-defined]
         facts = [(key, data[key]) for key in _FIRST if data.get(key) is not None]
         for key, part in (("score", data.get("result")), *(data.get("test") or {}).items()):
             if isinstance(part, dict) and part:
-                facts.append((key, _measure(part)))
+                facts.append((key, measure_text(part)))
         facts += [(key, data[key]) for key in _LAST if isinstance(data.get(key), str | int | float)]
         if len(facts) < _FEW:
             known = {key for key, _ in facts}
@@ -42,7 +45,7 @@ class ReportRepr:
         return f"<table><caption>{html.escape(type(self).__name__)}</caption>{rows}</table>"
 
 
-def _measure(part: dict[str, Any]) -> str:
+def measure_text(part: dict[str, Any]) -> str:
     """A score or difference, with its interval."""
     value = part.get("score", part.get("mean", part.get("kappa")))
     low, high = part.get("interval") or (part.get("low"), part.get("high"))

@@ -18,6 +18,7 @@ FAILURES = tuple(kind.value for kind in FailureKind)
 ROLLOUT_FIELDS = (
     "program", "text", "status", "split", "phase", "source", "failure", "least", "most", "since", "run", "task",
     "deployment", "arm",
+    "criterion", "tool",
 )  # fmt: skip
 RUN_FIELDS = ("kind", "program", "status", "since")
 _COLUMNS = {"status": "status", "split": "split", "phase": "phase", "source": "source", "failure": "failure",
@@ -41,6 +42,8 @@ def rollout_filters(query: Mapping[str, str]) -> tuple[dict[str, str], RolloutFi
         equal={column: values[name] for name, column in _COLUMNS.items() if name in values},
         program=values.get("program", ""),
         text=values.get("text", ""),
+        criterion=values.get("criterion", ""),
+        tool=values.get("tool", ""),
         since=since(values["since"]) if "since" in values else None,
         least=number_of(values, "least"),
         most=number_of(values, "most"),

@@ -8,7 +8,9 @@ from typing import Any
 from assay.cli.repeat import resume_command, run_command
 from assay.reports.compiled import compile_page
 from assay.reports.results import result_lines
+from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, pretty
+from assay.reports.training import training_page
 from assay.support.times import since
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
@@ -74,6 +76,8 @@ def run_page(
             store, run["id"], report, run_folder(where, run["id"]), split=query.get("split", ""), rows=_TASKS,
             better_first=better_first,
         )  # fmt: skip
+    tuned = report if run["kind"] == "tune" and report.get("history") else None
+    trained = report if run["kind"] == "train" and report.get("curves") else None
     running, commands = run["status"] == "running", []
     resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
     if resume is not None:
@@ -88,6 +92,10 @@ def run_page(
         values={
             "run": run,
             "compiled": compiled,
+            "artifact": report.get("artifact"),
+            "study": None if tuned is None else tuned_page(tuned),
+            "decided": [] if tuned is None else tuned_words(tuned),
+            "trained": None if trained is None else training_page(trained),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,

@@ -1,13 +1,14 @@
 """The HTTP server of the local page: routes, access, headers, and parts that the browser loads again.
 
 Queries run in threads of their own. Who may do what is in `assay.web.access`, what a page shows in `assay.web.runs`,
-`rollouts`, `compare` and `deployments`.
+`rollouts`, `compare`, `judges`, `labelling`, `data` and
+`deployments`.
 """
 
 import asyncio
 import gzip
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import sha256
@@ -73,6 +74,11 @@ class LocalPage:
         app.router.add_get("/rollouts/{rollout}/calls/{t}", self._call_json)
         app.router.add_post("/rollouts/{rollout}/rating", self._rate)
         app.router.add_get("/compare", self._compare)
+        app.router.add_get("/judges", self._judges)
+        app.router.add_get("/judges/{judge}", self._judge)
+        app.router.add_get("/judges/{judge}/label", self._label)
+        app.router.add_post("/judges/{judge}/labels", self._store_label)
+        app.router.add_get("/data", self._data)
         app.router.add_get("/deployments", self._deployments)
         app.router.add_get("/deployments/{deployment}", self._deployment)
         app.router.add_get("/deployments/{deployment}/order/{action}", self._confirm)
@@ -150,6 +156,12 @@ class LocalPage:
         response = web.Response(status=303, headers={"Location": "/"})
         self.access.admit(response)
         return response
+
+    async def _changing_form(self, request: web.Request) -> Mapping[str, Any]:
+        """The form of a request that changes something. Raises `Refused` if no page of this server sent it."""
+        form = await request.post()
+        self.access.check_change(request, request.headers.get(CSRF_HEADER) or str(form.get(CSRF_FIELD, "")))
+        return form
 
     # -- answers
 
@@ -231,6 +243,35 @@ class LocalPage:
     async def _compare(self, request: web.Request) -> web.Response:
         return self._answer(request, await self._query(compare.compare_view, request.query))
 
+    async def _judges(self, request: web.Request) -> web.Response:
+        from assay.web.judges import judges_view  # numpy is loaded with the first of these pages
+
+        return self._answer(request, await self._query(judges_view, where=self._where))
+
+    async def _judge(self, request: web.Request) -> web.Response:
+        from assay.web.judges import judge_view
+
+        key = request.match_info["judge"]
+        view = await self._query(judge_view, key, where=self._where, store_flag=self._store_flag)
+        return self._answer(request, view)
+
+    async def _label(self, request: web.Request) -> web.Response:
+        from assay.web.labelling import label_view
+
+        return self._answer(request, await self._query(label_view, request.match_info["judge"], request.query))
+
+    async def _store_label(self, request: web.Request) -> web.Response:
+        from assay.web.labelling import store_label
+
+        form = await self._changing_form(request)
+        following = await self._query(store_label, request.match_info["judge"], form)
+        return web.Response(status=303, headers={"Location": following})
+
+    async def _data(self, request: web.Request) -> web.Response:
+        from assay.web.data import data_view
+
+        return self._answer(request, await self._query(data_view, request.query, store_flag=self._store_flag))
+
     async def _deployments(self, request: web.Request) -> web.Response:
         from assay.web.deployments import deployments_view  # numpy is loaded with the first of these pages
 
@@ -252,14 +293,12 @@ class LocalPage:
     async def _order(self, request: web.Request) -> web.Response:
         from assay.web.deployments import give_order
 
-        form = await request.post()
-        self.access.check_change(request, request.headers.get(CSRF_HEADER) or str(form.get(CSRF_FIELD, "")))
+        form = await self._changing_form(request)
         ordered = await self._query(give_order, request.match_info["deployment"], form)
         return web.Response(status=303, headers={"Location": link("deployments", ordered.id)})
 
     async def _rate(self, request: web.Request) -> web.Response:
-        form = await request.post()
-        self.access.check_change(request, request.headers.get(CSRF_HEADER) or str(form.get(CSRF_FIELD, "")))
+        form = await self._changing_form(request)
         rated = await self._query(rollouts.rate, request.match_info["rollout"], str(form.get("rating", "")))
         if request.headers.get("HX-Request") == "true":
             values = rollouts.rating_values(rated)

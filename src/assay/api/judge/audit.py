@@ -16,6 +16,8 @@ from assay.judges.quality.attacks import load_attacks
 from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, not_tried, plain_rows
 from assay.judges.quality.bases import BASES, bases_of, load_bases
 from assay.models.scope import refusals_end_at_once
+from assay.runs.finished import FinishedRun
+from assay.runs.opening import Run
 from assay.runs.settings import JudgeAuditSettings
 from assay.runs.settings.options import JudgeAuditOptions
 from assay.sources.trust import trusts
@@ -63,7 +65,7 @@ def audit_judge(
     unasked = source == "shipped" and not judges_quality(built.spec)
     kind = config.profile or ("property" if built.spec.kind == "nominal" or unasked else "quality")
     pack = audit_cases(built, bases, attacks=attacks, profile=kind)
-    with at_work(config, judge, lm, progress, store) as (judge_, session):
+    with at_work(config, judge, lm, progress, store) as (judge_, session, run):
         items = audit_items(pack, judge_)
         need_fields(judge_, items)
         # a pack has hundreds of verdicts: retrying an unreachable server for each would take minutes
@@ -74,7 +76,7 @@ def audit_judge(
                 f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}"
             )
         assessment = assess(pack, items, judged.answers, judge_, pass_at=config.pass_at)
-        return {
+        report = {
             **assessment,
             "profile": kind,
             "cases": {"source": source, "n": len(bases)},
@@ -85,6 +87,15 @@ def audit_judge(
             "unscored": judged.unscored,
             **spent_by(session),
         }
+        return _kept(report, run, config)
+
+
+def _kept(report: dict[str, Any], run: Run, config: JudgeAuditSettings) -> dict[str, Any]:
+    """Writes the report to the run's folder. Outputs of labelled items stay in the store, where they can be erased."""
+    attacks = {name: {**entry, "wrong": []} for name, entry in report["attacks"].items()}
+    kept = {**report, "attacks": attacks} if config.labels else report
+    FinishedRun(run.folder, caps=config.caps, about={}).keep(kept)
+    return report
 
 
 def _audit_notes(source: str, count: int, kind: str, profile: str | None) -> list[str]:

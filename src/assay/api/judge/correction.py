@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from assay.api.judge.items import question_key
-from assay.api.judge.label import item_to_label
-from assay.judges import PointwiseJudge
+from assay.judges import Judge, PointwiseJudge
+from assay.judges.loading import AnyJudge
 from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
+from assay.judges.questions import item_to_label, key_of, remember
 from assay.rubrics import Rubric
 from assay.runs.loading import load_judge
 from assay.traces import Rollout, Store
@@ -18,22 +18,25 @@ from assay.traces.records import NOT_AGENTS
 __all__ = ["corrected_means"]
 
 
-def corrected_means(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict[str, Any]]:
+def corrected_means(rubric: Rubric, store: Store, run_id: str, *, file: str = "") -> dict[str, dict[str, Any]]:
     """Means of a run's judge criteria, corrected by labels that `assay judge label` collected for some of its outputs.
 
+    The store gets the questions of these criteria, so that raters can be asked on the local page.
+
+    Args:
+        file: the rubric's YAML file, by which its judges are named in commands.
     Returns:
         By criterion, `assay.judges.quality.inference.CorrectedMean` as a mapping. Left out: criteria with fewer than
         20 labelled outputs or fewer than two unlabelled ones.
     """
-    judges = {
-        c.name: load_judge(c.judge.use) if c.judge.use else PointwiseJudge(c.judge)
-        for c in rubric.finals
-        if c.judge is not None
-    }
+    judges = _judges_of(rubric)
+    for name, judge in judges.items():
+        if isinstance(judge, Judge):
+            remember(store, judge, f"{file}:{name}" if file else "")
     grades_by_item: dict[str, dict[str, list[float]]] = {}
     for name, judge in judges.items():
         labels: dict[str, list[float]] = defaultdict(list)
-        for row in store.labels(question_key(judge)) if judge.spec.graded else ():
+        for row in store.labels(key_of(judge)) if judge.spec.graded else ():
             labels[row["item_id"]].append(judge.spec.grade(row["label"]))
         if len(labels) >= FEWEST_PEOPLE:
             grades_by_item[name] = labels
@@ -58,4 +61,13 @@ def corrected_means(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict
         name: asdict(corrected_mean(label_grades, graded, unlabelled))
         for name, (label_grades, graded, unlabelled) in columns.items()
         if len(label_grades) >= FEWEST_PEOPLE and len(unlabelled) > 1
+    }
+
+
+def _judges_of(rubric: Rubric) -> dict[str, AnyJudge]:
+    """The judges of a rubric's final criteria, by criterion."""
+    return {
+        c.name: load_judge(c.judge.use) if c.judge.use else PointwiseJudge(c.judge)
+        for c in rubric.finals
+        if c.judge is not None
     }

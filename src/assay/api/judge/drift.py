@@ -19,6 +19,7 @@ from assay.judges.quality.drift import AnchorSet
 from assay.models import sample_scope
 from assay.runs.anchors import ANCHORS, items_of, replay
 from assay.runs.anchors import freeze as freeze_set
+from assay.runs.finished import FinishedRun
 from assay.runs.settings import JudgeDriftSettings
 from assay.runs.settings.options import JudgeDriftOptions
 from assay.sources.trust import trusts
@@ -59,10 +60,12 @@ def replay_anchors(
     built = built_judge(judge, config.scale)
     if not built.spec.graded:
         raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
-    with at_work(config, judge, lm, progress, store) as (judge_, session):
+    with at_work(config, judge, lm, progress, store) as (judge_, session, run):
         if frozen is not None:
             preflight_items(judge_, items_of(frozen), session, config)
-            return {**replay(judge_, frozen, session), **spent_by(session)}
+            report = {**replay(judge_, frozen, session), **spent_by(session)}
+            FinishedRun(run.folder, caps=config.caps, about={}).keep(report)
+            return report
         items = make_items(
             iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True, shows=judge_.shows
         )

@@ -3,20 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels
 from assay.judges.base import rebuilt
 from assay.judges.labels import Item, make_items
-from assay.judges.loading import AnyJudge
+from assay.judges.questions import key_of
 from assay.traces import Store
 
-__all__ = ["need_fields", "question_key", "rated_items", "with_fields", "without_absent_fields"]
-
-
-def question_key(judge: AnyJudge) -> str:
-    """Key of a judge's labels in the store: a hash of its question and scale."""
-    return content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale)})[:16]
+__all__ = ["need_fields", "rated_items", "with_fields", "without_absent_fields"]
 
 
 def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str | Path | None) -> list[Item]:
@@ -24,9 +18,7 @@ def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str
     if labels != "store":
         return load_labels(labels, labels=judge.labels, rename=rename, shows=judge.shows)
     with Store(store) as opened:
-        rows = [
-            (f"label {index + 1} of the store", row) for index, row in enumerate(opened.labels(question_key(judge)))
-        ]
+        rows = [(f"label {index + 1} of the store", row) for index, row in enumerate(opened.labels(key_of(judge)))]
     if not rows:
         raise DataError(
             "the store has no labels for this judge's question and scale; collect some with assay judge label"

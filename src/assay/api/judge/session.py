@@ -12,6 +12,7 @@ from assay.errors import ConfigError
 from assay.evaluation import Progress, Session
 from assay.judges import Item, Judge, ListwiseJudge
 from assay.judges.loading import AnyJudge
+from assay.judges.questions import remember
 from assay.models import Meter
 from assay.optimizers.judges.compile import agreement_rubric
 from assay.rubrics.criteria import JudgeFields
@@ -53,7 +54,8 @@ def built_judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, li
 
 @contextmanager
 def judge_session(run: Run, judge: Judge, progress: Progress, config: CommonSettings) -> Iterator[Session]:
-    """The session of an open run for `judge_items`."""
+    """The session of an open run for `judge_items`. The store gets the judge's question, for raters."""
+    remember(run.store, judge, str(getattr(config, "judge", "")), run_id=run.run_id)
     yield Session(
         lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter,
         program_name=qualified_name(judge), source="judge", seed=config.seed, threads=run.threads,
@@ -70,8 +72,8 @@ def at_work(
     store: str | Path | None,
     *,
     resume: bool = False,
-) -> Iterator[tuple[Judge, Session]]:
-    """Context with the judge and an open session for it."""
+) -> Iterator[tuple[Judge, Session, Run]]:
+    """Context with the judge, an open session for it, and its run."""
     built = built_judge(judge, config.scale, lists=isinstance(config, JudgeAuditSettings))
     with (
         open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
@@ -79,7 +81,7 @@ def at_work(
         session.phase(config.kind.removeprefix("judge ")),
     ):
         check_prices(session, config.max_cost_usd, judge=built)
-        yield built, session
+        yield built, session, run
 
 
 def judge_settings(

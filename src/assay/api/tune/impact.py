@@ -148,20 +148,14 @@ def _create_folder(folder: Path) -> Path:
 
 
 def _draw(report: ImpactReport, config: ImpactSettings, study: "optuna.Study | None", facts: dict[str, Any]) -> None:
-    """Writes the chart and the page; without matplotlib a note takes their place."""
+    """Writes the chart and the page; without matplotlib a note takes the chart's place."""
     if study is not None:
         report.study, report.importance = study.study_name, importance(study)
         facts["study"] = f"{study.study_name}, {len(study.get_trials(deepcopy=False))} trials"
+    objectives = config.objectives if study is None else study.user_attrs["assay"]["objectives"]
+    title = f"What the agent parameters of {config.program} do"
+    report.page, _ = write_page(report.folder, study, objectives, title=title, facts=facts, impact=report.impact)
     try:
         report.picture = draw_impact(report.impact, report.folder / "impact.png")
-        objectives = config.objectives if study is None else study.user_attrs["assay"]["objectives"]
-        report.page, _ = write_page(
-            report.folder,
-            study,
-            objectives,
-            title=f"What the agent parameters of {config.program} do",
-            facts=facts,
-            impact=report.impact,
-        )
     except MissingExtra as error:
         report.notes.append(f"no picture: {error}")

@@ -22,7 +22,7 @@ from assay.api.tune.study import (
 from assay.api.tune.workers import helped
 from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
-from assay.errors import BudgetExceeded, ConfigError, MissingExtra
+from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import Progress, RecordedProgram, SilentProgress
 from assay.evaluation.comparison import Comparison, compare, ended_early
 from assay.evaluation.metrics import Budget
@@ -326,11 +326,8 @@ def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None
         "trials": len(report.outcome.trials),
         "best": ", ".join(f"{k} {in_figures(v)}" for k, v in report.best.items()),
     }
-    try:
-        title = f"Agent parameters of {job.session.program_name}"
-        report.page, report.pictures = write_page(report.artifact, study, config.objectives, title=title, facts=facts)
-    except MissingExtra as error:
-        report.notes.append(f"no page: {error}")
+    title = f"Agent parameters of {job.session.program_name}"
+    report.page, report.pictures = write_page(report.artifact, study, config.objectives, title=title, facts=facts)
 
 
 def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: RecordedProgram) -> None:

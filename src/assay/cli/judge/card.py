@@ -3,7 +3,7 @@
 import click
 
 from assay.cli.judge.tables import rich_console, show_agreement, show_card
-from assay.cli.options import json_option
+from assay.cli.options import json_option, report_option
 from assay.cli.shared import print_json
 
 __all__ = ["card_command"]
@@ -11,8 +11,9 @@ __all__ = ["card_command"]
 
 @click.command("card")
 @click.argument("judge")
+@report_option()
 @json_option()
-def card_command(judge: str, as_json: bool) -> None:
+def card_command(judge: str, report: str | None, as_json: bool) -> None:
     """Show the reliability card of a compiled JUDGE."""
     import json
     from pathlib import Path
@@ -31,3 +32,7 @@ def card_command(judge: str, as_json: bool) -> None:
     else:
         show_agreement(rich_console(), card)
         show_card(rich_console(), card)
+    if report is not None:
+        from assay.api.pages import write_card_page
+
+        write_card_page(report, judge)

@@ -18,26 +18,34 @@ __all__ = ["label_command"]
 @click.command("label")
 @click.argument("judge")
 @settings_flags(JudgeLabelSettings)
+@click.option(
+    "--page", "for_page", is_flag=True, help="Ask nothing here: add the question to the page of assay view, for raters."
+)
 @store_option()
 @trust_option()
 @json_option("The labels as one JSON object on standard output; the questions go to standard error.")
-def label_command(judge: str, store: str | None, as_json: bool, **values: Any) -> None:
+def label_command(judge: str, for_page: bool, store: str | None, as_json: bool, **values: Any) -> None:
     """Label rollouts of the store with the question and the scale of JUDGE.
 
     Answer with a label of the scale, its number in the list (if no label is a number), s to skip or q to stop;
     every label is stored immediately. Then compile with assay judge compile JUDGE --labels store.
     """
-    from assay.api.judge.items import question_key
     from assay.api.judge.label import to_label
+    from assay.judges.questions import key_of
     from assay.traces.store import Store
 
-    settings = JudgeLabelSettings(**command_settings(values, JudgeLabelSettings))
+    given = command_settings(values, JudgeLabelSettings)
+    if for_page and (idle := sorted(given.keys() - {"scale", "run_id"})):
+        raise click.UsageError(f"{', '.join(f'--{name}' for name in idle)} would have no effect with --page")
+    settings = JudgeLabelSettings(**given)
     rater, done = settings.rater or getpass.getuser(), 0
     with Store(store) as opened:
         built, waiting = to_label(
             judge, opened, rater=rater, run_id=settings.run_id, task_id=settings.task_id, limit=settings.limit,
             seed=settings.seed, scale=settings.scale,
         )  # fmt: skip
+        if for_page:
+            return _show_place(key_of(built), settings.run_id, len(waiting), as_json=as_json)
         words = list(built.spec.scale)
         if not waiting:
             click.echo("there is nothing to label: no selected rollout is without your label", err=True)
@@ -49,7 +57,7 @@ def label_command(judge: str, store: str | None, as_json: bool, **values: Any) -
             if label:
                 reason = _line("why? ") if settings.rationale else ""
                 opened.put_label(
-                    question_key(built),
+                    key_of(built),
                     entry.item_id,
                     rater,
                     label,
@@ -64,6 +72,18 @@ def label_command(judge: str, store: str | None, as_json: bool, **values: Any) -
     else:
         hint = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
         click.echo(f"{counted(done, 'labels')} of {rater} kept{hint}", err=True)
+
+
+def _show_place(key: str, run_id: str | None, waiting: int, *, as_json: bool) -> None:
+    """Says where raters find the question on the page."""
+    from assay.web.rendering import link
+
+    place = link("judges", key, "label", run=run_id)
+    if as_json:
+        print_json({"judge": key, "path": place})
+    else:
+        some = "outputs are" if waiting else "so far no output is"
+        click.echo(f"{some} waiting for raters: start assay view, then Judges, or {place} of its address", err=True)
 
 
 def _show_item(at: int, count: int, fields: Any, spec: Any) -> None:

@@ -42,41 +42,9 @@ def show_agreement(rich: Any, card: dict[str, Any]) -> None:
 
 def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()) -> None:
     """Prints a card. `reported`: undefined measures that were reported before."""
-    rows = [
-        ("of what raters reach", _percent(card["of_ceiling"])),
-        ("coverage", _percent(card["coverage"])),
-        ("calibration error, Brier", f"{number(card['calibration_error'])}, {number(card['brier'])}"),
-        (
-            "probability on its scale",
-            "–" if not card.get("mass") else "mean {mean:.0%}, lowest {lowest:.1%}".format(**card["mass"]),
-        ),
-        ("same verdict when asked again", _percent(card["test_retest"])),
-        (
-            "length bias (rho)",
-            "–"
-            if card["length_bias"] is None
-            else "{rho:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["length_bias"]),
-        ),
-        (
-            "verbosity bias",
-            "–"
-            if card["verbosity_bias"] is None
-            else "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["verbosity_bias"]),
-        ),
-        *(
-            (("flips when places change", _percent(card["position_flip_rate"])),)
-            if card["position_flip_rate"] is not None
-            else ()
-        ),
-        *(
-            (("self-preference", "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["self_preference"])),)
-            if card["self_preference"]
-            else ()
-        ),
-        ("smallest difference it can show", _percent(card["smallest_difference"])),
-        ("dollars a verdict", "–" if card["cost_usd_per_verdict"] is None else f"{card['cost_usd_per_verdict']:.6f}"),
-    ]
-    rich.print("; ".join(f"{name}: {value}" for name, value in rows), markup=False)
+    from assay.reports.cards import card_facts
+
+    rich.print("; ".join(f"{name}: {value}" for name, value in card_facts(card)), markup=False)
     for row in card.get("explained_by") or ():
         text = (
             f"{row['feature']} explains judge minus raters: {row['effect']:+.2f} of the scale, 95 % "
@@ -107,10 +75,6 @@ def confusion_table(agreement: dict[str, Any]) -> Any:
 def number(value: float | None) -> str:
     """Three decimals, or a dash if undefined."""
     return "–" if value is None else f"{value:.3f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def interval_text(interval: list[float] | None) -> str:

@@ -310,18 +310,20 @@ def agreement(
     *,
     intervals: bool = True,
     weights: Sequence[float] | None = None,
+    measures: Sequence[str] = MEASURES,
 ) -> Agreement:
-    """Computes all measures between a judge's verdicts and human labels.
+    """Computes the measures of agreement between a judge's verdicts and human labels.
 
     The raters of an item share its weight equally. Intervals are percentiles of 500 bootstrap resamples of the items;
     None below 20 items.
 
     Args:
         weights: weight of each item; equal by default.
+        measures: names of the measures to compute; the values of others are left out.
     """
     table = AgreementTable(answers, items, spec, weights)
-    results = {name: table.measure(name) for name in MEASURES}
-    ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(MEASURES)
+    results = {name: table.measure(name) for name in measures}
+    ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(measures)
     if intervals and len(table.verdicts) >= _FEWEST:
         defined = [name for name, (value, _) in results.items() if value is not None]
         parts = [{name: table.resampled(name, draws) for name in defined} for draws in _draws(len(table.verdicts))]
@@ -334,8 +336,12 @@ def agreement(
     )
 
 
-def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0) -> Agreement:
-    """Human ceiling: each rater (up to four per item) is compared, like a judge, with the item's other raters."""
+def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0, measures: Sequence[str] = MEASURES) -> Agreement:
+    """Human ceiling: each rater (up to four per item) is compared, like a judge, with the item's other raters.
+
+    Args:
+        measures: as for `agreement`.
+    """
     rng = np.random.default_rng(seed)
     verdicts, rest, weights = [], [], []
     for item in items:
@@ -349,9 +355,10 @@ def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0) -> Agreeme
             weights.append(1 / len(chosen))
     if not verdicts:
         reason = "no item has two raters"
-        return Agreement(0, 0, dict.fromkeys(MEASURES), dict.fromkeys(MEASURES), dict.fromkeys(MEASURES, reason))
+        return Agreement(0, 0, dict.fromkeys(measures), dict.fromkeys(measures), dict.fromkeys(measures, reason))
     steps = dict(zip(spec.scale, spec.steps, strict=True))
-    return agreement(Answers(verdicts, [steps[v] for v in verdicts]), rest, spec, weights=weights, intervals=False)
+    answers = Answers(verdicts, [steps[v] for v in verdicts])
+    return agreement(answers, rest, spec, weights=weights, intervals=False, measures=measures)
 
 
 def measure_gain(

@@ -11,7 +11,7 @@ from assay.judges.quality.agreement import Agreement, Answers
 from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
 
-__all__ = ["partial_correlation", "reliability_card"]
+__all__ = ["human_gaps", "partial_correlation", "reliability_card"]
 
 _POWER = 1.959964 + 0.841621  # normal quantiles of 0.975 and 0.8: two-sided 5 %, power 80 %
 _RESAMPLES = 500
@@ -193,7 +193,7 @@ def _prefers_first(answers: Answers, spec: JudgeSpec) -> float | None:
     return named.count(spec.scale[0]) / len(named) if named else None
 
 
-def _human_gap(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[tuple[Item, float]]:
+def human_gaps(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[tuple[Item, float]]:
     """The judge's position minus the raters' mean, as a share of the scale; on a nominal scale the judge's error."""
     steps, width = dict(zip(spec.scale, spec.steps, strict=True)), spec.steps[-1] - spec.steps[0]
     rows = []
@@ -219,7 +219,7 @@ def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> di
             gap,
             math.fsum(step * item.shares.get(label, 0.0) for label, step in zip(spec.scale, spec.steps, strict=True)),
         )
-        for item, gap in _human_gap(answers, items, spec)
+        for item, gap in human_gaps(answers, items, spec)
     ]
     data = np.array(rows, dtype=float)
     if len(rows) < _FEWEST or np.ptp(data[:, 0]) == 0:
@@ -260,7 +260,7 @@ def _explained(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list
     """Words and features that explain the judge's difference from its raters; on a nominal scale, its errors."""
     from assay.judges.quality.scan import explained_by
 
-    rows = _human_gap(answers, items, spec)
+    rows = human_gaps(answers, items, spec)
     steps = dict(zip(spec.scale, spec.steps, strict=True))
     human = [math.fsum(steps[label] * share for label, share in item.shares.items()) for item, _ in rows]
     if any("output" not in item.fields and not {"output_a", "output_b"} <= item.fields.keys() for item, _ in rows):
@@ -315,7 +315,7 @@ def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, m
     """
     if spec.kind == "nominal" or not model:
         return None
-    rows = _human_gap(answers, items, spec)
+    rows = human_gaps(answers, items, spec)
     pairs = []
     for item, gap in rows:
         first, second = (item.columns.get(name) == model for name in ("model_a", "model_b"))

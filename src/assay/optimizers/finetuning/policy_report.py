@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from assay.errors import MissingExtra
+from assay.errors import AssayError
 from assay.models.lora.adapters import list_adapters
 from assay.optimizers.finetuning.rows import RowStats
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.reports.training import of_other_seeds, write_report
+from assay.reports.training import of_other_seeds, write_training
 from assay.support.reprs import ReportRepr
 
 __all__ = ["HEADING", "PolicyReport", "table_row"]
@@ -66,8 +66,8 @@ class PolicyReport(ReportRepr):
         try:
             content = self.to_dict()
             reports = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
-            self.report = write_report(self.path / "training.html", content, reports)
-        except (MissingExtra, OSError) as error:
+            self.report = write_training(self.path / "training.html", content, reports)
+        except AssayError as error:
             self.notes.append(f"no page was written: {error}")
 
 

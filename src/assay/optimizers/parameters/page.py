@@ -1,22 +1,20 @@
-"""The report of a study: one HTML page that needs no network, and its charts as PNGs."""
+"""The report of a study: one HTML page that loads nothing, and its charts as PNGs."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.errors import MissingExtra
-from assay.evaluation.metrics import METRICS
 from assay.optimizers.parameters.impact import Impact
 from assay.optimizers.parameters.space import in_figures
-from assay.reports.pages import Charts, write_html
+from assay.reports.files import write_report
+from assay.reports.studies import FEWEST, EffectRow, StudyTrial, effect_charts, study_page
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["importance", "with_pruned_trials", "write_page"]
-
-_FEWEST = 4  # with fewer trials importance and contours would only show sampling noise
+__all__ = ["importance", "trials_in", "with_pruned_trials", "write_page"]
 
 
 def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str, float]]:
@@ -33,7 +31,7 @@ def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str,
         "ped_anova": optuna.importance.PedAnovaImportanceEvaluator,
     }
     scored, importances = with_pruned_trials(study), dict[str, dict[str, float]]()
-    if len(scored.trials) < _FEWEST or len({trial.values[objective] for trial in scored.trials}) < 2:
+    if len(scored.trials) < FEWEST or len({trial.values[objective] for trial in scored.trials}) < 2:
         return importances
     for name, make in makers.items():
         with warnings.catch_warnings():
@@ -60,37 +58,76 @@ def write_page(
     facts: Mapping[str, Any],
     impact: Impact | None = None,
 ) -> tuple[Path, list[Path]]:
-    """Writes `study.html`, which is self-contained, and a PNG of each chart into a folder.
+    """Writes `study.html`, which loads nothing, and a PNG of each chart into a folder.
 
     Args:
         facts: values at the top of the page, by name.
         impact: effect of each parameter alone, drawn first.
     Returns:
-        The page, and the PNGs.
-    Raises:
-        MissingExtra: plotly or matplotlib is not installed.
+        The page, and the PNGs; without matplotlib there are none.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    page = study_page(trials_in(study, objectives), objectives, importance={} if study is None else importance(study))
+    if impact is not None:
+        page = replace(page, **_effects(impact))
+    path = write_report(
+        folder / "study.html", "report_study.html", title=title, notes=[], page=page, result=[],
+        facts=[(name.capitalize(), str(value)) for name, value in facts.items()],
+    )  # fmt: skip
+    return path, [] if study is None else _pictures(folder, study, objectives)
+
+
+def trials_in(study: "optuna.Study | None", objectives: Sequence[str]) -> list[StudyTrial]:
+    """The finished trials of a study; a pruned one with the mean of the tasks that it ran."""
+    found = []
+    for trial in () if study is None else study.get_trials(deepcopy=False):
+        state = trial.state.name.lower().replace("fail", "failed")
+        if not trial.state.is_finished():
+            continue
+        results = trial.user_attrs.get("found") or {}
+        if state == "complete":
+            values = dict(zip(objectives, trial.values, strict=True))
+        else:
+            mean = _mean_of_tasks(trial)
+            values = {} if mean is None else {objectives[0]: mean}
+        scores = results.get("first", results.get("scores", {}))
+        found.append(
+            StudyTrial(
+                number=trial.number, state=state, parameters=_numbers(trial.params), values=values,
+                n=len(scores) or None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _numbers(params: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in params.items() if isinstance(value, int | float)}
+
+
+def _mean_of_tasks(trial: "optuna.trial.FrozenTrial") -> float | None:
+    """Mean score of the tasks that a trial ran; None without any."""
+    results = trial.user_attrs.get("found") or {}
+    scores = [score for score in results.get("first", results.get("scores", {})).values() if score is not None]
+    return sum(scores) / len(scores) if scores else None
+
+
+def _pictures(folder: Path, study: "optuna.Study", objectives: Sequence[str]) -> list[Path]:
+    """A PNG of each chart that the study has enough trials for; empty without matplotlib."""
     try:
         from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingExtra(str(error.name), "plots") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    charts, sections, pictures = Charts(), list[dict[str, Any]](), list[Path]()
+    except ImportError:
+        return []
+    pictures = []
     pyplot.switch_backend("agg")
-    # must come first: the first chart of the page holds plotly's library
-    impact_section = None if impact is None else _impact_section(impact, charts)
-    for heading, note, draw, picture in _sections(study, objectives) if study is not None else ():
+    for heading, draw in _sections(study, objectives):
         with warnings.catch_warnings(), pyplot.rc_context():  # optuna sets a style of its own
             warnings.simplefilter("ignore")
-            sections.append({"heading": heading, "note": note, "html": charts.html(draw())})
-            axes = picture()
+            axes = draw()
         pictures.append(folder / f"{heading.lower().replace(' ', '-')}.png")
         figure = _tidied(axes)
         figure.savefig(pictures[-1], dpi=110, bbox_inches="tight")
         pyplot.close(figure)
-    return write_html(
-        folder / "study.html", "study.html", title=title, facts=facts, impact=impact_section, charts=sections
-    ), pictures
+    return pictures
 
 
 def _tidied(axes: Any) -> Any:
@@ -108,58 +145,27 @@ def _tidied(axes: Any) -> Any:
     return figure
 
 
-def _sections(
-    study: "optuna.Study", objectives: Sequence[str]
-) -> list[tuple[str, str, Callable[[], Any], Callable[[], Any]]]:
-    """Heading, note, plotly figure and matplotlib axes of each chart that the study has enough trials for."""
-    import optuna.visualization as interactive
+def _sections(study: "optuna.Study", objectives: Sequence[str]) -> list[tuple[str, Callable[[], Any]]]:
+    """Heading and matplotlib axes of each chart that the study has enough trials for."""
     import optuna.visualization.matplotlib as still
     from optuna.trial import TrialState
 
     scored, first = with_pruned_trials(study), objectives[0]
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     target: dict[str, Any] = {"target": _target(0), "target_name": first}
-    sections: list[tuple[str, str, Callable[[], Any], Callable[[], Any]]] = []
-
-    def section(heading: str, note: str, name: str, *args: Any, **options: Any) -> None:
-        sections.append(
-            (
-                heading,
-                note,
-                lambda: getattr(interactive, name)(*args, **options),
-                lambda: getattr(still, name)(*args, **options),
-            )
-        )
-
+    sections: list[tuple[str, Callable[[], Any]]] = []
     if complete:
-        section(
-            "History",
-            "The trials that ran all tasks, and the best so far.",
-            "plot_optimization_history",
-            study,
-            **target,
-        )
+        sections.append(("History", lambda: still.plot_optimization_history(study, **target)))
     if len(objectives) in (2, 3) and complete:
-        note = "No trial is better in one objective without being worse in another."
-        section("Pareto front", note, "plot_pareto_front", study, target_names=list(objectives))
+        sections.append(("Pareto front", lambda: still.plot_pareto_front(study, target_names=list(objectives))))
     weights = importance(study)
     if weights:
-        note = (
-            f"The share of what {first} varies by that each parameter accounts for: fANOVA over all trials, "
-            "PED-ANOVA for the best tenth. From few trials these are rough."
-        )
-        sections.append(("Importance", note, lambda: _bars(weights), lambda: _still_bars(weights)))
+        sections.append(("Importance", lambda: _still_bars(weights)))
     names = sorted({name for trial in scored.trials for name in trial.params})
-    if len(scored.trials) >= _FEWEST:
-        note = "Each trial at its value; those that were pruned with the mean of the tasks they ran."
-        section("Slices", note, "plot_slice", scored, names, **target)
+    if len(scored.trials) >= FEWEST:
+        sections.append(("Slices", lambda: still.plot_slice(scored, names, **target)))
         if len(names) > 1:
-            note = f"{first} over each pair of parameters, interpolated between the trials."
-            large = {"height": 200 * len(names) + 100}
-            sections.append((
-                "Contours", note, lambda: interactive.plot_contour(scored, names, **target).update_layout(**large),
-                lambda: still.plot_contour(scored, names, **target),
-            ))  # fmt: skip
+            sections.append(("Contours", lambda: still.plot_contour(scored, names, **target)))
     return sections
 
 
@@ -170,9 +176,8 @@ def with_pruned_trials(study: "optuna.Study") -> "optuna.Study":
 
     copy = optuna.create_study(directions=study.directions)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
-        results = trial.user_attrs.get("found") or {}
-        scores = [score for score in results.get("first", results.get("scores", {})).values() if score is not None]
-        values = trial.values if trial.state == TrialState.COMPLETE else [sum(scores) / len(scores)] if scores else None
+        mean = None if trial.state == TrialState.COMPLETE else _mean_of_tasks(trial)
+        values = trial.values if trial.state == TrialState.COMPLETE else None if mean is None else [mean]
         if values is not None:
             copy.add_trial(
                 optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, values=values)
@@ -182,18 +187,6 @@ def with_pruned_trials(study: "optuna.Study") -> "optuna.Study":
 
 def _target(objective: int) -> Callable[[Any], float]:
     return lambda trial: float(trial.values[objective])
-
-
-def _bars(weights: Mapping[str, Mapping[str, float]]) -> Any:
-    from plotly import graph_objects
-
-    bars = [
-        graph_objects.Bar(name=name, y=list(values), x=list(values.values()), orientation="h")
-        for name, values in weights.items()
-    ]
-    return graph_objects.Figure(bars).update_layout(
-        barmode="group", xaxis_title="importance", yaxis={"autorange": "reversed"}
-    )
 
 
 def _still_bars(weights: Mapping[str, Mapping[str, float]]) -> Any:
@@ -216,66 +209,17 @@ def _still_bars(weights: Mapping[str, Mapping[str, float]]) -> Any:
     return axes
 
 
-def _impact_section(impact: Impact, charts: Charts) -> dict[str, Any]:
-    """The impact section of `study.html`."""
+def _effects(impact: Impact) -> dict[str, Any]:
+    """The effects of each parameter alone, as `StudyPage` has them."""
     names = impact.measured
     idle_note = f" No run changed under {', '.join(impact.without_effect)}." if impact.without_effect else ""
     start = ", ".join(f"{name} {in_figures(value)}" for name, value in impact.start.parameters.items())
     before = ["–" if (value := impact.before[name]["mean"]) is None else in_figures(value) for name in names]
+    rows = [EffectRow(parameter=e.parameter, value=in_figures(e.value), cells=list(map(e.cell, names)))
+            for e in impact.effects]  # fmt: skip
     return {
-        "note": f"{impact.n} tasks; bars are 95 % intervals. The start (dashed): {start}.{idle_note}",
-        "chart": charts.html(_small_multiples(impact)),
-        "head": [name.replace("_", " ") for name in ("parameter", "value", *names)],
-        "rows": [
-            ["start", "", *before],
-            *([e.parameter, in_figures(e.value), *map(e.cell, names)] for e in impact.effects),
-        ],
+        "effects": effect_charts([effect.to_dict() for effect in impact.effects], names),
+        "effects_note": f"{impact.n} tasks; bars are 95 % intervals. The start: {start}.{idle_note}",
+        "effect_names": names,
+        "effect_rows": [EffectRow(parameter="start", value="", cells=before), *rows],
     }
-
-
-def _small_multiples(impact: Impact) -> Any:
-    from plotly import graph_objects
-    from plotly.subplots import make_subplots
-
-    parameters = list(dict.fromkeys(effect.parameter for effect in impact.effects))
-    rows = impact.measured
-    titles = [name.replace("_", " ") for name in parameters]
-    figure = make_subplots(
-        len(rows),
-        len(parameters),
-        shared_xaxes="columns",
-        shared_yaxes="rows",
-        column_titles=titles,
-        vertical_spacing=0.03,
-    )
-    for row, metric in enumerate(rows, 1):
-        for column, parameter in enumerate(parameters, 1):
-            effects = [e for e in impact.effects if e.parameter == parameter and e.metrics[metric]["mean"] is not None]
-            above, below = ([_reach(e.metrics[metric], side) for e in effects] for side in ("high", "low"))
-            error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1}
-            values, means = [e.value for e in effects], [e.metrics[metric]["mean"] for e in effects]
-            points = graph_objects.Scatter(
-                x=values, y=means, error_y=error, mode="lines+markers", showlegend=False, line={"color": "#1f77b4"}
-            )
-            figure.add_trace(points, row, column)
-            if (before := impact.before[metric]["mean"]) is not None:
-                at = [impact.start.parameters[parameter]]
-                figure.add_trace(
-                    graph_objects.Scatter(x=at, y=[before], mode="markers", showlegend=False, marker={"color": "#444"}),
-                    row,
-                    column,
-                )
-            figure.add_vline(
-                impact.start.parameters[parameter], line_dash="dash", line_color="#aaa", row=row, col=column
-            )
-            if parameter in ("context_length", "max_steps"):
-                figure.update_xaxes(type="log", row=row, col=column)
-        figure.update_yaxes(
-            title_text=metric.replace("_", " "), row=row, col=1, range=[-0.03, 1.03] if metric in METRICS else None
-        )
-    return figure.update_layout(height=170 * len(rows) + 80, margin={"t": 40, "b": 30})
-
-
-def _reach(interval: Mapping[str, float | None], side: str) -> float:
-    mean, end = interval["mean"], interval[side]
-    return 0.0 if mean is None or end is None else abs(end - mean)

@@ -16,12 +16,13 @@ from assay.optimizers.parameters.objective import AgentEvaluation, AgentObjectiv
 from assay.optimizers.parameters.policy import train_policy
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters, BaseAgent
+from assay.support.reprs import ReportRepr, measure_text
 
 __all__ = ["HeldOutReport", "RLTrainer"]
 
 
-@dataclass(frozen=True)
-class HeldOutReport:
+@dataclass(frozen=True, repr=False)
+class HeldOutReport(ReportRepr):
     """The initial and the best parameters on held-out tasks, which were not used for training or selection.
 
     `before` and `after` are mean scores in [0, 1] with `before_interval` and `after_interval` (95 %), NaN if nothing
@@ -45,6 +46,14 @@ class HeldOutReport:
         return {
             name: None if isinstance(value, float) and math.isnan(value) else value for name, value in fields.items()
         }
+
+    def _facts(self) -> list[tuple[str, str]]:
+        data = self.to_dict()
+        sides = [
+            (name, measure_text({"mean": data[name], "interval": data[f"{name}_interval"]}))
+            for name in ("before", "after")
+        ]
+        return [*sides, ("gain", measure_text(data["gain"])), ("unscored", str(self.unscored))]
 
 
 class RLTrainer:

@@ -1,7 +1,7 @@
 """How much of an edit was needed: its changed statements against the smallest known fix. Does not run code."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,14 +118,32 @@ def _readable(text: str, name: str) -> Source:
 
 
 def _without(edits: Sequence[Edit], needed: Sequence[Edit]) -> tuple[Edit, ...]:
-    known = Counter(edit.key for edit in needed)
-    result = []
-    for edit in edits:
-        if known[edit.key] > 0:
-            known[edit.key] -= 1
-        else:
-            result.append(edit)
-    return tuple(result)
+    """The edits that the fix does not have. A statement of the fix is recognised whatever it took the place of.
+
+    Where a statement was inserted beside the fix, the alignment may pair the old statement with either of them.
+    """
+    rest, missing = _unmatched(edits, needed, lambda edit: edit.key)
+    written = [[edit for edit in part if edit.after is not None] for part in (rest, missing)]
+    beyond, _ = _unmatched(*written, lambda edit: edit.key[2])
+    removed = [edit for edit in rest if edit.after is None]
+    return tuple(sorted([*beyond, *removed], key=lambda edit: edit.line))
+
+
+def _unmatched(
+    edits: Sequence[Edit], others: Sequence[Edit], key: Callable[[Edit], Any]
+) -> tuple[list[Edit], list[Edit]]:
+    """The edits of each side whose key has no partner on the other one."""
+    counts = Counter(map(key, edits)), Counter(map(key, others))
+    sides = []
+    for side, spare in ((edits, counts[1].copy()), (others, counts[0].copy())):
+        left = []
+        for edit in side:
+            if spare[key(edit)] > 0:
+                spare[key(edit)] -= 1
+            else:
+                left.append(edit)
+        sides.append(left)
+    return sides[0], sides[1]
 
 
 _SHOWN = 5

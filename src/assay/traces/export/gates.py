@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from assay.errors import AssayError, ConfigError, DataError
+from assay.support.reprs import ReportRepr
 
 __all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "format_value", "refuse_ungated"]
 
@@ -134,8 +135,8 @@ class Gates:
             raise ConfigError(f"privacy={self.privacy!r} must be patterns, names or off")
 
 
-@dataclass
-class GateReport:
+@dataclass(repr=False)
+class GateReport(ReportRepr):
     """Counts of the transitions read, and the result of each gate."""
 
     gates: Gates
@@ -160,6 +161,15 @@ class GateReport:
         else:
             self.problems[problem] += 1
             self.runs[run or "none"] += 1
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [("all_passed", str(self.passed))]
+        for gate in self.to_list():
+            word = "passed" if gate["passed"] else "failed"
+            facts.append(
+                (gate["gate"], f"{word}: {format_value(gate['value'])}, required {format_value(gate['required'])}")
+            )
+        return facts
 
     @property
     def clean(self) -> int:

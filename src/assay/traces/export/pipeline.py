@@ -26,7 +26,7 @@ from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt
 
-__all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces", "is_export"]
+__all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces", "is_export", "preview_export"]
 
 
 @dataclass(repr=False)
@@ -123,6 +123,24 @@ def export_traces(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ExportReport(folder, written["data.jsonl"]["rows"], manifest, run.answers)
+
+
+def preview_export(store: Store, config: ExportConfig) -> dict[str, Any]:
+    """What an export would be: its manifest, with gates that may have failed. Reads the whole store.
+
+    The rows are written to a temporary folder, which is removed; neither salt nor export is registered.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        DataError: There is nothing to export.
+    """
+    store.flush()
+    check_named(store, config.selection)
+    splits = SplitFinder(store)
+    sealed, overlap = sealed_tasks(store, splits)
+    run = ExportPass(store, config, sealed, overlap, splits)
+    with tempfile.TemporaryDirectory(prefix="assay-preview-") as scratch:
+        return run.manifest(run.write(Path(scratch), lambda _: None))
 
 
 def _check_arguments(folder: Path, config: ExportConfig, rubric: Mapping[str, bytes] | None) -> None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, StoreError, UnknownRollout
 from assay.support.scrubbing import mask_secrets
 from assay.traces.store import tables as schema
-from assay.traces.store.reads import StoreReads
+from assay.traces.store.reads import QUESTION, StoreReads
 from assay.traces.store.rows import as_json, clean
 from assay.traces.store.upserts import upsert
 
@@ -86,6 +86,10 @@ class DirectWrites(StoreReads):
     def put_meta(self, key: str, value: str) -> None:
         """Stores a value of the store itself. An existing value is not replaced."""
         self._now(schema.meta, {"key": key, "value": value}, replace=False)
+
+    def put_question(self, key: str, question: Mapping[str, Any]) -> None:
+        """Stores a question that raters can answer; it replaces an earlier one with this key."""
+        self._now(schema.meta, {"key": f"{QUESTION}{key}", "value": as_json(question)})
 
     def put_splits(self, rows: Sequence[Mapping[str, str | None]]) -> None:
         """Stores the splits of tasks. A task that is sealed already stays sealed."""

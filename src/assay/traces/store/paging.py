@@ -14,10 +14,10 @@ import orjson
 import sqlalchemy as sa
 
 from assay.errors import ConfigError
-from assay.traces.records import NOT_AGENTS, Transition
+from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import StoreReads
-from assay.traces.store.rows import transition_of
+from assay.traces.store.rows import rollout_of, transition_of
 
 __all__ = [
     "CALLS",
@@ -28,12 +28,15 @@ __all__ = [
     "RolloutFilters",
     "RolloutPage",
     "calls_from",
+    "count_newest",
+    "newest_rollouts",
     "page_statement",
     "rollout_page",
     "rollouts_of_run",
 ]
 
 WINDOW = 10_000  # number of rollouts that one page reads at most
+_TOOLS_WINDOW = 2_000  # the same with a filter by tool, which reads their transitions
 _FIRST = 500  # of these first: most pages are full after a few
 CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
@@ -71,6 +74,8 @@ class RolloutFilters:
     program, text: a part of the program's name and of the task's inputs. Case is ignored as the database does: that of
         ASCII letters on SQLite.
     since: earliest start, in seconds since the epoch.
+    criterion: a criterion that was graded, or failed to be.
+    tool: a tool that was called.
     least, most: bounds of the score, in [0, 1]; unscored rollouts are left out if one is given.
 
     Raises:
@@ -80,6 +85,8 @@ class RolloutFilters:
     equal: Mapping[str, str] = field(default_factory=dict)
     program: str = ""
     text: str = ""
+    criterion: str = ""
+    tool: str = ""
     since: float | None = None
     least: float | None = None
     most: float | None = None
@@ -149,6 +156,8 @@ def rollout_page(
     """
     if before is not None and after is not None:
         raise ConfigError("before and after exclude each other")
+    if filters.tool:
+        window = min(window, _TOOLS_WINDOW)
     newer = after is not None
     cursor = after or before or _NEWEST
     with store.engine.connect() as connection:
@@ -227,6 +236,14 @@ def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
     if filters.text:
         written = orjson.dumps(filters.text.encode("utf-8", "replace").decode()).decode()[1:-1]  # as the column has it
         conditions.append(table.c.inputs_json.icontains(written, autoescape=True))
+    if filters.criterion:
+        conditions.append(_names(table.c.verdicts_json, "criterion", filters.criterion))
+    if filters.tool:
+        steps = schema.transitions
+        called = sa.select(steps.c.t).where(
+            steps.c.rollout_id == table.c.id, _names(steps.c.tools_json, "name", filters.tool)
+        )
+        conditions.append(_names(table.c.early_tools_json, "name", filters.tool) | called.exists())
     for column, bound, least in (
         (table.c.started_at, filters.since, True),
         (table.c.score, filters.least, True),
@@ -235,6 +252,12 @@ def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
         if bound is not None:
             conditions.append(column >= bound if least else column <= bound)
     return conditions
+
+
+def _names(column: sa.Column[Any], field_name: str, value: str) -> sa.ColumnElement[bool]:
+    """Whether a column of JSON has a field with this text, as the two serializers of `rows.as_json` write it."""
+    text = orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
+    return sa.or_(*(column.contains(f'"{field_name}":{space}{text}', autoescape=True) for space in ("", " ")))
 
 
 def _narrow_column(connection: sa.Connection, filters: RolloutFilters, window: int) -> str | None:
@@ -250,6 +273,29 @@ def _count(connection: sa.Connection, column: str, value: str, most: int) -> int
     table = schema.rollouts
     some = sa.select(table.c[column]).where(table.c[column] == value).limit(most + 1).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
+
+
+def newest_rollouts(store: StoreReads, *, run_id: str | None = None, limit: int = WINDOW) -> list[Rollout]:
+    """Rollouts without their transitions, newest first, found by an index.
+
+    Args:
+        run_id: of one run; of a run with more than `limit` rollouts only some are read.
+    """
+    table = schema.rollouts
+    if run_id is None:
+        found = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(limit).subquery("found")
+    else:
+        found = sa.select(table.c.id).where(table.c.run_id == run_id).limit(limit).subquery("found")
+    query = sa.select(table).join_from(found, table, table.c.id == found.c.id).order_by(*_order(newer=False))
+    with store.engine.connect() as connection:
+        return [rollout_of(row) for row in connection.execute(query).mappings()]
+
+
+def count_newest(store: StoreReads, *, most: int = WINDOW) -> int:
+    """Number of rollouts of the store, counted up to one above `most` from an index alone."""
+    some = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(most + 1).subquery()
+    with store.engine.connect() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
 
 
 def rollouts_of_run(store: StoreReads, run_id: str, *, most: int = WINDOW) -> int:

@@ -17,8 +17,9 @@ from assay.traces.store import counts
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import rollout_of, transition_of
 
-__all__ = ["StoreReads"]
+__all__ = ["QUESTION", "StoreReads"]
 
+QUESTION = "question:"  # prefix of keys in `meta`
 _LAST = "\U0010ffff"  # the greatest code point: sorts after every other character
 
 
@@ -144,6 +145,13 @@ class StoreReads:
             for row in connection.execute(query).mappings():
                 columns = {name: row[name] for name in ("item_id", "rater", "label", "rationale")}
                 yield {**json.loads(row["shown_json"]), **columns}
+
+    def questions(self) -> dict[str, str]:
+        """Questions that raters can answer, as JSON by key; see `assay.judges.questions`."""
+        table = schema.meta
+        query = sa.select(table.c.key, table.c.value).where(table.c.key.startswith(QUESTION))
+        with self.engine.connect() as connection:
+            return {key.removeprefix(QUESTION): value for key, value in connection.execute(query).all()}
 
     def forgotten(self) -> set[str]:
         """Digests (`subject_digest`) of the data subjects whose data was erased."""

@@ -1,0 +1,181 @@
+"""What raters are asked: the questions of judges that a store knows, and the outputs to show for them.
+
+Calls no model and imports no DSPy, so that the local page can use it.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from assay.datasets.tasks import content_hash
+from assay.rubrics.criteria import JudgeSpec
+from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
+from assay.traces.store.direct_writes import DirectWrites
+from assay.traces.store.reads import StoreReads
+
+__all__ = [
+    "Asked", "Question", "ToLabel", "item_to_label", "items_to_label", "key_of", "known_questions", "one_of",
+    "output_of", "remember",
+]  # fmt: skip
+
+_SHOWS = ("task_input", "output")
+_MOST_SOURCES, _MOST_RUNS = 50, 500  # of one question
+
+
+class Asked(Protocol):
+    """What a judge and a stored question have in common: the question with its scale, and the fields that are shown."""
+
+    @property
+    def spec(self) -> JudgeSpec: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question that judges of a store answer.
+
+    Args:
+        shows: names of the fields that a rater sees, in order; both `output_a` and `output_b` for pairs.
+        sources: files, artifacts and sentences that judges with this question were loaded from, oldest first.
+        runs: ids of runs in which they judged, oldest first.
+    """
+
+    spec: JudgeSpec
+    shows: tuple[str, ...] = _SHOWS
+    sources: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return key_of(self)
+
+    @property
+    def compares(self) -> bool:
+        """Whether pairs of outputs are shown."""
+        return {"output_a", "output_b"} <= set(self.shows)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)},
+            "shows": list(self.shows),
+            "sources": list(self.sources),
+            "runs": list(self.runs),
+        }
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Question":
+        spec = data["spec"]
+        return cls(
+            spec=JudgeSpec(**{**spec, "scale": tuple(spec["scale"])}),
+            shows=tuple(data["shows"]),
+            sources=tuple(data["sources"]),
+            runs=tuple(data.get("runs") or ()),
+        )
+
+
+def key_of(judge: Asked) -> str:
+    """Key of a judge's labels in the store: a hash of its question and scale."""
+    return content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale)})[:16]
+
+
+def remember(store: DirectWrites, judge: Asked, source: str = "", *, run_id: str = "") -> Question:
+    """Stores the question of a judge, so that the local page can show it to raters.
+
+    Args:
+        source: what the judge was loaded from.
+        run_id: the run in which it judges.
+    """
+    known = known_questions(store).get(key_of(judge))
+    sources, runs = (known.sources, known.runs) if known else ((), ())
+    question = Question(
+        spec=judge.spec,
+        shows=tuple(getattr(judge, "shows", _SHOWS)),
+        sources=_with(sources, source, _MOST_SOURCES),
+        runs=_with(runs, run_id, _MOST_RUNS),
+    )
+    if question != known:
+        store.put_question(question.key, question.to_dict())
+    return question
+
+
+def _with(names: Sequence[str], name: str, most: int) -> tuple[str, ...]:
+    """The newest names, `name` as the last unless it is empty."""
+    return (*(one for one in names if one != name), *([name] if name else []))[-most:]
+
+
+def known_questions(store: StoreReads) -> dict[str, Question]:
+    """The questions of a store by key, in no order."""
+    return {key: Question.of(json.loads(text)) for key, text in store.questions().items()}
+
+
+@dataclass(frozen=True)
+class ToLabel:
+    """One item for a rater. `other_id`: the rollout of the second output of a pair."""
+
+    item_id: str
+    fields: Mapping[str, Any]
+    rollout_id: str
+    other_id: str = ""
+
+
+def items_to_label(rollouts: Iterable[Rollout], judge: Asked) -> Iterator[ToLabel]:
+    """The items of rollouts, as the judge would see them, each once.
+
+    Leaves out rollouts of the sealed test split, of judges, and without an answer. For a pairwise judge the items are
+    pairs of different outputs of one task.
+    """
+    chosen = (
+        rollout
+        for rollout in rollouts
+        if rollout.prediction
+        and rollout.source not in NOT_AGENTS
+        and rollout.split != "test"
+        and rollout.task_type != "verdict"
+    )
+    seen: set[str] = set()
+    compares = {"output_a", "output_b"} <= set(getattr(judge, "shows", ()))
+    for entry in _pairs(chosen) if compares else (item_to_label(rollout, judge) for rollout in chosen):
+        if entry is not None and entry.item_id not in seen:
+            seen.add(entry.item_id)
+            yield entry
+
+
+def item_to_label(rollout: Rollout, judge: Asked) -> ToLabel | None:
+    """A rollout as the judge would see it; None if it has no answer or lacks a field that the judge needs."""
+    prediction = rollout.prediction or {}
+    available = {**prediction, **rollout.inputs, "task_input": one_of(rollout.inputs), "output": output_of(prediction)}
+    names: Sequence[str] = getattr(judge, "shows", _SHOWS)
+    if available["output"] in ("", {}, None) or any(name not in available for name in names):
+        return None
+    fields = {name: available[name] for name in names}
+    return ToLabel(content_hash(fields)[:16], fields, rollout.id)
+
+
+def _pairs(rollouts: Iterable[Rollout]) -> Iterator[ToLabel]:
+    groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
+    for rollout in rollouts:
+        groups[json.dumps(rollout.inputs, sort_keys=True, default=str)].setdefault(
+            str(output_of(rollout.prediction or {})), rollout
+        )
+    for group in groups.values():
+        # by hash, so that the order does not depend on age or length
+        members = sorted(group.values(), key=lambda r: content_hash({"output": output_of(r.prediction or {})}))
+        for first, second in zip(members[::2], members[1::2], strict=False):
+            fields = {
+                "task_input": one_of(first.inputs),
+                "output_a": output_of(first.prediction or {}),
+                "output_b": output_of(second.prediction or {}),
+            }
+            yield ToLabel(content_hash(fields)[:16], fields, first.id, second.id)
+
+
+def output_of(prediction: Mapping[str, Any]) -> Any:
+    """The judged part of a prediction: its only field, otherwise all fields by name, without `RUN_FIELDS`."""
+    return one_of({k: v for k, v in prediction.items() if k not in RUN_FIELDS})
+
+
+def one_of(fields: Any) -> Any:
+    """The value of the only non-empty field, otherwise all fields by name; an empty string if all are empty."""
+    values = {key: value for key, value in dict(fields).items() if value not in (None, "")}
+    return next(iter(values.values())) if len(values) == 1 else values or ""

@@ -1,0 +1,183 @@
+"""What a page shows of a judge's reliability card. Reads the card, calls no model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from assay.reports.charts import Axis, Dot, points_chart, range_bar, share_bar
+
+__all__ = ["AttackRow", "CardPage", "Measure", "attack_rows", "card_facts", "card_page", "drift_facts"]
+
+MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+_NAMES = {
+    "accuracy": "same label (accuracy)", "kappa": "Cohen's kappa", "weighted_kappa": "weighted kappa",
+    "alpha": "Krippendorff's alpha", "spearman": "rank correlation", "brier": "Brier score",
+}  # fmt: skip
+_SHADES = 5  # of the cells of the confusion matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One measure of agreement, with its interval and that of the raters among themselves."""
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    ceiling: float | None
+    is_objective: bool
+    bar: Markup
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardPage:
+    """A reliability card.
+
+    Attributes:
+        words: what it says, in a sentence. `tone` is `better`, `worse` or empty.
+        confusion: rows of the judge's verdicts: label, and for each human label the number of items and its shade.
+        points: the points of the reliability diagram.
+    """
+
+    words: str
+    tone: str
+    n: int
+    measures: list[Measure]
+    labels: list[str]
+    confusion: list[tuple[str, list[tuple[float, int, bool]]]]
+    diagram: Markup
+    points: list[Mapping[str, float]]
+    facts: list[tuple[str, str]]
+    explained: list[Mapping[str, Any]]
+    undefined: list[tuple[str, str]]
+    alarms: list[str] = field(default_factory=list)
+
+
+def card_page(card: Mapping[str, Any]) -> CardPage:
+    """A card as its page shows it."""
+    agreement, ceiling = card["agreement"], card["ceiling"]
+    words, tone = _words(card)
+    table = card["confusion"]
+    most = max((value for row in table["verdicts_by_people"] for value in row), default=0) or 1
+    points = list(card["reliability"])
+    dots = [
+        Dot(
+            x=point["confidence"], y=point["share"], kind="first", size=3 + min(9.0, point["n"] ** 0.5),
+            name=f"confidence {point['confidence']:.2f}: {point['share']:.0%} of raters agree, {point['n']:.0f} items",
+        )
+        for point in points
+    ]  # fmt: skip
+    return CardPage(
+        words=words,
+        tone=tone,
+        n=agreement["n"],
+        measures=[_measure(name, card) for name in MEASURES if {agreement[name], ceiling[name]} != {None}],
+        labels=list(table["labels"]),
+        confusion=[
+            (label, [(value, round(_SHADES * value / most), row == at) for at, value in enumerate(values)])
+            for row, (label, values) in enumerate(zip(table["labels"], table["verdicts_by_people"], strict=True))
+        ],
+        diagram=points_chart(
+            dots, label="Reliability diagram: share of raters who agree by the confidence of the verdict",
+            x=Axis(name="confidence of the verdict", low=0.0, high=1.0),
+            y=Axis(name="share of raters who agree", low=0.0, high=1.0), diagonal=True,
+        ),
+        points=points,
+        facts=card_facts(card),
+        explained=list(card.get("explained_by") or ()),
+        undefined=[(name.replace("_", " "), reason) for name, reason in sorted(card["undefined"].items())],
+        alarms=[f"This judge {alarm}." for alarm in card["alarms"]],
+    )  # fmt: skip
+
+
+def _measure(name: str, card: Mapping[str, Any]) -> Measure:
+    agreement, ceiling = card["agreement"], card["ceiling"]
+    low, high = (agreement["intervals"] or {}).get(name) or (None, None)
+    return Measure(
+        name=_NAMES[name], value=agreement[name], low=low, high=high, ceiling=ceiling[name],
+        is_objective=name == card["objective"], bar=range_bar(agreement[name], low, high, mark=ceiling[name]),
+    )  # fmt: skip
+
+
+def _words(card: Mapping[str, Any]) -> tuple[str, str]:
+    """What the card says about trust in the judge, and its tone."""
+    name, agreement = card["objective"], card["agreement"]
+    value, reached = agreement[name], card["ceiling"][name]
+    low, high = (agreement["intervals"] or {}).get(name) or (None, None)
+    if value is None:
+        return f"It cannot be said how well this judge agrees with raters: {_NAMES[name]} is undefined.", "worse"
+    within = f" (95 % interval {low:.3f} to {high:.3f})" if low is not None else ", too few for an interval"
+    raters = f" Raters reach {reached:.3f} with each other." if reached is not None else ""
+    text = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]} with raters: {value:.3f} on {agreement['n']} sealed items"
+    alarms = len(card["alarms"])
+    broken = f" It breaks {alarms} rule{'s' if alarms > 1 else ''}, listed below." if alarms else " It breaks no rule."
+    shown = low is not None and low > 0 and name != "brier"
+    return f"{text}{within}.{raters}{broken}", "worse" if alarms else "better" if shown else ""
+
+
+def card_facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and texts of the measurements besides agreement."""
+    mass, flips, own = card.get("mass"), card["position_flip_rate"], card["self_preference"]
+    cost = card["cost_usd_per_verdict"]
+    facts = [
+        ("of what raters reach", _percent(card["of_ceiling"])),
+        ("coverage", _percent(card["coverage"])),
+        ("calibration error, Brier", f"{_number(card['calibration_error'])}, {_number(card['brier'])}"),
+        ("probability on its scale", "–" if not mass else "mean {mean:.0%}, lowest {lowest:.1%}".format(**mass)),
+        ("same verdict when asked again", _percent(card["test_retest"])),
+        ("length bias (rho)", _interval(card["length_bias"], "rho")),
+        ("verbosity bias", _interval(card["verbosity_bias"], "mean")),
+    ]
+    if flips is not None:
+        facts.append(("flips when places change", _percent(flips)))
+    if own:
+        facts.append(("self-preference", _interval(own, "mean")))
+    facts.append(("smallest difference it can show", _percent(card["smallest_difference"])))
+    return [*facts, ("dollars a verdict", "–" if cost is None else f"{cost:.6f}")]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _interval(bias: Mapping[str, float] | None, name: str) -> str:
+    return "–" if bias is None else f"{bias[name]:+.2f} [{bias['low']:+.2f}, {bias['high']:+.2f}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRow:
+    """An attack of an audit: how many of its cases the judge decided rightly. `flips` is None where not measured."""
+
+    name: str
+    n: int
+    share: float
+    passed: bool
+    flips: float | None
+    wrong: Sequence[Mapping[str, Any]]
+    bar: Markup
+
+
+def attack_rows(audit: Mapping[str, Any]) -> list[AttackRow]:
+    """The attacks of an audit's report, failed ones first."""
+    rows = [
+        AttackRow(
+            name=name, n=entry["n"], share=entry["share"], passed=entry["passed"], flips=entry["flip_rate"],
+            wrong=entry["wrong"], bar=share_bar(entry["share"], kind="better" if entry["passed"] else "worse"),
+        )
+        for name, entry in audit["attacks"].items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row.passed, row.share))
+
+
+def drift_facts(report: Mapping[str, Any]) -> str:
+    """A replay of anchors in one line."""
+    mean, psi = report["mean_difference"], report["psi"]
+    text = f"{report['n']} anchors, mean difference {'–' if mean is None else f'{mean:+.3f}'} of the scale, "
+    text += f"CUSUM {report['cusum']:.1f} (alarm over {report['cusum_limit']:.1f})"
+    return text if psi is None else f"{text}, PSI {psi:.2f} (alarm over {report['psi_limit']:.2f})"

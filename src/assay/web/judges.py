@@ -1,0 +1,207 @@
+"""The pages of judges: the list, and one judge with its card, disagreements, audits, drift and labels."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from assay.errors import AssayError, StoreError
+from assay.judges.labels import Item, load_labels
+from assay.judges.questions import Question, known_questions
+from assay.reports.cards import attack_rows, card_page, drift_facts
+from assay.reports.raters import disagreements, growth, items_of, label_rows, verdicts_of
+from assay.traces.store import Store
+from assay.traces.store import tables as schema
+from assay.traces.store.listing import finished_report, list_runs
+from assay.web.rendering import View
+
+__all__ = ["found_question", "judge_view", "judges_view"]
+
+_KINDS = ("judge compile", "judge audit", "judge drift", "judge score")
+_RUNS = 200  # of one kind, the newest
+_SHOWN, _DISAGREEMENTS, _PAST = 100, 40, 20
+_MOST_BYTES = 20 << 20  # of a file of labels that the page reads
+_WAITING_S = 20
+
+
+@dataclass(kw_only=True)
+class _Judge:
+    """A question with the runs of its judges by kind, newest first, and the newest reports."""
+
+    question: Question
+    runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    compiled: Mapping[str, Any] = field(default_factory=dict)
+    compiled_run: Mapping[str, Any] | None = None
+    audits: list[tuple[dict[str, Any], Mapping[str, Any]]] = field(default_factory=list)
+    drifts: list[tuple[dict[str, Any], Mapping[str, Any]]] = field(default_factory=list)
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        card: Mapping[str, Any] = self.compiled.get("card") or {}
+        return card
+
+
+def judges_view(store: Store, *, where: str | Path | None) -> View:
+    """The judges that the store knows, those with the most labels first.
+
+    Args:
+        where: the store's location, next to which the folders of runs are.
+    """
+    counts = _label_counts(store)
+    judges = sorted(_judges(store, where), key=lambda judge: -counts.get(judge.question.key, (0, 0))[0])
+    rows = [_row(judge, counts.get(judge.question.key, (0, 0))) for judge in judges]
+    return View(
+        template="judges.html",
+        title="Judges",
+        values={"judges": rows[:_SHOWN], "left_out": max(0, len(rows) - _SHOWN)},
+        part="judges_part.html",
+        every_s=_WAITING_S,
+    )
+
+
+def _row(judge: _Judge, labels: tuple[int, int]) -> dict[str, Any]:
+    question, card = judge.question, judge.card
+    name = card.get("objective")
+    audit = judge.audits[0][1] if judge.audits else None
+    drift = judge.drifts[0][1] if judge.drifts else None
+    return {
+        "key": question.key, "text": question.spec.text, "scale": question.spec.scale, "labels": labels[0],
+        "raters": labels[1], "objective": (name or "").replace("_", " "),
+        "value": card["agreement"][name] if name else None, "ceiling": card["ceiling"][name] if name else None,
+        "alarms": len(card.get("alarms") or ()), "is_compiled": bool(card),
+        "audit": None if audit is None else bool(audit["passed"]),
+        "drift": None if drift is None else not drift["alarms"],
+    }  # fmt: skip
+
+
+def _label_counts(store: Store) -> dict[str, tuple[int, int]]:
+    """Labels and raters by question."""
+    table = schema.labels
+    query = sa.select(table.c.question, sa.func.count(), sa.func.count(table.c.rater.distinct()))
+    with store.engine.connect() as connection:
+        rows = connection.execute(query.group_by(table.c.question)).all()
+    return {key: (labels, raters) for key, labels, raters in rows}
+
+
+def _judges(store: Store, where: str | Path | None, only: str = "") -> list[_Judge]:
+    """The questions of the store with their runs and reports.
+
+    Args:
+        only: the key of one question; empty for all.
+    """
+    questions = known_questions(store)
+    judges = {key: _Judge(question=question) for key, question in questions.items() if only in ("", key)}
+    of_run = {run: key for key, judge in judges.items() for run in judge.question.runs}
+    for kind in _KINDS:
+        for run in list_runs(store, limit=_RUNS, kind=kind):
+            key = of_run.get(run["id"])
+            if key is not None:
+                judges[key].runs.setdefault(kind, []).append(run)
+    for judge in judges.values():
+        _read_reports(judge, where)
+    return list(judges.values())
+
+
+def _read_reports(judge: _Judge, where: str | Path | None) -> None:
+    for run in judge.runs.get("judge compile", ()):
+        report = finished_report(where, run["id"])
+        if report and report.get("card"):
+            judge.compiled, judge.compiled_run = report, run
+            break
+    for kind, found, needed in (("judge audit", judge.audits, "attacks"), ("judge drift", judge.drifts, "cusum")):
+        for run in judge.runs.get(kind, ())[:_PAST]:
+            report = finished_report(where, run["id"])
+            if report and needed in report:
+                found.append((run, report))
+
+
+def found_question(store: Store, key: str) -> Question:
+    """A question of the store.
+
+    Raises:
+        StoreError: there is none with this key.
+    """
+    question = known_questions(store).get(key)
+    if question is None:
+        raise StoreError(f"the store knows no judge {key[:80]!r}; assay judge label JUDGE --page adds one")
+    return question
+
+
+def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: str | None) -> View:
+    """One judge: whether it is to be trusted, where it disagrees with people, its audits and drift.
+
+    Raises:
+        StoreError: there is no such judge.
+    """
+    found_question(store, key)
+    (judge,) = _judges(store, where, only=key)
+    question, rows = judge.question, label_rows(store, judge.question)
+    labelled = items_of(rows, question)
+    sealed = _sealed_items(judge)
+    items = [*labelled, *(item for item in sealed if item.id not in {one.id for one in labelled})]
+    verdicts = verdicts_of(store, question, items, version=_compiled_version(judge))
+    gaps = disagreements(items, question.spec, verdicts)
+    differing = [row for row in gaps if row.gap]
+    return View(
+        template="judge.html",
+        title=f"Judge {key}",
+        values={
+            "question": question, "card": card_page(judge.card) if judge.card else None,
+            "compiled_run": judge.compiled_run, "artifact": judge.compiled.get("artifact"),
+            "growth": growth(rows, question, verdicts), "disagreements": differing[:_DISAGREEMENTS],
+            "differing": len(differing), "compared": len(gaps),
+            "audits": [(run, report) for run, report in judge.audits],
+            "attacks": attack_rows(judge.audits[0][1]) if judge.audits else [],
+            "drifts": [(run, report, drift_facts(report)) for run, report in judge.drifts],
+            "commands": list(_commands(judge, store_flag)),
+        },
+    )  # fmt: skip
+
+
+def _sealed_items(judge: _Judge) -> list[Item]:
+    """The items of the labels file that the judge was compiled with; empty if it cannot be read here."""
+    config = judge.compiled_run["config"] if judge.compiled_run else {}
+    file = Path(str(config.get("labels") or ""))
+    try:
+        if file.suffix not in (".jsonl", ".csv") or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+            return []
+        question = judge.question
+        rename = config.get("rename") or {}
+        return load_labels(str(file), labels=question.spec.scale, rename=rename, shows=question.shows)
+    except (AssayError, OSError):
+        return []
+
+
+def _compiled_version(judge: _Judge) -> str:
+    """The version in the manifest of the compiled judge; empty if it is not here."""
+    manifest = Path(str(judge.compiled.get("artifact") or "")) / "manifest.json"
+    try:
+        return str(orjson.loads(manifest.read_bytes()).get("version") or "")
+    except (OSError, json.JSONDecodeError, AttributeError):
+        return ""
+
+
+def _commands(judge: _Judge, store_flag: str | None) -> Iterator[tuple[str, str]]:
+    store = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
+    artifact = str(judge.compiled.get("artifact") or "")
+    source = next((one for one in reversed(judge.question.sources) if one != artifact), artifact)
+    if not source:
+        return
+    if " " in source and source == judge.question.spec.text:
+        scale = f" --scale {shlex.quote(','.join(judge.question.spec.scale))}"
+    else:
+        scale = ""
+    yield "Label in a terminal", f"assay judge label {shlex.quote(source)}{scale}{store}"
+    compiling = f"assay judge compile {shlex.quote(source)}{scale} --labels store{store}"
+    yield "Compile it with the labels of the store", compiling
+    newest = artifact or source
+    scale = "" if newest == artifact else scale
+    yield "Test it for known failure modes", f"assay judge audit {shlex.quote(newest)}{scale}{store}"
+    if artifact:
+        yield "Look for drift", f"assay judge drift {shlex.quote(artifact)}{store}"
+        yield "Send its card", f"assay judge card {shlex.quote(artifact)} --report card.html"

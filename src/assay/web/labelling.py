@@ -1,0 +1,170 @@
+"""Labelling in the browser: the next item for a rater, and storing an answer. Calls no model."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.errors import ConfigError, StoreError
+from assay.judges.questions import Question, ToLabel, items_to_label
+from assay.reports.raters import label_rows
+from assay.reports.texts import Budget, pretty
+from assay.traces.store import Store
+from assay.traces.store import tables as schema
+from assay.traces.store.paging import newest_rollouts
+from assay.traces.store.rows import rollout_of
+from assay.web.filters import given
+from assay.web.judges import found_question
+from assay.web.rendering import View, link
+
+__all__ = ["label_view", "store_label"]
+
+_WINDOW = 1_000  # newest rollouts, of the store or of a run, among which items are chosen
+_FIELDS = ("rater", "run", "item", "skip")
+_MOST_SKIPPED = 40  # that an address holds
+_RATER, _REASON = 200, 2_000  # characters
+
+
+def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
+    """The next item that the rater has not labelled; first those that other raters have, so that agreement is known.
+
+    The labels of others are not shown. Items are those of the newest rollouts, without the sealed test split.
+
+    Raises:
+        StoreError: there is no such judge.
+    """
+    question, values = found_question(store, key), given(query, _FIELDS)
+    rater, skipped = values.get("rater", "")[:_RATER], tuple(values.get("skip", "").split(".")[-_MOST_SKIPPED:])
+    content: dict[str, Any] = {"question": question, "rater": rater, "run": values.get("run", ""), "item": None}
+    if rater:
+        rows = label_rows(store, question)
+        own = {row["item_id"]: row for row in rows if row["rater"] == rater}
+        waiting = _waiting(store, question, rows, set(own), values.get("run"))
+        named = values.get("item")
+        entry = _named(store, question, named, waiting) if named else _next(waiting, skipped)
+        address = {"rater": rater, "run": values.get("run")}
+        previous = next((row["item_id"] for row in reversed(rows) if row["rater"] == rater), None)
+        content |= {
+            "done": len(own), "waiting": len(waiting), "skipped": ".".join(skipped),
+            "previous": link("judges", key, "label", **address, item=previous) if previous and not named else "",
+            "go_on": link("judges", key, "label", **address), **_shown(question, entry, own, skipped, address),
+        }  # fmt: skip
+    return View(template="label.html", title=f"Label: {question.spec.text[:60]}", values=content)
+
+
+def _shown(
+    question: Question, entry: ToLabel | None, own: Mapping[str, Mapping[str, Any]], skipped: tuple[str, ...],
+    address: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """What the form shows of an item; `item` is None if there is none."""
+    if entry is None:
+        return {"item": None}
+    budget, before = Budget(60_000, most=20_000, least=2_000), own.get(entry.item_id, {})
+    skip = ".".join((*(name for name in skipped if name), entry.item_id)[-_MOST_SKIPPED:])
+    names = {"task_input": "Task", "output": "Output", "output_a": "First output (A)", "output_b": "Second output (B)"}
+    fields = [(names.get(name, name), budget.clip(pretty(value))) for name, value in entry.fields.items()]
+    outputs = {name for key, name in names.items() if key.startswith("output_")}
+    return {
+        "item": entry,
+        "context": [pair for pair in fields if pair[0] not in outputs],
+        "outputs": [pair for pair in fields if pair[0] in outputs],
+        "keys": _keys(question),
+        "before": before.get("label", ""),
+        "reason": before.get("rationale", ""),
+        "skip": link("judges", question.key, "label", **address, skip=skip),
+    }
+
+
+def _keys(question: Question) -> list[tuple[str, str, str]]:
+    """Labels with the key that chooses them, and their meaning: the label itself if all are one digit, else 1, 2, …"""
+    scale = question.spec.scale
+    digits = all(len(label) == 1 and label.isdigit() for label in scale)
+    return [
+        (label, label if digits else str(at) if at < 10 else "", question.spec.anchors.get(label, ""))
+        for at, label in enumerate(scale, 1)
+    ]
+
+
+def _waiting(
+    store: Store, question: Question, rows: list[dict[str, Any]], own: set[str], run_id: str | None
+) -> list[ToLabel]:
+    """Items without a label of this rater: those that most others have labelled, then by a hash of their content."""
+    others = Counter(row["item_id"] for row in rows if row["item_id"] not in own)
+    found = items_to_label(newest_rollouts(store, run_id=run_id, limit=_WINDOW), question)
+    waiting = [entry for entry in found if entry.item_id not in own]
+    return sorted(waiting, key=lambda entry: (-others[entry.item_id], entry.item_id))
+
+
+def _next(waiting: list[ToLabel], skipped: tuple[str, ...]) -> ToLabel | None:
+    return next((entry for entry in waiting if entry.item_id not in skipped), None)
+
+
+def _named(store: Store, question: Question, item_id: str, waiting: list[ToLabel]) -> ToLabel | None:
+    """An item by its id: one that is waiting, or one that was labelled before.
+
+    Raises:
+        StoreError: there is none.
+    """
+    table = schema.labels
+    query = sa.select(table.c.rollout_id, table.c.shown_json).where(
+        table.c.question == question.key, table.c.item_id == item_id
+    )
+    with store.engine.connect() as connection:
+        row = connection.execute(query.limit(1)).first()
+    if row is not None:
+        import orjson
+
+        return ToLabel(item_id, orjson.loads(row.shown_json), row.rollout_id)
+    for entry in waiting:
+        if entry.item_id == item_id:
+            return entry
+    raise StoreError(f"there is no item {item_id[:80]!r} to label")
+
+
+def store_label(store: Store, key: str, form: Mapping[str, Any]) -> str:
+    """Stores a rater's answer. Returns the address of the next item.
+
+    The content is read from the store again: a form cannot put a label on other content.
+
+    Args:
+        form: `rater`, `item`, `rollout`, `other`, `label`, `rationale`, `run`.
+    Raises:
+        ConfigError: the label is not on the scale, a field is missing, or the item has changed.
+        StoreError: there is no such judge.
+    """
+    question = found_question(store, key)
+    texts = {name: str(value).replace("\0", "").strip() for name, value in form.items()}
+    rater, label, item_id = (texts.get(name, "") for name in ("rater", "label", "item"))
+    if not rater or len(rater) > _RATER:
+        raise ConfigError(f"a label needs the name of its rater, of at most {_RATER} characters")
+    if label not in question.spec.scale:
+        raise ConfigError(f"the label {label[:80]!r} is not on the scale {', '.join(question.spec.scale)}")
+    entry = _checked(store, question, item_id, texts)
+    store.put_label(
+        question.key, entry.item_id, rater, label, shown=entry.fields, rationale=texts.get("rationale", "")[:_REASON],
+        rollout_id=entry.rollout_id,
+    )  # fmt: skip
+    return link("judges", key, "label", rater=rater, run=texts.get("run"), skip=texts.get("skip"))
+
+
+def _checked(store: Store, question: Question, item_id: str, texts: Mapping[str, str]) -> ToLabel:
+    """The item that a form names, made anew from its rollouts or from an earlier label."""
+    table = schema.rollouts
+    ids = [texts[name] for name in ("rollout", "other") if texts.get(name)]
+    with store.engine.connect() as connection:
+        rows = connection.execute(sa.select(table).where(table.c.id.in_(ids))).mappings().all()
+    for entry in items_to_label([rollout_of(row) for row in rows], question):
+        if entry.item_id == item_id:
+            return entry
+    known = _known(store, question, item_id)
+    if known is None:
+        raise ConfigError("the output was changed or erased since this page was loaded: reload it")
+    return known
+
+
+def _known(store: Store, question: Question, item_id: str) -> ToLabel | None:
+    try:
+        return _named(store, question, item_id, [])
+    except StoreError:
+        return None

@@ -1,0 +1,87 @@
+"""The page of training data: what an export would hold, without writing it."""
+
+import re
+import shlex
+import tempfile
+from pathlib import Path
+
+import click
+import pytest
+from pages import Browser, Scans, browse, read, rollout_of_sums
+
+from assay.cli.main import group
+from assay.traces import Store, Transition
+from assay.web import data
+
+
+def filled(store: Store) -> None:
+    """Stores 40 rollouts of two types of task, of which some are sealed by the store's split, and one of test."""
+    for number in range(40):
+        mail = f"ann{number}@mailhaus.de"
+        rollout = rollout_of_sums(store, number, task_type=f"kind-{number % 2}", inputs={"question": mail})
+        messages = [{"role": "user", "content": f"Write to {mail}"}]
+        body = {"choices": [{"message": {"role": "assistant", "content": f"Dear {mail}"}, "finish_reason": "stop"}]}
+        store.put_transition(
+            rollout.id,
+            Transition(
+                t=1, model="openai/m", request={"dialect": "chat", "body": {"messages": messages}},
+                response={"body": body}, output=f"Dear {mail}", latency_ms=1.0,
+            ),
+        )  # fmt: skip
+    rollout_of_sums(store, 99, split="test")
+    store.flush()
+
+
+def test_gates_balance_and_personal_data_are_shown_before_anything_is_written(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    filled(store)
+    text = read(store, "/data?kind=transitions&balance=down")
+    rows, rollouts = map(int, re.findall(r"(\d+) rows of (\d+) rollouts", text)[0])
+    assert 4 < rollouts <= 40
+    assert rows == 2 * rollouts
+    assert '<tr><th scope="row">clean</th><td class="better">passed</td>' in text
+    assert "Replaced: <bdi>email" in text
+    assert "@mailhaus.de" not in text
+    before = {cell: int(count) for cell, count in re.findall(r"<bdi>(kind-\d)</bdi></th>.*?>(\d+)</td><td><svg", text)}
+    assert rollouts == 2 * min(before.values())  # the larger type is reduced to the smaller one
+    assert "of the gate or test split" in text
+    assert list(scratch.iterdir()) == []
+    assert "assay export transitions --out FOLDER --balance down" in text
+
+
+def test_a_preview_with_nothing_to_export_says_why(store: Store) -> None:
+    text = read(store, "/data?kind=sft&run=none")
+    assert 'role="alert"' in text
+    assert "Preview" in text
+
+
+def test_a_large_store_is_not_read_for_a_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(store)
+    monkeypatch.setattr(data, "MOST", 5)
+    with Scans(store) as scans:
+        text = read(store, "/data?kind=sft")
+    assert "too many to read for a page" in text
+    assert scans == []
+
+
+@pytest.mark.parametrize("query", ["kind=pictures", "kind=sft&balance=up", "kind=sft&min_quality=2"])
+def test_an_invalid_field_is_refused(store: Store, query: str) -> None:
+    async def visit(browser: Browser) -> int:
+        return (await browser.get(f"/data?{query}"))[0]
+
+    assert browse(store, visit) == 400
+
+
+@pytest.mark.parametrize("kind", data.KINDS)
+def test_the_command_has_flags_that_exist(kind: str) -> None:
+    values = {"kind": kind, "run": "r", "program": "p", "task_type": "t", "balance": "down", "min_quality": "0.5"}
+    words = shlex.split(data.export_command(values, "s.db"))
+    assert words[:3] == ["assay", "export", kind]
+
+    command = group.get_command(click.Context(group), "export").get_command(click.Context(group), kind)
+    known = {flag for option in command.params for flag in option.opts}
+    assert {word for word in words if word.startswith("--")} <= known

@@ -1,0 +1,105 @@
+"""The pages of judges: the list, the card in words, disagreements, audit, drift, and labels as they come in."""
+
+import re
+from pathlib import Path
+
+from judged import judge_card, put_judge, put_question
+from pages import Browser, Scans, browse, links_in, read
+
+from assay.judges.questions import Question, known_questions, remember
+from assay.reports.cards import card_page
+from assay.rubrics import JudgeSpec
+from assay.traces import Store
+
+
+def page(store: Store, tmp_path: Path, path: str) -> str:
+    return read(store, path, where=tmp_path / "page.db")
+
+
+def test_an_empty_store_says_how_a_judge_gets_onto_the_page(store: Store) -> None:
+    assert "assay judge label JUDGE --page" in read(store, "/judges")
+
+
+def test_the_list_shows_agreement_audit_drift_and_labels(store: Store, tmp_path: Path) -> None:
+    key = put_judge(store, tmp_path)
+    put_question(store, text="Is it short?")
+    text = page(store, tmp_path, "/judges")
+    rows = re.findall(r"<tr><th scope=\"row\".*?</tr>", text, re.DOTALL)
+    assert "Is it kind?" in rows[0]  # the one with most labels comes first
+    assert ">failed<" in rows[0]
+    assert ">alarm<" in rows[0]
+    assert "44 <small>by 2" in rows[0]
+    assert "not compiled" in rows[1]
+    assert links_in(text, "/judges/")[:2] == [f"/judges/{key}", f"/judges/{key}/label"]
+
+
+def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store, tmp_path: Path) -> None:
+    key = put_judge(store, tmp_path)
+    text = page(store, tmp_path, f"/judges/{key}")
+    assert "Weighted kappa with raters: " in text
+    assert "on 22 sealed items" in text
+    # every third of 22 items is called rude, all others kind; Bob calls every fourth neutral
+    assert "Of 22 labelled items that it judged, 12 got another verdict" in text
+    gaps = [float(value) for value in re.findall(r'<td class="number">([+-]\d\.\d{3})</td><td class="task">', text)]
+    assert gaps == sorted(gaps, key=lambda gap: -abs(gap))
+    assert gaps[0] == -1.0  # rude, and both raters said kind
+    assert "It fails 1 of 2 attacks" in text
+    assert text.index(">praise<") < text.index(">empty<")  # failed attacks come first
+    assert "verdicts shifted" in text
+    assert "assay judge compile kind.yaml --labels store" in text
+
+
+def test_agreement_is_shown_as_it_grows(store: Store, tmp_path: Path) -> None:
+    text = page(store, tmp_path, f"/judges/{put_judge(store, tmp_path)}")
+    assert "44 labels of 22 items, 22 of them by two raters or more: <bdi>ann</bdi> 22, <bdi>bob</bdi> 22." in text
+    assert "same label 73 %" in text  # 16 of 22
+    assert "Krippendorff&#39;s alpha as labels came in" in text
+
+
+def test_a_judge_without_labels_says_what_to_do(store: Store, tmp_path: Path) -> None:
+    key = put_question(store)
+    text = page(store, tmp_path, f"/judges/{key}")
+    assert "Not known: it has no reliability card." in text
+    assert "assay judge label kind.yaml" in text
+    assert "None yet." in text
+
+
+def test_an_unknown_judge_is_not_found(store: Store) -> None:
+    async def visit(browser: Browser) -> tuple[int, str]:
+        return await browser.get("/judges/nothing")
+
+    status, text = browse(store, visit)
+    assert (status, "knows no judge" in text) == (404, True)
+
+
+def test_no_page_of_judges_scans_rollouts(store: Store, tmp_path: Path) -> None:
+    key = put_judge(store, tmp_path)
+
+    async def visit(browser: Browser) -> list[str]:
+        with Scans(store) as scans:
+            for path in (
+                "/judges",
+                f"/judges/{key}",
+                f"/judges/{key}/label?rater=ann",
+                f"/judges/{key}/label?rater=x&run=run-1",
+            ):
+                assert (await browser.get(path))[0] == 200
+        return list(scans)
+
+    assert browse(store, visit, where=tmp_path / "page.db") == []
+
+
+def test_a_card_with_alarms_is_not_praised(tmp_path: Path) -> None:
+    rows = [{"output": f"o{at}", "rater": name, "label": "kind"} for at in range(40) for name in "ab"]
+    shown = card_page(judge_card(rows, JudgeSpec(text="Kind?", scale=("rude", "neutral", "kind"))))
+    assert shown.tone == "worse"
+    assert "undefined" in shown.words  # the raters used one label
+    assert shown.alarms
+
+
+def test_a_question_remembers_each_source_once(store: Store) -> None:
+    question = Question(spec=JudgeSpec(text="Kind?"))
+    for source in ("a.yaml", "b", "a.yaml"):
+        remember(store, question, source)
+    (known,) = known_questions(store).values()
+    assert known.sources == ("b", "a.yaml")

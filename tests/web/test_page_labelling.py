@@ -1,0 +1,136 @@
+"""Labelling in the browser: what is asked, in which order, and what a form may store."""
+
+import re
+from typing import Any
+
+import pytest
+from judged import put_outputs, put_question
+from pages import Browser, browse, read
+
+from assay.traces import Store
+
+
+def fields_of(text: str) -> dict[str, str]:
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', text))
+
+
+def labelled(store: Store, key: str, who: str = "ann", label: str = "kind", **changed: str) -> tuple[int, str]:
+    """Labels the next item of a rater. Returns the status, and the place of the next page or the message."""
+
+    async def visit(browser: Browser) -> tuple[int, str]:
+        text = (await browser.get(f"/judges/{key}/label?rater={who}"))[1]
+        data = {**fields_of(text), "label": label, "rationale": "why", **changed}
+        answer = await browser.send("POST", f"/judges/{key}/labels", data=data, follow=False)
+        return answer.status, answer.headers.get("Location") or await answer.text()
+
+    return browse(store, visit)
+
+
+def test_a_rater_is_asked_for_a_name_first(store: Store) -> None:
+    assert 'name="rater"' in read(store, f"/judges/{put_question(store)}/label")
+
+
+def test_a_label_is_stored_with_the_content_of_the_store(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    status, place = labelled(store, key)
+    assert (status, place) == (303, f"/judges/{key}/label?rater=ann")
+    (row,) = store.labels(key)
+    assert (row["rater"], row["label"], row["rationale"]) == ("ann", "kind", "why")
+    assert row["output"].startswith("answer ")
+
+
+def test_sealed_test_outputs_are_never_shown(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+
+    async def visit(browser: Browser) -> None:
+        for _ in range(22):  # two outputs of eleven tasks; those of the twelfth are sealed
+            text = (await browser.get(f"/judges/{key}/label?rater=ann"))[1]
+            data = {**fields_of(text), "label": "kind"}
+            answer = await browser.send("POST", f"/judges/{key}/labels", data=data, follow=False)
+            assert answer.status == 303
+
+    browse(store, visit)
+    assert all(row["task_input"] != "q0" for row in store.labels(key))
+    assert "Nothing is waiting" in read(store, f"/judges/{key}/label?rater=ann")
+
+
+def test_items_that_others_labelled_come_first_without_their_labels(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    labelled(store, key, who="bob", label="rude")
+    (row,) = store.labels(key)
+    text = read(store, f"/judges/{key}/label?rater=ann")
+    assert row["output"] in text
+    assert 'aria-current="true"' not in text
+    labelled(store, key, who="ann")
+    assert len({row["item_id"] for row in store.labels(key)}) == 1
+
+
+def test_the_last_label_can_be_changed(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    labelled(store, key, label="rude")
+    (row,) = store.labels(key)
+    text = read(store, f"/judges/{key}/label?rater=ann&item={row['item_id']}")
+    assert "Your label so far: <bdi>rude</bdi>" in text
+
+    async def visit(browser: Browser) -> int:
+        data = {**fields_of(text), "csrf": browser.access.csrf, "label": "kind"}
+        return (await browser.send("POST", f"/judges/{key}/labels", data=data, follow=False)).status
+
+    assert browse(store, visit) == 303
+    assert [row["label"] for row in store.labels(key)] == ["kind"]
+
+
+def test_a_skipped_item_makes_way_for_the_next(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+
+    async def visit(browser: Browser) -> list[str]:
+        place, found = f"/judges/{key}/label?rater=ann", []
+        for _ in range(3):
+            text = (await browser.get(place))[1]
+            found.append(fields_of(text)["item"])
+            place = re.findall(r'href="([^"]*)" data-key="s"', text)[0].replace("&amp;", "&")
+        return found
+
+    assert len(set(browse(store, visit))) == 3
+
+
+def test_pairs_are_of_two_outputs_of_one_task(store: Store) -> None:
+    key = put_question(store, pairs=True, scale=("first", "tie", "second"))
+    put_outputs(store)
+    assert labelled(store, key, label="second")[0] == 303
+    (row,) = store.labels(key)
+    assert row["output_a"] != row["output_b"]
+    assert row["output_a"].rpartition(" ")[2] == row["output_b"].rpartition(" ")[2] == row["task_input"][1:]
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "message"),
+    [
+        ({"label": "lovely"}, 400, "not on the scale"),
+        ({"rater": " "}, 400, "name of its rater"),
+        ({"item": "0" * 16}, 400, "changed or erased"),
+        ({"rollout": "0" * 32}, 400, "changed or erased"),
+        ({"csrf": "x"}, 403, "out of date"),
+    ],
+)
+def test_a_form_with_other_values_is_refused(store: Store, changed: dict[str, Any], status: int, message: str) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    code, text = labelled(store, key, **changed)
+    assert (code, message in text) == (status, True)
+    assert list(store.labels(key)) == []
+
+
+def test_labels_of_one_digit_are_their_own_keys(store: Store) -> None:
+    put_outputs(store)
+    key = put_question(store, scale=("0", "1", "2"))
+    text = read(store, f"/judges/{key}/label?rater=ann")
+    assert re.findall(r'value="(\d)" data-key="(\d)"', text) == [("0", "0"), ("1", "1"), ("2", "2")]
+    key = put_question(store)
+    text = read(store, f"/judges/{key}/label?rater=ann")
+    assert re.findall(r'value="(\w+)" data-key="(\d)"', text) == [("rude", "1"), ("neutral", "2"), ("kind", "3")]

@@ -1,0 +1,76 @@
+"""The page of a run of tune and of a training: decision, charts with their data, before and after."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pages import NOW, Scans, read
+
+from assay.traces import Store
+
+TRIALS = [
+    {
+        "number": at, "parameters": {"temperature": at / 4, "max_steps": 4}, "values": {"score": at / 8}, "n": 8,
+        "state": "pruned" if at == 2 else "complete", "tokens": 10.0, "program": "",
+    }
+    for at in range(5)
+]  # fmt: skip
+GAIN = {"mean": 0.2, "low": 0.1, "high": 0.3, "n": 20}
+TUNED: dict[str, Any] = {
+    "artifact": "/a/tuned", "method": "optuna", "objectives": ["score"], "history": TRIALS, "replaces": True,
+    "best": {"temperature": 0.75, "max_steps": 4}, "importance": {"fanova": {"temperature": 0.9, "max_steps": 0.1}},
+    "gate": GAIN, "test": {"gain": GAIN | {"low": -0.1}}, "notes": [], "stopped": None,
+}  # fmt: skip
+TRAINED: dict[str, Any] = {
+    "config": {"model": "m", "algorithm": "grpo"}, "converged": None, "steps": 3, "rollouts": 24, "calls": 24,
+    "best_step": 3, "alarms": ["the score fell"], "stopped": None, "validation": {}, "samples": [], "left_out": {},
+    "curves": {"reward": {"1": 0.1, "2": 0.4, "3": 0.5}, "held_out_greedy": {"0": 0.2, "3": 0.6}}, "notes": [],
+}  # fmt: skip
+
+
+def page_of(store: Store, folder: Path, kind: str, report: dict[str, Any], scans: list[str] | None = None) -> str:
+    store.put_run("run-1", kind=kind, config={"program": "p"}, status="done", started_at=NOW)
+    store.flush()
+    place = folder / "runs" / "run-1" / "report.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"report": report}))
+    with Scans(store) as found:
+        text = read(store, "/runs/run-1", where=folder / "page.db")
+    assert found == []
+    return text
+
+
+def test_a_search_shows_its_decision_and_what_each_parameter_did(store: Store, tmp_path: Path) -> None:
+    text = page_of(store, tmp_path, "tune", TUNED)
+    assert "Gate: +0.200 on 20 tasks, 95 % interval +0.100 to +0.300: a gain." in text
+    assert "Test: +0.200 on 20 tasks, 95 % interval -0.100 to +0.300: no significant difference." in text
+    assert "The tuned parameters replace the default." in text
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings[:5] == ["Decision", "History", "Importance", "Slices", "Trials"]
+    assert "3 <strong>chosen</strong>" in text
+    assert text.count('<svg class="chart"') == 3  # the history and two slices
+
+
+def test_a_policy_shows_its_episodes(store: Store, tmp_path: Path) -> None:
+    episodes = [{"parameters": {"temperature": at / 4}, "overall": at / 4} for at in range(4)]
+    report = {**TUNED, "method": "policy", "history": episodes, "importance": {}, "gate": None, "test": {}}
+    text = page_of(store, tmp_path, "tune", report)
+    assert "Neither gate nor test was run." in text
+    assert "overall, by trial" in text
+
+
+def test_a_search_without_scored_trials_has_no_charts(store: Store, tmp_path: Path) -> None:
+    failed = [{**TRIALS[0], "state": "failed", "values": {"score": None}}]
+    text = page_of(store, tmp_path, "tune", {**TUNED, "history": failed, "gate": None, "test": {}, "best": {}})
+    assert '<svg class="chart"' not in text
+    assert "1 trials" in text
+
+
+def test_a_training_shows_training_and_held_out_curves_with_their_data(store: Store, tmp_path: Path) -> None:
+    text = page_of(store, tmp_path, "train", TRAINED)
+    assert "the score fell" in text
+    assert re.findall(r"<h3>(.*?)</h3>", text)[:2] == ["Reward", "Held out"]
+    assert text.count('<svg class="chart"') == 2
+    assert '<tr><th scope="row">2</th><td class="number">0.400</td></tr>' in text
+    assert "/rollouts?run=run-1&amp;phase=train" in text
