@@ -51,7 +51,6 @@ OPEN_KEYWORDS = {
     "the variables of a template or of a query, or the fields of an event": (
         "deployment/events.py: Notifier.notify",
         "reports/files.py: write_report",
-        "reports/pages.py: write_html",
         "web/rendering.py: link",
         "web/rendering.py: render",
     ),
