@@ -283,10 +283,10 @@ def newest_rollouts(store: StoreReads, *, run_id: str | None = None, limit: int 
     """
     table = schema.rollouts
     if run_id is None:
-        found = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(limit).subquery("found")
+        newest = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(limit).subquery("found")
     else:
-        found = sa.select(table.c.id).where(table.c.run_id == run_id).limit(limit).subquery("found")
-    query = sa.select(table).join_from(found, table, table.c.id == found.c.id).order_by(*_order(newer=False))
+        newest = sa.select(table.c.id).where(table.c.run_id == run_id).limit(limit).subquery("found")
+    query = sa.select(table).join_from(newest, table, table.c.id == newest.c.id).order_by(*_order(newer=False))
     with store.engine.connect() as connection:
         return [rollout_of(row) for row in connection.execute(query).mappings()]
 
