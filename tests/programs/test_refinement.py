@@ -235,3 +235,9 @@ def test_the_model_of_a_verifier_is_no_name() -> None:
     name: Any = "openai/local"
     with pytest.raises(ConfigError, match=r"lm='openai/local' must be a dspy\.LM, such as assay\.get_lm\(NAME\)"):
         assay.load_verifier("Is the answer right?", lm=name)
+
+
+def test_a_verifier_with_other_arguments_is_named_without_its_address() -> None:
+    with pytest.raises(ConfigError, match=r"^verifier=reward must be .*needs these three arguments") as refused:
+        Refine(dspy.Predict("question -> answer"), reward)
+    assert " at 0x" not in str(refused.value)

@@ -239,7 +239,9 @@ def _check_parts(program: Any, verifier: Any) -> None:
     try:
         inspect.signature(verifier).bind(None, None, None)
     except TypeError as error:
-        raise ConfigError(f"verifier={verifier!r} {rule}: {error}") from None
+        name = getattr(verifier, "__qualname__", None) or repr(verifier)
+        hint = "; a reward_fn(args, pred) of dspy.Refine needs these three arguments instead"
+        raise ConfigError(f"verifier={name} {rule}: {error}{hint}") from None
     except ValueError:
         pass  # a builtin without a signature
 
