@@ -150,7 +150,7 @@ def deployed(candidate: str, clients: int, seed: int, limit_s: float) -> dict[st
     """Serves the agent until the deployment of `candidate` has ended."""
     with Store() as store:
         deployments = Deployments(store.engine)
-        found = deployments.start(candidate, PLAN)
+        deployment = deployments.start(candidate, PLAN)
         command = [sys.executable, "-m", "assay", "serve", "--agent", AGENT, "--agent-rubric", "math_qa", "--port", "0"]
         command += ["--json", "--upstream", "http://127.0.0.1:9/v1", "--advance-s", "5"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
@@ -158,7 +158,7 @@ def deployed(candidate: str, clients: int, seed: int, limit_s: float) -> dict[st
             address, began = json.loads(gateway.stdout.readline())["url"], time.monotonic()
             try:
                 with Clients(address, clients, seed) as sending:
-                    while (state := deployments.get(found.id).state).status == "running":
+                    while (state := deployments.get(deployment.id).state).status == "running":
                         time.sleep(1)
                         if time.monotonic() - began > limit_s:
                             break
@@ -167,23 +167,24 @@ def deployed(candidate: str, clients: int, seed: int, limit_s: float) -> dict[st
             seconds = time.monotonic() - began
         return {
             "candidate": candidate, "status": state.status, "seconds": round(seconds), "sent": dict(sending.counts),
-            "failures": sending.failures[:3], "steps": steps_of(deployments, found), "arms": arms_of(store, found),
+            "failures": sending.failures[:3], "steps": steps_of(deployments, deployment),
+                "arms": arms_of(store, deployment),
         }  # fmt: skip
 
 
-def steps_of(deployments: Deployments, found: Deployment) -> list[dict[str, Any]]:
+def steps_of(deployments: Deployments, deployment: Deployment) -> list[dict[str, Any]]:
     """The decisions, each with the rollouts of its step."""
     return [
         {name: row[name] for name in ("stage", "action", "rule", "reason", "requests")}
-        for row in deployments.history(found.id)
+        for row in deployments.history(deployment.id)
     ]
 
 
-def arms_of(store: Store, found: Deployment) -> dict[str, Any]:
+def arms_of(store: Store, deployment: Deployment) -> dict[str, Any]:
     """Scores of all rollouts of the deployment by arm; those that were answered after its end included."""
     scores: dict[str, list[float | None]] = {}
     for rollout in store.rollouts():
-        if rollout.deployment == found.id and rollout.status in ("done", "failed"):
+        if rollout.deployment == deployment.id and rollout.status in ("done", "failed"):
             scores.setdefault(str(rollout.arm), []).append(rollout.score)
     scored = {arm: [value for value in values if value is not None] for arm, values in scores.items()}
     return {

@@ -170,8 +170,8 @@ def main() -> None:
         for step in Loops(store.engine).steps(AGENT):
             reason = step.detail.get("reason")
             print(json.dumps({"cycle": step.cycle, "step": step.step, "status": step.status, "reason": reason}))
-        for found in Deployments(store.engine).all(AGENT):
-            print(json.dumps({"deployment": found.candidate, "status": found.state.status}))
+        for deployment in Deployments(store.engine).all(AGENT):
+            print(json.dumps({"deployment": deployment.candidate, "status": deployment.state.status}))
 
 
 if __name__ == "__main__":

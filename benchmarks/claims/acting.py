@@ -44,7 +44,7 @@ def measured(setting: Setting, acting: Acting) -> Measured:
     os.environ["ASSAY_ADAPTERS"] = str(setting.scratch / "adapters")
     store, rows = setting.scratch / f"{acting.name}.db", setting.scratch / f"{acting.name}-rows"
     name = f"{acting.name}-{setting.seed}"
-    given: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "rubric": acting.name,
         "prompt_format": "lean",
         "store": store,
@@ -61,7 +61,7 @@ def measured(setting: Setting, acting: Acting) -> Measured:
             model=model,
             parameters={"temperature": 0.1},
             seed=setting.seed,
-            **given,
+            **shared,
         ).evaluation
 
     for block in range(acting.blocks):
@@ -73,18 +73,18 @@ def measured(setting: Setting, acting: Acting) -> Measured:
             model=setting.model,
             parameters={"temperature": 1.0},
             seed=1000 * setting.seed + block,
-            **given,
+            **shared,
         )
     exported = assay.export("sft", rows, store=store, min_quality=acting.least, gates=Gates(min_clean=0))
     settings = SFTSettings(
         model=setting.model, epochs=acting.epochs, min_quality=acting.least, learning_rate=5e-4, seed=setting.seed
     )
     train_sft(rows, name, settings, progress=Lines())
-    found = {"before": tested(setting.model), "after": tested(f"{setting.model}+{name}")}
+    evaluations = {"before": tested(setting.model), "after": tested(f"{setting.model}+{name}")}
     values: dict[str, Any] = {
         figure: {
             side: {task: result.grades.get(criterion, float("nan")) for task, result in evaluation.results.items()}
-            for side, evaluation in found.items()
+            for side, evaluation in evaluations.items()
         }
         for figure, criterion in acting.figures.items()
     }

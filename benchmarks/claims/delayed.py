@@ -71,8 +71,8 @@ def right(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
 def grown(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
     """Quarters: whether the decision three calls ago was right; with the last call also the later ones."""
     calls, at = rollout.transitions, prediction["transition"].t
-    shown = range(max(0, at - DELAY), len(DECISIONS) if at == len(DECISIONS) - 1 else max(0, at - DELAY + 1))
-    return sum(_decided(calls[t].output, task.expected) for t in shown) / (DELAY + 1)
+    visible = range(max(0, at - DELAY), len(DECISIONS) if at == len(DECISIONS) - 1 else max(0, at - DELAY + 1))
+    return sum(_decided(calls[t].output, task.expected) for t in visible) / (DELAY + 1)
 
 
 def _decided(output: str, expected: Any) -> bool:

@@ -33,8 +33,8 @@ def measure(setting: Setting) -> Measured:
     sides = {"before": before, "after": after}
     values: dict[str, Any] = {
         "recall": {
-            side: {task: float(text in found[task]) for task, (_, text) in questions.items()}
-            for side, found in sides.items()
+            side: {task: float(text in passages[task]) for task, (_, text) in questions.items()}
+            for side, passages in sides.items()
         }
     }
     return Measured(values=values, facts={"passages": len(texts), "questions": len(questions), "k": K})
@@ -50,14 +50,14 @@ def collection(seed: int) -> tuple[list[str], dict[str, tuple[str, str]]]:
     texts: dict[str, None] = {}
     questions: dict[str, tuple[str, str]] = {}
     for number, (_, row) in enumerate(fact_rows(size=TASKS, seed=seed, passages=PASSAGES, removed=0.0)):
-        kept = [
+        own_texts = [
             document["text"]
             for document in row["inputs"]["documents"]
             if owner.setdefault(document["source"], number) == number
         ]
-        texts |= dict.fromkeys(kept)
+        texts |= dict.fromkeys(own_texts)
         (answering,) = row["expected"]["passages"]
-        if answering in kept:
+        if answering in own_texts:
             questions[str(number)] = (row["inputs"]["question"], answering)
     return list(texts), questions
 
@@ -72,8 +72,8 @@ def bm25s_found(texts: list[str], questions: dict[str, str], downloads: Path) ->
     options: dict[str, Any] = {"stopwords": "en", "show_progress": False}
     retriever = bm25s.BM25(corpus=texts)
     retriever.index(bm25s.tokenize(texts, **options), show_progress=False)
-    found, _ = retriever.retrieve(bm25s.tokenize(list(questions.values()), **options), k=K, show_progress=False)
-    return dict(zip(questions, (list(row) for row in found), strict=True))
+    ranked, _ = retriever.retrieve(bm25s.tokenize(list(questions.values()), **options), k=K, show_progress=False)
+    return dict(zip(questions, (list(row) for row in ranked), strict=True))
 
 
 def downloaded(folder: Path) -> Path:

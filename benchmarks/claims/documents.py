@@ -25,11 +25,9 @@ COMPILING = Compiling(
 def measure(setting: Setting) -> Measured:
     on_test, facts = COMPILING.before_and_after(setting, AnswerFromDocuments(prompt_format="lean", k=K))
     values: dict[str, Any] = {
-        "score": {
-            side: {task: result.score for task, result in found.results.items()} for side, found in on_test.items()
-        },
+        "score": {side: evaluation.scores for side, evaluation in on_test.items()},
         **{
-            figure: {side: grades(found, figure) for side, found in on_test.items()}
+            figure: {side: grades(evaluation, figure) for side, evaluation in on_test.items()}
             for figure in ("correct", "abstained", "retrieved", "answer_supported")
         },
     }

@@ -33,13 +33,15 @@ def measure(setting: Setting) -> Measured:
     memory = Memory(setting.scratch / "memory.db", name=f"seed{setting.seed}")
     sides = {"before": _taught(Converse(prompt_format="lean"), guided, setting)}
     sides["after"] = _taught(Converse(prompt_format="lean", memory=memory), guided, setting)
-    told = _evaluated(setting, sides["after"], [first[key] for key in persons])
-    found = {side: _evaluated(setting, program, [second[key] for key in persons]) for side, program in sides.items()}
+    first_talks = _evaluated(setting, sides["after"], [first[key] for key in persons])
+    evaluations = {
+        side: _evaluated(setting, program, [second[key] for key in persons]) for side, program in sides.items()
+    }
     values: dict[str, Any] = {
-        name: {side: grades(evaluation, figure) for side, evaluation in found.items()}
+        name: {side: grades(evaluation, figure) for side, evaluation in evaluations.items()}
         for name, figure in (("remembered", "completed"), ("remembered_filled", "filled"))
     }
-    return Measured(values=values, facts={"persons": len(persons), "first": grades(told, "filled")})
+    return Measured(values=values, facts={"persons": len(persons), "first": grades(first_talks, "filled")})
 
 
 def _of_split(setting: Setting, split: str) -> set[str]:

@@ -131,11 +131,11 @@ def measure(setting: Setting) -> Measured:
         sizes = {"test": TEST}
         return assay.evaluate(program, data=asked, split="test", sizes=sizes, **common).evaluation
 
-    found = {"before": answered("text_to_sql"), "after": answered(report.artifact)}
+    evaluations = {"before": answered("text_to_sql"), "after": answered(report.artifact)}
     values: dict[str, Any] = {
         criterion: {
             side: {task: result.grades.get(criterion, float("nan")) for task, result in evaluation.results.items()}
-            for side, evaluation in found.items()
+            for side, evaluation in evaluations.items()
         }
         for criterion in ("rows_match", "query_runs")
     }

@@ -38,13 +38,13 @@ def measure(setting: Setting) -> Measured:
     use_scratch_adapters(setting)
     data = f"tools:irrelevant?size={SIZE}&seed={setting.seed}"
     models = {"before": setting.model, "after": trained(setting, load_tasks(data))}
-    found, facts = dict[str, dict[str, dict[str, float]]](), dict[str, Any]()
+    results, facts = dict[str, dict[str, dict[str, float]]](), dict[str, Any]()
     for side, model in models.items():
         means = {at: means_of(run(setting, data, model, at, "val", VAL)) for at in THRESHOLDS}
         best = fitted(means)
-        found[side] = run(setting, data, model, best, "test", TEST)
+        results[side] = run(setting, data, model, best, "test", TEST)
         facts[side] = {"threshold": best, "val": {str(at): of for at, of in means.items()}}
-    values: dict[str, Any] = {name: {side: of[name] for side, of in found.items()} for name in FIGURES}
+    values: dict[str, Any] = {name: {side: of[name] for side, of in results.items()} for name in FIGURES}
     return Measured(values=values, facts=facts)
 
 
@@ -131,5 +131,5 @@ def figures(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     }
 
 
-def means_of(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(of.values()) / len(of) if of else float("nan") for name, of in found.items()}
+def means_of(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(of.values()) / len(of) if of else float("nan") for name, of in figures.items()}

@@ -48,5 +48,5 @@ def calculated(text):
 
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    print(json.dumps(solve(given)))
+    received = json.load(sys.stdin)
+    print(json.dumps(solve(received)))

@@ -134,12 +134,26 @@ def test_cap_on_dollars_requires_known_prices(job: dict[str, Any], server: Serve
     assert server.requests == []
 
 
+def test_models_of_roles_without_effect_are_refused_at_the_start(job: dict[str, Any], server: Server) -> None:
+    for unused, reason in (
+        ({"judge_model": "openai/x"}, "no criterion of the rubric 'r' is decided by a judge"),
+        ({"reflection_model": "openai/m"}, "no step of order='sft' compiles prompts"),
+    ):
+        with pytest.raises(ConfigError, match=f"would have no effect: {reason}"):
+            assay.improve("mine.py:Mine", order=["sft"], **{**job, **unused})
+    assert server.requests == []
+
+
 def test_settings_without_effect_are_noted_at_the_start(job: dict[str, Any]) -> None:
-    unused = {"judge_model": "openai/x", "reflection_model": "openai/m", "optimizer": "gepa"}
-    report = assay.improve("mine.py:Mine", order=["sft"], **{**job, **unused})
+    Path("assay.toml").write_text('[judge]\nmodel = "openai/of-file"\n[reflection]\nmodel = "openai/also"')
+    roles = {
+        name: value for name, value in assay.project_settings("improve").items() if name.startswith(("judge", "refl"))
+    }
+    report = assay.improve("mine.py:Mine", order=["sft"], **{**job, **roles, "optimizer": "gepa"})
     assert [note for note in report.to_dict()["notes"] if "no effect" in note] == [
-        "judge_model='openai/x' has no effect: no criterion of the rubric 'r' is decided by a judge",
-        "optimizer='gepa', reflection_model='openai/m' has no effect: no step of order='sft' compiles prompts",
+        "judge_model='openai/of-file' has no effect: no criterion of the rubric 'r' is decided by a judge",
+        "optimizer='gepa' has no effect: no step of order='sft' compiles prompts",
+        "reflection_model='openai/also' has no effect: no step of order='sft' compiles prompts",
         "grpo={'model': 'embedded/smollm2-135m'} has no effect: order='sft' has no such step",
     ]
 
@@ -179,7 +193,7 @@ def test_reflection_model_is_tried_if_configured(job: dict[str, Any], server: Se
     with pytest.raises(ModelError, match="reflection_model, reflection_api_key_env"):
         assay.compile(
             "mine.py:Mine",
-            optimizer="labeled",
+            optimizer="copro",
             reflection_model="openai/down",
             **{key: job[key] for key in job if key not in ("name", "sft", "grpo")},
         )

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,46 +222,67 @@ def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("options", "note"),
+    ("function", "options", "message"),
     [
-        (
-            {"judge_model": "openai/x"},
-            "judge_model='openai/x' has no effect: no criterion of the rubric 'r' is decided",
+        (assay.evaluate, {"judge_model": "openai/x"}, "judge_model='openai/x' would have no effect: no criterion"),
+        (assay.evaluate, {"judge_thinking": 64}, "judge_thinking=64 would have no effect: no criterion of the rubric"),
+        (assay.collect, {"n": 1, "judge_thinking": "high"}, "judge_thinking='high' would have no effect"),
+        (assay.tune, {"trials": 1, "judge_model": "openai/x"}, "judge_model='openai/x' would have no effect"),
+        *(
+            (
+                assay.compile,
+                {"optimizer": name, "reflection_model": "openai/x", "max_calls": 40},
+                f"reflection_model='openai/x' would have no effect: optimizer='{name}' writes no instructions",
+            )
+            for name in ("labeled", "LabeledFewShot")
         ),
-        ({"judge_thinking": 64}, "judge_thinking=64 has no effect: no criterion of the rubric 'r' is decided"),
-        ({"sizes": {"val": 3, "test": 5}}, "sizes={'test': 5} has no effect: only tasks of val are run"),
-        ({}, ""),
     ],
 )
-def test_settings_without_effect_on_an_evaluation_are_noted(place: Path, options: dict[str, Any], note: str) -> None:
+def test_a_model_of_a_role_that_the_job_does_not_call_is_refused(
+    place: Path, function: Callable[..., Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        function("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), preflight=False, **options)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_comparison_refuses_the_model_of_a_role_that_it_does_not_call(place: Path) -> None:
+    (place / "other.py").write_text((place / "triage.py").read_text())
+    with pytest.raises(ConfigError, match="judge_model='openai/x' would have no effect"):
+        assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), judge_model="openai/x")
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "note"),
+    [
+        (
+            '[judge]\nmodel = "openai/of-file"',
+            {},
+            "judge_model='openai/of-file' has no effect: no criterion of the rubric 'r' is decided by a judge",
+        ),
+        ("", {"sizes": {"val": 3, "test": 5}}, "sizes={'test': 5} has no effect: only tasks of val are run"),
+        ("", {}, ""),
+    ],
+)
+def test_settings_of_the_project_file_without_effect_are_noted(
+    place: Path, table: str, options: dict[str, Any], note: str
+) -> None:
+    (place / "assay.toml").write_text(table)
     progress = SilentProgress()
     lines: list[str] = []
     progress.say = lines.append  # type: ignore[method-assign]
-    report = assay.evaluate("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), progress=progress, **options)
-    assert [line[: len(note)] for line in report.notes if "no effect" in line] == ([note] if note else [])
-    assert [line[6 : 6 + len(note)] for line in lines if "no effect" in line] == ([note] if note else [])
+    values = {**assay.project_settings("evaluate"), **options}
+    report = assay.evaluate("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), progress=progress, **values)
+    assert [line for line in report.notes if "no effect" in line] == ([note] if note else [])
+    assert [line[6:] for line in lines if "no effect" in line] == ([note] if note else [])
 
 
-def test_settings_without_effect_on_a_collection_are_in_its_report(place: Path) -> None:
-    report = assay.collect("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), n=1, judge_model="openai/x")
-    assert "judge_model='openai/x' has no effect" in str(report.to_dict()["notes"])
-
-
-def test_settings_without_effect_on_a_comparison_are_in_its_report_once(place: Path) -> None:
+def test_a_note_on_a_setting_without_effect_is_in_a_comparison_once(place: Path) -> None:
+    (place / "assay.toml").write_text('[judge]\nmodel = "openai/of-file"')
     (place / "other.py").write_text((place / "triage.py").read_text())
-    report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), judge_model="openai/x")
-    assert sum("judge_model='openai/x' has no effect" in note for note in report.to_dict()["notes"]) == 1
-
-
-@pytest.mark.parametrize("name", ["labeled", "LabeledFewShot"])
-def test_a_reflection_model_for_demonstrations_only_is_noted(place: Path, name: str) -> None:
-    report = assay.compile(
-        "triage.py", rubric="r.yaml", data=ROWS, lm=lm(), optimizer=name, preflight=False,
-        reflection_model="openai/x", max_calls=40,
-    )  # fmt: skip
-    assert f"reflection_model='openai/x' has no effect: optimizer='{name}' writes no instructions" in str(
-        report.to_dict()["notes"]
-    )
+    values = assay.project_settings("compare")
+    report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), **values)
+    assert sum("judge_model='openai/of-file' has no effect" in note for note in report.to_dict()["notes"]) == 1
 
 
 def test_wrong_types_are_refused_before_anything_runs() -> None:

@@ -80,13 +80,16 @@ def test_settings_without_effect_on_a_training_are_noted(place: Path, embedded: 
     lines: list[str] = []
     progress = SilentProgress()
     progress.say = lines.append  # type: ignore[method-assign]
-    options = {"preflight": False, "judge_model": "openai/x", "sizes": {"train": 20, "gate": 5}, "progress": progress}
-    for monitor, judge in ((None, ["judge_model='openai/x'"]), ("judged.yaml", [])):
+    options = {"preflight": False, "sizes": {"train": 20, "gate": 5}, "progress": progress}
+    judge = {"judge_model": "openai/x"}
+    with pytest.raises(ConfigError, match="judge_model='openai/x' would have no effect"):
+        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"}, **options, **judge)
+    for monitor, model in ((None, {}), ("judged.yaml", judge)):
         lines.clear()
         with pytest.raises(WeightsLoadedError):
-            trained(rubric="r.yaml", monitor=monitor, model=embedded, rename={"label": "intent"}, **options)
+            trained(rubric="r.yaml", monitor=monitor, model=embedded, rename={"label": "intent"}, **options, **model)
         notes = [line.split(" has no effect")[0] for line in lines if "no effect" in line]
-        assert notes == [f"note: {setting}" for setting in [*judge, "sizes={'gate': 5}"]]
+        assert notes == ["note: sizes={'gate': 5}"]
 
 
 @pytest.mark.model

@@ -236,7 +236,7 @@ def test_reading_a_spec_does_not_import_the_module(tmp_path: Path, monkeypatch: 
         ("mutants:no_such_module", "no module 'no_such_module'"),
         ("mutants:math", "no Python source|no module"),
         ("mutants:no/such/file.py", "no such file"),
-        ("mutants:textwrap?sizes=3", "unknown option"),
+        ("mutants:textwrap?sizes=3", "unknown option 'sizes'. Did you mean 'size'"),
         ("mutants:textwrap?size=0", "option size is '0'"),
         ("mutants:textwrap?isolation=some", "isolation='some'"),
         ("mutants:this", "no function to mutate"),

@@ -11,7 +11,6 @@ import pytest
 from embedded_training import DATA, SMALL
 
 import assay
-from assay.api.independence import independent
 from assay.api.model_comparison import check_comparison
 from assay.api.train import train
 from assay.errors import ConfigError, DataError
@@ -20,6 +19,7 @@ from assay.models.embedded import LlamaBackend
 from assay.models.registry import spec
 from assay.optimizers.finetuning import TRLProvider
 from assay.optimizers.finetuning.base import load_policy, tokenizer_sha
+from assay.runs.independence import independent
 
 
 @pytest.mark.model

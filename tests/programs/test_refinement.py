@@ -178,7 +178,7 @@ def test_an_agent_is_refined_with_its_own_parameters() -> None:
     "options", [{"halt_at": 0}, {"halt_at": 1.1}, {"min_gain": -0.1}, {"min_gain": math.nan}, {"halt_at": "0.9"}]
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))}=.* must be between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"(halt_at=.* above 0 and at most 1|min_gain=.* between 0 and 1)"):
         Refine(dspy.Predict("question -> answer"), by_length, **options)
 
 
@@ -235,3 +235,9 @@ def test_the_model_of_a_verifier_is_no_name() -> None:
     name: Any = "openai/local"
     with pytest.raises(ConfigError, match=r"lm='openai/local' must be a dspy\.LM, such as assay\.get_lm\(NAME\)"):
         assay.load_verifier("Is the answer right?", lm=name)
+
+
+def test_a_verifier_with_other_arguments_is_named_without_its_address() -> None:
+    with pytest.raises(ConfigError, match=r"^verifier=reward must be .*needs these three arguments") as refused:
+        Refine(dspy.Predict("question -> answer"), reward)
+    assert " at 0x" not in str(refused.value)

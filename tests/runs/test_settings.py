@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.agents import run_agent
+from assay.api.agent import run_agent
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.fidelity import audit_user
@@ -26,6 +26,7 @@ from assay.api.model_comparison import compare as compare_models
 from assay.api.registry import register, set_agent_alias
 from assay.api.rollouts import close_rollouts, import_rollouts, list_rollouts, rate_rollout, rollouts_to_rate
 from assay.api.run import run
+from assay.api.serve import serve
 from assay.api.traces import forget_subject, score_rollouts
 from assay.api.train import train_offline
 from assay.errors import ConfigError
@@ -36,7 +37,7 @@ from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
 from assay.runs.settings import options, store_options
 from assay.runs.settings.shared import DEFAULT_SALT
-from assay.support.settings import Settings, nearest, setting, settings_of
+from assay.support.settings import Declared, DeclaredFields, Settings, nearest, setting, settings_of
 
 NO_STORE: Any = None  # the arguments are checked first
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
@@ -60,6 +61,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (run, settings.RunSettings, options.RunOptions),
     (score_rollouts, settings.TracesScoreSettings, store_options.TracesScoreOptions),
     (list_rollouts, settings.TracesListSettings, store_options.TracesListOptions),
+    (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
 EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
     (rollouts_to_rate, settings.TracesRateSettings),
@@ -87,7 +89,7 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
         if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
     }
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert "trust" in parameters or function in (train_offline, list_rollouts)
+    assert "trust" in parameters or function in (train_offline, list_rollouts, serve)
     for name, field in declared.items():
         assert name in parameters, name
         if name not in own_parameters:
@@ -102,6 +104,10 @@ def test_keywords_in_a_signature_are_those_of_the_settings(function: Callable[..
     for name, field in settings_of(kind).items():
         if not field.declared.named and name != "rationale":  # a question of the command line
             assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
+
+
+def test_keywords_of_a_declaration_are_its_attributes() -> None:
+    assert typing.get_type_hints(DeclaredFields) | {"help": str} == typing.get_type_hints(Declared)
 
 
 def test_no_public_function_takes_untyped_options() -> None:

@@ -220,9 +220,9 @@ def test_a_judge_that_cannot_keep_its_budget_is_refused_before_the_program_is_ca
         assay.compile(Notes(), **{**run, "sizes": SIZES}, reflection_thinking=64)
     with pytest.raises(ConfigError, match="thinking=64: the server"):
         assay.compile_judge("Is it kind?", labels=_labels(), api_base=somebody.url, model="openai/m", thinking=64)
+    with pytest.raises(ConfigError, match="judge_thinking='low' would have no effect: no criterion"):
+        assay.evaluate(Notes(), **run, judge_thinking="low")
     assert somebody.bodies == []
-    assay.evaluate(Notes(), **run, judge_thinking="low")  # the rubric has no judge
-    assert somebody.budgets()[0] is None
 
 
 class Late(Notes):

@@ -14,13 +14,13 @@ from collected_answers import run
 
 import assay
 from assay.api.record import opened_store
-from assay.api.recorded_fields import CallFields, RolloutFields
 from assay.api.traces import forget_subject
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition
 from assay.traces.export.selection import consents
+from assay.traces.recorded_fields import CallFields, RolloutFields
 from assay.traces.store.sealing import store_splits
 from assay.traces.store.tables import known_tasks
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.record import task_of, write_score
 from assay.datasets import Task
 from assay.errors import FailureKind
+from assay.evaluation.stored import task_of, write_score
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.rubrics.steps import tool_executed

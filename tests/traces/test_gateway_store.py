@@ -289,7 +289,7 @@ def test_serve_prints_its_counts_if_it_is_stopped_right_after_starting(
 
 @pytest.mark.slow
 def test_serve_prints_its_counts_while_the_store_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "FLUSH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("assay.api.serve.FLUSH_TIMEOUT_S", 1.0)
     store = tmp_path / "s.db"
     Store(store).close()
     with locked(store):

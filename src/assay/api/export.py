@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.api.record import task_of
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
+from assay.evaluation.stored import task_of
 from assay.rubrics import Rubric
 from assay.rubrics.trl_reward import undecided_checks
 from assay.runs.loading import load_rubric

@@ -114,9 +114,9 @@ def index(
         documents, passages = _sizes(engine, settings.name)
     finally:
         engine.dispose()
-    shown = url_without_password(url).removeprefix("sqlite:///")
+    location = url_without_password(url).removeprefix("sqlite:///")
     return IndexReport(
-        index=settings.name, folder=str(root), store=shown, counts=counts, documents=documents, passages=passages,
+        index=settings.name, folder=str(root), store=location, counts=counts, documents=documents, passages=passages,
         embedded=embedded,
     )  # fmt: skip
 

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from assay.api.evaluate import evaluate
-from assay.api.independence import independent
 from assay.evaluation import Progress, SilentProgress
 from assay.optimizers.finetuning.comparison import MODES, compared
 from assay.programs.loading import full_name
 from assay.runs.arguments import program_settings
+from assay.runs.independence import independent
 from assay.runs.jobs import open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import EvaluateSettings
 from assay.runs.settings.options import ComparisonOptions, EvaluateOptions
+from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.traces.records import new_id
@@ -43,6 +44,7 @@ def check_comparison(
         store=store,
         need=("train", "test"),
     ) as job:
+        unused_settings(job)
         checked(job, job.splits.train, split="train")
 
 

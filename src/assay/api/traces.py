@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.api.rescoring import Rescoring, threads_for
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, ResponseCache, get_lm
@@ -17,6 +16,7 @@ from assay.rubrics import Rubric
 from assay.runs.loading import load_rubric
 from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
+from assay.runs.rescoring import Rescoring, threads_for
 from assay.runs.settings import TracesScoreSettings
 from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts

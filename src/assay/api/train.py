@@ -14,8 +14,7 @@ from typing import Any, Unpack
 
 import dspy
 
-from assay.api.agents import agent_program, serving
-from assay.api.independence import independent
+from assay.api.agent import agent_program, serving
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.evaluation import Progress, SilentProgress
@@ -33,6 +32,7 @@ from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings
 from assay.runs.curricula import scheduled
 from assay.runs.finished import FinishedRun
+from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
 from assay.runs.preflight import preflight, preflight_judges

@@ -30,7 +30,7 @@ def run(agent: str, key: str, as_json: bool, **values: Any) -> None:
     the address from the environment too. Start one command for each task that is to run at the same time. It ends
     with the training.
     """
-    from assay.api.agents import run_agent
+    from assay.api.agent import run_agent
 
     settings = command_settings(values, AgentRunSettings)
     os.environ.pop("ASSAY_AGENT_KEY", None)  # no agent may reward itself

@@ -68,8 +68,9 @@ def print_report(data: dict[str, Any]) -> None:
         alone = data["winner"] == "baseline"
         sides = [after] if alone else [before, after]
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
-        for column, justify in (("", "left"), ("baseline", "right"), ("compiled", "right"))[: 1 + len(sides)]:
-            table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        table.add_column("", justify="left")
+        for column in ("baseline", "compiled")[: len(sides)]:
+            table.add_column(column, justify="right")
         for label, *cells, style in table_rows(sides):
             table.add_row(label, *cells, style=style)
         rich.print(table)

@@ -1,7 +1,5 @@
 """`assay models`: list and pull."""
 
-from typing import Any
-
 import click
 
 from assay.cli.options import json_option
@@ -22,23 +20,13 @@ def list_models(as_json: bool) -> None:
 
     Any other model name is passed to litellm (openai/…, ollama_chat/…).
     """
-    from assay.errors import ModelError
-    from assay.models.lora.adapters import list_adapters, served_as
-    from assay.models.registry import EMBEDDED, find_model
+    from assay.api.models import list_models as models_and_adapters
 
-    rows: list[dict[str, Any]] = []
-    for model in EMBEDDED.values():
-        try:
-            path = str(find_model(model.name))
-        except ModelError:
-            path = None
-        rows.append({"name": f"embedded/{model.name}", "size": model.size, "licence": model.licence, "path": path})
-    adapters: list[dict[str, Any]] = [
-        {"name": served_as(adapter), "sha256": adapter.sha256, "path": str(adapter.path)} for adapter in list_adapters()
-    ]
+    report = models_and_adapters().to_dict()
     if as_json:
-        print_json({"models": rows, "adapters": adapters})
+        print_json(report)
         return
+    rows, adapters = report["models"], report["adapters"]
     width = max(len(row["name"]) for row in [*rows, *adapters])
     click.echo(f"{'name':{width}}  {'size':>7}  {'licence':12}  file")
     for row in rows:
@@ -55,7 +43,8 @@ def list_models(as_json: bool) -> None:
 @click.argument("name")
 def pull(name: str) -> None:
     """Download the embedded model NAME and check its sha256."""
-    from assay.models.registry import pull_model, spec
+    from assay.api.models import pull_model
+    from assay.models.registry import spec
 
     path = pull_model(name, say=lambda text: click.echo(text, err=True))
     click.echo(f"{path} (sha256 {spec(name).sha256[:12]}… verified)")

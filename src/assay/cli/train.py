@@ -80,11 +80,11 @@ def command() -> None:
 def sft(**values: Any) -> None:
     """Supervised fine-tuning on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and
     completion."""
-    from assay.api.independence import independent
     from assay.api.model_comparison import check_comparison, compare
     from assay.optimizers.finetuning import train_sft
     from assay.optimizers.finetuning.data import read_sft
     from assay.optimizers.finetuning.run_folder import rank
+    from assay.runs.independence import independent
 
     as_json, source, name, resume, program, store, config = pop_values(
         values, "as_json", "export", "name", "resume", "program", "store", "accelerate_config"

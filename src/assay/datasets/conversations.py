@@ -104,7 +104,7 @@ class _Conversation:
         self.extra += 1
 
     def row(self) -> dict[str, Any]:
-        told = sum(not fact.get("told_before") for fact in self.facts.values())
+        facts_to_tell = sum(not fact.get("told_before") for fact in self.facts.values())
         return {
             "inputs": {
                 "service": self.service.text,
@@ -115,7 +115,7 @@ class _Conversation:
             },
             "expected": {"outcome": {name: fact["value"] for name, fact in self.facts.items()}},
             "task_type": self.service.text.rstrip(".").split(" ", 1)[1],
-            "metadata": {"turns": told + self.extra + 1},
+            "metadata": {"turns": facts_to_tell + self.extra + 1},
         }
 
 

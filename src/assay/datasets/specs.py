@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from assay.errors import DataError
+from assay.support.settings import nearest
 
 __all__ = ["Row", "number_of", "options_of", "register_kind", "registered"]
 
@@ -41,8 +42,10 @@ def options_of(text: str, allowed: Iterable[str], spec: str) -> dict[str, str]:
         options = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(text)))
     except ValueError:
         raise DataError(f"{spec}: {text!r} is not NAME=VALUE&NAME=VALUE") from None
-    if unknown := sorted(options.keys() - set(allowed)):
-        raise DataError(f"{spec}: unknown option {unknown}; the options are {sorted(allowed)}")
+    if unknown := sorted(options.keys() - (allowed := set(allowed))):
+        close = nearest(unknown[0], allowed)
+        hint = f" Did you mean {close!r}?" if close else ""
+        raise DataError(f"{spec}: unknown option {unknown[0]!r}.{hint} The options are {', '.join(sorted(allowed))}")
     return options
 
 

@@ -318,7 +318,7 @@ def collect_splits(
         raise DataError(
             f"{spec}: no task fell into {', '.join(empty)} ({rows - differing.total()} distinct tasks in all; "
             f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
-            "Add tasks, or name the split of each task in a column 'split'."
+            "Add tasks (size=… of generated ones), or name the split of each task in a column 'split'."
         )
     return Splits(
         chosen["train"],

@@ -62,8 +62,13 @@ def _tools(artifact: Artifact) -> dict[str, Any]:
 
 
 def _compared(champion: Artifact, candidate: Artifact) -> dict[str, tuple[Any, Any]]:
-    both = (champion, candidate)
-    pairs = {name: tuple(artifact.manifest.get(name) for artifact in both) for name in ("model", "adapters")}
-    pairs["prompt format"] = tuple(artifact.settings.get("adapter") for artifact in both)
-    pairs["context_length"] = tuple(artifact.settings["parameters"].get("context_length") for artifact in both)
-    return pairs  # type: ignore[return-value]
+    def facts(artifact: Artifact) -> dict[str, Any]:
+        settings = artifact.settings
+        return {
+            **{name: artifact.manifest.get(name) for name in ("model", "adapters")},
+            "prompt format": settings.get("adapter"),
+            "context_length": settings["parameters"].get("context_length"),
+        }
+
+    of_candidate = facts(candidate)
+    return {name: (value, of_candidate[name]) for name, value in facts(champion).items()}

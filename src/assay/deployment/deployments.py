@@ -157,26 +157,26 @@ class Deployments:
         if action not in ("pause", "resume", "promote", "rollback"):
             raise ConfigError(f"action={action!r} must be pause, resume, promote or rollback")
         for _ in range(20):
-            found = self.get(deployment)
-            before = found.state
+            current = self.get(deployment)
+            before = current.state
             allowed = {"pause": (RUNNING,), "resume": (PAUSED,)}.get(action, (RUNNING, PAUSED))
             undo = action == "rollback" and before.status == PROMOTED
             if before.status not in allowed and not undo:
-                raise DeploymentError(f"deployment {found.id} is {before.status}: {action} is not possible")
+                raise DeploymentError(f"deployment {current.id} is {before.status}: {action} is not possible")
             status = {"pause": PAUSED, "resume": RUNNING, "promote": PROMOTED, "rollback": ROLLED_BACK}[action]
             after = State(
                 step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
                 evaluations=before.evaluations,
             )  # fmt: skip
             decision = Decision(action=action, rule="order", reason=reason or "requested by a person", step=before.step)
-            if self._write(found, decision, before, after, by or current_user()):
+            if self._write(current, decision, before, after, by or current_user()):
                 return decision
         raise DeploymentError(f"deployment {deployment} is being changed by other processes: try again")
 
     # -- `Records`
     def state(self, name: str) -> tuple[Plan, State]:
-        found = self.get(name)
-        return found.plan, found.state
+        deployment = self.get(name)
+        return deployment.plan, deployment.state
 
     def evidence(self, name: str, metric: Metric, now: float) -> Arms:
         return arms_of(self.engine, self.get(name).id, metric, now)
@@ -185,8 +185,8 @@ class Deployments:
         return pairs_of(self.engine, self.get(name).id, metric)
 
     def units(self, name: str, step: int) -> Mapping[str, int]:
-        found = self.get(name)
-        return units_of(self.engine, found.id, step, found.plan.steps[step].share)
+        deployment = self.get(name)
+        return units_of(self.engine, deployment.id, step, deployment.plan.steps[step].share)
 
     def requests(self, name: str, step: int, now: float) -> Mapping[str, int]:
         return requests_of(self.engine, self.get(name).id, step)
@@ -194,14 +194,14 @@ class Deployments:
     def write(self, name: str, decision: Decision, before: State, after: State) -> bool:
         return self._write(self.get(name), decision, before, after, "assay")
 
-    def _write(self, found: Deployment, decision: Decision, before: State, after: State, by: str) -> bool:
+    def _write(self, deployment: Deployment, decision: Decision, before: State, after: State, by: str) -> bool:
         table, now = schema.deployments, time.time()
         changed = (
             sa.update(table)
-            .where(table.c.id == found.id, table.c.decided == before.version, table.c.status == before.status)
+            .where(table.c.id == deployment.id, table.c.decided == before.version, table.c.status == before.status)
             .values(
                 status=after.status, stage=after.step, stage_at=after.started_at, decided=after.version,
-                evaluations=after.evaluations, active=None if after.status in ENDED else found.agent,
+                evaluations=after.evaluations, active=None if after.status in ENDED else deployment.agent,
             )
         )  # fmt: skip
         readings = [reading.to_dict() for reading in decision.readings]
@@ -209,7 +209,7 @@ class Deployments:
         if decision.watch is not None:
             numbers["watch"] = decision.watch
         row = {
-            "deployment": found.id, "number": after.version, "stage": decision.step, "action": decision.action,
+            "deployment": deployment.id, "number": after.version, "stage": decision.step, "action": decision.action,
             "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,
             "by": clean(by)[:200],
         }  # fmt: skip
@@ -217,28 +217,28 @@ class Deployments:
             if not connection.execute(changed).rowcount:
                 return False
             connection.execute(sa.insert(schema.deployment_decisions).values(**row))
-            self._move_aliases(connection, found, before, after, by, decision.reason)
+            self._move_aliases(connection, deployment, before, after, by, decision.reason)
         return True
 
     def _move_aliases(
-        self, connection: sa.Connection, found: Deployment, before: State, after: State, by: str, why: str
+        self, connection: sa.Connection, deployment: Deployment, before: State, after: State, by: str, why: str
     ) -> None:
         """Promotion makes the candidate the champion and keeps the old one as `previous`; a rollback of a promotion
         takes both back."""
         if after.status == PROMOTED:
-            moves = {"previous": found.champion, "champion": found.candidate}
+            moves = {"previous": deployment.champion, "champion": deployment.candidate}
         elif after.status == ROLLED_BACK and before.status == PROMOTED:
-            moves = {"champion": found.champion, "previous": found.candidate}
+            moves = {"champion": deployment.champion, "previous": deployment.candidate}
         else:
             return
         for alias, number in moves.items():
-            move_alias(connection, found.agent, alias, number, by=by, why=f"deployment {found.id}: {why}")
+            move_alias(connection, deployment.agent, alias, number, by=by, why=f"deployment {deployment.id}: {why}")
 
-    def versions(self, found: Deployment) -> dict[str, Version]:
+    def versions(self, deployment: Deployment) -> dict[str, Version]:
         """The two versions, by arm."""
         return {
-            "champion": self.registry.version(f"{found.agent}@{found.champion}"),
-            "candidate": self.registry.version(f"{found.agent}@{found.candidate}"),
+            "champion": self.registry.version(f"{deployment.agent}@{deployment.champion}"),
+            "candidate": self.registry.version(f"{deployment.agent}@{deployment.candidate}"),
         }
 
 

@@ -160,12 +160,12 @@ def _hacks(engine: sa.Engine, agent: str, steps: Sequence[LoopStep], since: floa
         _ROLLOUTS.version.startswith(f"{agent}@", autoescape=True), _ROLLOUTS.started_at >= since,
         _ROLLOUTS.verdicts_json.like("%hack%"),
     )  # fmt: skip
-    found = 0
+    failed = 0
     with engine.connect() as connection:
         for (text,) in connection.execute(query):
-            found += _fails_hack_check(text)
-    detail = {"trainings": alarms, "rollouts": found}
-    value = alarms + found
+            failed += _fails_hack_check(text)
+    detail = {"trainings": alarms, "rollouts": failed}
+    value = alarms + failed
     return Figure(name="hacks", value=float(value), limit=float(limit), ok=value <= limit, n=value, detail=detail)
 
 
@@ -211,14 +211,14 @@ def deployment_success(deployments: Deployments, agent: str, limit: float) -> Fi
     """Share of the ended deployments that succeeded: promoted and still so, or taken back by a rule before that."""
     good = whole = 0
     kinds = {"promoted": 0, "rolled back": 0, "taken back later": 0, "ended by hand": 0}
-    for found in deployments.all(agent):
-        if found.state.status not in ENDED:
+    for deployment in deployments.all(agent):
+        if deployment.state.status not in ENDED:
             continue
         whole += 1
-        history = deployments.history(found.id)
+        history = deployments.history(deployment.id)
         promoted = any(row["action"] == "promote" for row in history)
         last = history[-1] if history else {"rule": "order", "action": ""}
-        if found.state.status == "rolled_back" and promoted:
+        if deployment.state.status == "rolled_back" and promoted:
             kinds["taken back later"] += 1
         elif last["rule"] == "order":
             kinds["ended by hand"] += 1

@@ -259,11 +259,11 @@ class _Pool:
             by_type[self.tasks[key].task_type].append(key)
         if (dropped := len(self.tasks) - self.settings.max_tasks) > 0:
             self.left_out["tasks beyond max_tasks"] = dropped
-        kept, left = list[str](), self.settings.max_tasks
+        keys, left = list[str](), self.settings.max_tasks
         for at, kind in enumerate(sorted(by_type, key=lambda kind: (len(by_type[kind]), kind))):
             share = by_type[kind][: left // (len(by_type) - at)]
-            kept, left = kept + share, left - len(share)
-        return kept
+            keys, left = keys + share, left - len(share)
+        return keys
 
     def rows(self, keys: list[str]) -> list[dict[str, Any]]:
         """Rows of the file, sorted by id. Of tasks that are the same after anonymization the strictest split counts."""

@@ -81,12 +81,12 @@ def qualities(
         columns.version, columns.task_type, sa.func.count(), sa.func.sum(columns.score),
         sa.func.avg(sa.func.coalesce(columns.cost, 0.0)),
     ).group_by(columns.version, columns.task_type)  # fmt: skip
-    found: dict[str, dict[int, Quality]] = {}
+    qualities: dict[str, dict[int, Quality]] = {}
     with engine.connect() as connection:
         for version, kind, count, total, spent in connection.execute(query):
             quality = Quality(count=int(count), total=float(total), cost_usd=float(spent))
-            found.setdefault(str(kind), {})[names[version]] = quality
-    return found
+            qualities.setdefault(str(kind), {})[names[version]] = quality
+    return qualities
 
 
 def probabilities(preference: Preference, measured: Mapping[int, Quality]) -> dict[int, float]:

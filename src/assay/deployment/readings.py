@@ -156,8 +156,8 @@ def beyond_limit(plan: Plan, metric: Metric, arms: Arms) -> str | None:
         low, high = betting(mean * effective, effective, alpha=alpha)
     if (low > limit) if metric.sign < 0 else (high < limit):
         word = "above" if metric.sign < 0 else "below"
-        shown = math.exp(mean) if metric.is_amount else mean
-        return f"{metric.name} of the candidate is {shown:.3g}, {word} its limit {metric.failure_above:g}"
+        value = math.exp(mean) if metric.is_amount else mean
+        return f"{metric.name} of the candidate is {value:.3g}, {word} its limit {metric.failure_above:g}"
     return None
 
 

@@ -29,17 +29,17 @@ class DeploymentReport(ReportRepr):
     arms: dict[str, dict[str, float | int | None]]
 
     def to_dict(self) -> dict[str, Any]:
-        found, state = self.deployment, self.deployment.state
+        deployment, state = self.deployment, self.deployment.state
         return {
-            "deployment": found.id,
-            "agent": found.agent,
-            "champion": found.champion,
-            "candidate": found.candidate,
+            "deployment": deployment.id,
+            "agent": deployment.agent,
+            "champion": deployment.champion,
+            "candidate": deployment.candidate,
             "status": state.status,
-            "stage": found.plan.steps[state.step].label,
+            "stage": deployment.plan.steps[state.step].label,
             "step": state.step + 1,
-            "steps": len(found.plan.steps),
-            "share": found.share,
+            "steps": len(deployment.plan.steps),
+            "share": deployment.share,
             "decision": self.decision.action,
             "rule": self.decision.rule,
             "reason": self.decision.reason,
@@ -59,25 +59,25 @@ def status_of(deployments: Deployments, name: str, now: float, decision: Decisio
     Raises:
         DeploymentError: there is none.
     """
-    found = deployments.get(name)
+    deployment = deployments.get(name)
     if decision is None:
-        if found.state.status == RUNNING:
-            decision = decide(found.plan, found.state, found.id, deployments, now)
+        if deployment.state.status == RUNNING:
+            decision = decide(deployment.plan, deployment.state, deployment.id, deployments, now)
         else:
-            last = deployments.history(found.id)[-1:]
+            last = deployments.history(deployment.id)[-1:]
             decision = Decision(
-                action="continue", rule=last[0]["rule"] if last else "status", step=found.state.step,
-                reason=last[0]["reason"] if last else f"the deployment is {found.state.status}",
+                action="continue", rule=last[0]["rule"] if last else "status", step=deployment.state.step,
+                reason=last[0]["reason"] if last else f"the deployment is {deployment.state.status}",
             )  # fmt: skip
-    metric = next(metric for metric in found.plan.metrics if metric.success_gain is not None)
-    return DeploymentReport(deployment=found, decision=decision, arms=_arms(deployments, found, metric, now))
+    metric = next(metric for metric in deployment.plan.metrics if metric.success_gain is not None)
+    return DeploymentReport(deployment=deployment, decision=decision, arms=_arms(deployments, deployment, metric, now))
 
 
 def _arms(
-    deployments: Deployments, found: Deployment, metric: Metric, now: float
+    deployments: Deployments, deployment: Deployment, metric: Metric, now: float
 ) -> dict[str, dict[str, float | int | None]]:
     """Number of values, mean and 95 % confidence sequence of each arm, for the first metric that promotes."""
-    cells, arms = deployments.evidence(found.id, metric, now), {}
+    cells, arms = deployments.evidence(deployment.id, metric, now), {}
     for arm in (CHAMPION, CANDIDATE):
         of_arm = [of_stratum[arm] for of_stratum in cells.values()]
         mean, variance, _ = mean_of(of_arm)
@@ -93,14 +93,14 @@ def _arms(
     return arms
 
 
-def notify(found: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -> None:
+def notify(deployment: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -> None:
     """Sends what was decided, after it was written."""
     if decision.action not in _EVENTS:
         return
-    notifier = Notifier((*found.plan.events, *hooks))
+    notifier = Notifier((*deployment.plan.events, *hooks))
     notifier.notify(
-        _EVENTS[decision.action], agent=found.agent, deployment=found.id, champion=found.champion,
-        candidate=found.candidate, step=decision.step + 1, rule=decision.rule, reason=decision.reason,
+        _EVENTS[decision.action], agent=deployment.agent, deployment=deployment.id, champion=deployment.champion,
+        candidate=deployment.candidate, step=decision.step + 1, rule=decision.rule, reason=decision.reason,
     )  # fmt: skip
     notifier.close()
 
@@ -114,6 +114,6 @@ def order(deployments: Deployments, name: str, action: str, *, reason: str = "",
     Raises:
         DeploymentError: not possible in the deployment's state.
     """
-    found = deployments.get(name)
-    notify(found, deployments.order(found.id, action, reason=reason, by=by))
-    return deployments.get(found.id)
+    deployment = deployments.get(name)
+    notify(deployment, deployments.order(deployment.id, action, reason=reason, by=by))
+    return deployments.get(deployment.id)

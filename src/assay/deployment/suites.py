@@ -16,9 +16,9 @@ __all__ = ["Suite", "SuiteResult", "SuiteThresholds"]
 class SuiteThresholds(Settings):
     """What a candidate must reach on a validation suite."""
 
-    threshold: float = setting(0.0, "Mean score that a candidate must reach.", ge=0, le=1)
-    pass_rate: float = setting(0.0, "Share of the tasks that a candidate must pass.", ge=0, le=1)
-    pass_at: float = setting(0.5, "Minimum score with which a task counts as passed.", ge=0, le=1)
+    threshold: float = setting(0.0, "Mean score on the suite that a candidate must reach.", ge=0, le=1)
+    pass_rate: float = setting(0.0, "Share of the suite's tasks that a candidate must pass.", ge=0, le=1)
+    pass_at: float = setting(0.5, "Minimum score with which a task of the suite counts as passed.", ge=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)

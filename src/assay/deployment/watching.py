@@ -29,53 +29,57 @@ _FEWEST = 100  # of each of them
 _ROLLOUTS = schema.rollouts.c
 
 
-def watches_now(deployments: Deployments, found: Deployment, now: float) -> float | None:
+def watches_now(deployments: Deployments, deployment: Deployment, now: float) -> float | None:
     """Since when the candidate is watched, seconds since the epoch; None if it is not."""
-    if not found.plan.watch:
+    if not deployment.plan.watch:
         return None
-    if found.state.status == RUNNING:
-        return found.started_at
-    if found.state.status != PROMOTED or deployments.registry.alias(found.agent, "champion") != found.candidate:
+    if deployment.state.status == RUNNING:
+        return deployment.started_at
+    if (
+        deployment.state.status != PROMOTED
+        or deployments.registry.alias(deployment.agent, "champion") != deployment.candidate
+    ):
         return None
-    promoted = [row["at"] for row in deployments.history(found.id) if row["action"] == "promote"]
-    return promoted[-1] if promoted and now - promoted[-1] <= found.plan.watch_s else None
+    promoted = [row["at"] for row in deployments.history(deployment.id) if row["action"] == "promote"]
+    return promoted[-1] if promoted and now - promoted[-1] <= deployment.plan.watch_s else None
 
 
-def watched(deployments: Deployments, found: Deployment, now: float | None = None) -> Decision | None:
+def watched(deployments: Deployments, deployment: Deployment, now: float | None = None) -> Decision | None:
     """The first alarm that is due, after it is written; None without one. Safe to call by several processes at once."""
     moment = time.time() if now is None else now
-    if (since := watches_now(deployments, found, moment)) is None:
+    if (since := watches_now(deployments, deployment, moment)) is None:
         return None
-    given = {row.get("watch") for row in deployments.history(found.id)}
-    for watch in found.plan.watch:
-        if watch.key in given or (reason := _beyond(deployments.engine, found, watch, since)) is None:
+    acted = {row.get("watch") for row in deployments.history(deployment.id)}
+    for watch in deployment.plan.watch:
+        if watch.key in acted or (reason := _beyond(deployments.engine, deployment, watch, since)) is None:
             continue
-        action = "alarm" if watch.action == "pause" and found.state.status != RUNNING else watch.action
-        status = {"rollback": ROLLED_BACK, "pause": PAUSED}.get(action, found.state.status)
-        decision = Decision(action=action, rule="watch", reason=reason, step=found.state.step, watch=watch.key)
-        after = replace(found.state, status=status, version=found.state.version + 1)
-        if deployments.write(found.id, decision, found.state, after):
+        action = "alarm" if watch.action == "pause" and deployment.state.status != RUNNING else watch.action
+        status = {"rollback": ROLLED_BACK, "pause": PAUSED}.get(action, deployment.state.status)
+        decision = Decision(action=action, rule="watch", reason=reason, step=deployment.state.step, watch=watch.key)
+        after = replace(deployment.state, status=status, version=deployment.state.version + 1)
+        if deployments.write(deployment.id, decision, deployment.state, after):
             return decision
         return None  # another process has just decided
     return None
 
 
-def _beyond(engine: sa.Engine, found: Deployment, watch: Watch, since: float) -> str | None:
+def _beyond(engine: sa.Engine, deployment: Deployment, watch: Watch, since: float) -> str | None:
     if watch.name == INPUT_DRIFT:
-        return _drifted(engine, found, watch, since)
-    total, count = _sums(engine, found, Metric(name=watch.name), since)
+        return _drifted(engine, deployment, watch, since)
+    total, count = _sums(engine, deployment, Metric(name=watch.name), since)
     low, high = betting(total, count, alpha=2 * _ALPHA)
     mean = total / count if count else 0.0
+    measured = f"{watch.name} of {deployment.agent}@{deployment.candidate} is {mean:.3f}"
     if watch.above is not None and low > watch.above:
-        return f"{watch.name} of {found.agent}@{found.candidate} is {mean:.3f}, above {watch.above:g} ({count} values)"
+        return f"{measured}, above {watch.above:g} ({count} values)"
     if watch.below is not None and high < watch.below:
-        return f"{watch.name} of {found.agent}@{found.candidate} is {mean:.3f}, below {watch.below:g} ({count} values)"
+        return f"{measured}, below {watch.below:g} ({count} values)"
     return None
 
 
-def _sums(engine: sa.Engine, found: Deployment, metric: Metric, since: float) -> tuple[float, int]:
+def _sums(engine: sa.Engine, deployment: Deployment, metric: Metric, since: float) -> tuple[float, int]:
     query = sa.select(*columns_of(metric)).where(
-        _ROLLOUTS.version == f"{found.agent}@{found.candidate}", _ROLLOUTS.phase == "deployed",
+        _ROLLOUTS.version == f"{deployment.agent}@{deployment.candidate}", _ROLLOUTS.phase == "deployed",
         _ROLLOUTS.started_at >= since, _ROLLOUTS.ended_at.is_not(None),
     )  # fmt: skip
     total, count = 0.0, 0
@@ -87,21 +91,21 @@ def _sums(engine: sa.Engine, found: Deployment, metric: Metric, since: float) ->
     return total, count
 
 
-def _drifted(engine: sa.Engine, found: Deployment, watch: Watch, since: float) -> str | None:
+def _drifted(engine: sa.Engine, deployment: Deployment, watch: Watch, since: float) -> str | None:
     """Inputs of the agent since then against those before; a difference must also be more than sampling noise."""
     from scipy import stats
 
-    before = _profile(engine, found, _ROLLOUTS.started_at < found.started_at)
-    now = _profile(engine, found, _ROLLOUTS.started_at >= since)
+    before = _profile(engine, deployment, _ROLLOUTS.started_at < deployment.started_at)
+    now = _profile(engine, deployment, _ROLLOUTS.started_at >= since)
     if min(len(before.lengths), len(now.lengths)) < _FEWEST or watch.above is None:
         return None
-    shown = drift(before, now) or {}
+    change = drift(before, now) or {}
     kinds = sorted(before.types.keys() | now.types.keys())
     table = [[profile.types[kind] for kind in kinds] for profile in (before, now)]
     p = float(stats.chi2_contingency(table).pvalue) if len(kinds) > 1 else 1.0
-    distance, length = shown["distance"], shown["length"]
+    distance, length = change["distance"], change["length"]
     if distance > watch.above and p < _ALPHA / 10:
-        new = f"; new: {', '.join(shown['new_task_types'])}" if shown["new_task_types"] else ""
+        new = f"; new: {', '.join(change['new_task_types'])}" if change["new_task_types"] else ""
         return f"task types differ from those before by {distance:.2f}, above {watch.above:g}{new}"
     if length["ks"] > watch.above and length["p"] < _ALPHA / 10:
         return (
@@ -111,10 +115,12 @@ def _drifted(engine: sa.Engine, found: Deployment, watch: Watch, since: float) -
     return None
 
 
-def _profile(engine: sa.Engine, found: Deployment, when: Any) -> Profile:
+def _profile(engine: sa.Engine, deployment: Deployment, when: Any) -> Profile:
     query = (
         sa.select(_ROLLOUTS.task_type, _ROLLOUTS.inputs_json)
-        .where(_ROLLOUTS.version.startswith(f"{found.agent}@", autoescape=True), _ROLLOUTS.phase == "deployed", when)
+        .where(
+            _ROLLOUTS.version.startswith(f"{deployment.agent}@", autoescape=True), _ROLLOUTS.phase == "deployed", when
+        )
         .order_by(_ROLLOUTS.started_at.desc())
         .limit(_COMPARED)
     )

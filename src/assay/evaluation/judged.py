@@ -63,7 +63,8 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
     Raises:
         BudgetExceeded, Cancelled: what was judged before is in the response cache.
     """
-    version, parts, calls = program_version(judge, None), [None] * len(items), [0] * len(items)
+    version, calls = program_version(judge, None), [0] * len(items)
+    parts: list[Any] = [None] * len(items)  # (prediction, reason, prices) of each item
 
     def judge_item(index: int) -> None:
         item = items[index]
@@ -91,12 +92,12 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
             except BaseException as error:  # a verdict that fails is no verdict; the reason is kept
                 kind = FailureKind.TIMEOUT if isinstance(error, OverTime) else FailureKind.JUDGE
                 rollout.status, rollout.error, rollout.failure = "error", error_text(error), kind
-                parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
+                parts[index] = (None, rollout.error, prices)
                 return
             finally:
                 calls[index] = len(rollout.transitions)
             rollout.prediction = {key: prediction[key] for key in ("verdict", "confidence", "value")}
-        parts[index] = (prediction, "", prices)  # type: ignore[call-overload]
+        parts[index] = (prediction, "", prices)
 
     with session.progress.bar(name, len(items)) as advance:
         for _ in as_finished(judge_item, len(items), threads=session.threads):

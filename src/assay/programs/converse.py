@@ -159,16 +159,16 @@ class Converse(Agent):
         turn_calls: list[list[int] | None] = []
         limit = self.agent_parameters.max_steps
         for at in range(limit + 1):
-            said = self._said(inputs.get("user"), messages)
-            messages.append({"role": "user", "content": said.message})
-            if said.ended or at == limit:
+            turn = self._said(inputs.get("user"), messages)
+            messages.append({"role": "user", "content": turn.message})
+            if turn.ended or at == limit:
                 break
             start = _calls()
-            reply = self._reply(talk, said.message)
+            reply = self._reply(talk, turn.message)
             messages.append({"role": "agent", "content": reply})
             end = _calls()
             turn_calls.append(None if start is None or end is None else [start, end])
-        ended = said.ended or "limit"
+        ended = turn.ended or "limit"
         return dspy.Prediction(outcome=dict(talk.outcome), messages=messages, ended=ended, turn_calls=turn_calls)
 
     def _one_turn(self, talk: _Talk, inputs: Mapping[str, Any]) -> dspy.Prediction:
@@ -201,11 +201,11 @@ class Converse(Agent):
         try:
             with dspy.context(trace=[]):
                 if not asks:
-                    said = user(profile=profile, messages=messages)
+                    turn = user(profile=profile, messages=messages)
                 else:
                     with aside(own):
-                        said = user(profile=profile, messages=copy.deepcopy(list(messages)))
-            message, ended = str(said.message)[:_MESSAGE], str(said.ended or "")
+                        turn = user(profile=profile, messages=copy.deepcopy(list(messages)))
+            message, ended = str(turn.message)[:_MESSAGE], str(turn.ended or "")
         except DataError:
             raise
         except Exception as error:

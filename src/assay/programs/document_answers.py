@@ -147,7 +147,7 @@ class _Run:
 
     def __init__(self, agent: AnswerFromDocuments, retriever: Retriever, question: str) -> None:
         self.agent, self.retriever, self.question = agent, retriever, question
-        self.found: dict[str, Passage] = {}
+        self.retrieved: dict[str, Passage] = {}
         self.searches: list[dict[str, Any]] = []
         self.steps = agent.agent_parameters.max_steps - 1 - agent.rounds  # the last ones write and review the answer
 
@@ -165,7 +165,7 @@ class _Run:
             answer=answer,
             abstained=citation is None,
             citation=None if citation is None else citation.to_dict(),
-            passages=[passage.to_dict() for passage in self.found.values()],
+            passages=[passage.to_dict() for passage in self.retrieved.values()],
             searches=self.searches,
         )
 
@@ -178,7 +178,7 @@ class _Run:
             query = str(agent.write(**filled).query)
         except AdapterParseError:
             query = ""
-        found: list[Passage] = []
+        passages: list[Passage] = []
 
         def search(query: str) -> str:
             # the question comes first: a written query adds to what it finds, and may be no good
@@ -186,13 +186,15 @@ class _Run:
             parts = [
                 self.retriever.search(text, agent.k) for text in ([self.question] if once else [self.question, query])
             ]
-            found.extend(_fused(parts, agent.k, self.found))
-            return "\n".join(f"{passage.source}:{passage.line}: {passage.text}" for passage in found) or "nothing new"
+            passages.extend(_fused(parts, agent.k, self.retrieved))
+            return (
+                "\n".join(f"{passage.source}:{passage.line}: {passage.text}" for passage in passages) or "nothing new"
+            )
 
         dspy.Tool(search, name="search", desc="Searches the documents.")(query=query)
-        self.found |= {passage.id: passage for passage in found}
-        self.searches.append({"query": query, "passages": [passage.id for passage in found]})
-        return found
+        self.retrieved |= {passage.id: passage for passage in passages}
+        self.searches.append({"query": query, "passages": [passage.id for passage in passages]})
+        return passages
 
     def _reads(self, passage: Passage) -> bool:
         """Whether a passage answers the question, by the probability of that where the engine gives one."""

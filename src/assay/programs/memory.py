@@ -169,8 +169,8 @@ class Memory:
                 rows: Sequence[Any] = connection.execute(sa.select(f).where(*where).order_by(*newest).limit(k)).all()
             elif connection.dialect.name == "sqlite":
                 table = sa.table("facts_fts", sa.column("rowid"), sa.column("rank"), sa.column("facts_fts"))
-                found = sa.select(table.c.rowid, table.c.rank).where(table.c.facts_fts.op("MATCH")(match_of(words)))
-                best = found.subquery()
+                matches = sa.select(table.c.rowid, table.c.rank).where(table.c.facts_fts.op("MATCH")(match_of(words)))
+                best = matches.subquery()
                 statement = sa.select(f).join(best, best.c.rowid == f.c.id).where(*where)
                 rows = connection.execute(statement.order_by(best.c.rank, *newest).limit(k)).all()
             else:

@@ -45,7 +45,8 @@ class Halting(Parameter):  # type: ignore[misc]
     def __init__(self, halt_at: float = 0.9, min_gain: float = 0.01, gains: Sequence[Sequence[float]] = ()) -> None:
         for name, value, lowest in (("halt_at", halt_at, math.ulp(0.0)), ("min_gain", min_gain, 0.0)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= 1:
-                raise ConfigError(f"{name}={value!r} must be between 0 and 1")
+                above = "above 0 and at most 1" if lowest else "between 0 and 1"
+                raise ConfigError(f"{name}={value!r} must be {above}")
         self.halt_at, self.min_gain = halt_at, min_gain
         self.gains: list[list[float]] = [list(row) for row in gains]
 
@@ -239,7 +240,9 @@ def _check_parts(program: Any, verifier: Any) -> None:
     try:
         inspect.signature(verifier).bind(None, None, None)
     except TypeError as error:
-        raise ConfigError(f"verifier={verifier!r} {rule}: {error}") from None
+        name = getattr(verifier, "__qualname__", None) or repr(verifier)
+        hint = "; a reward_fn(args, pred) of dspy.Refine needs these three arguments instead"
+        raise ConfigError(f"verifier={name} {rule}: {error}{hint}") from None
     except ValueError:
         pass  # a builtin without a signature
 

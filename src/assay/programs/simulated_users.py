@@ -90,15 +90,15 @@ def _fact(name: Any, value: Any) -> dict[str, Any]:
 
 def stated_values(text: str, names: Sequence[str]) -> dict[str, str]:
     """Values that a text states as `name: value`, separated by commas or semicolons or by lines."""
-    found = {}
+    values = {}
     for name in names:
         label = re.escape(name.replace("_", " "))
         match = re.search(rf"(?im)\b{label}\s*:\s*([^,;\n]+)", text) or re.search(
             rf"(?im)\b{re.escape(name)}\s*:\s*([^,;\n]+)", text
         )
         if match:
-            found[name] = match[1].strip().rstrip(".")
-    return found
+            values[name] = match[1].strip().rstrip(".")
+    return values
 
 
 def same_value(a: Any, b: Any) -> bool:

@@ -113,8 +113,8 @@ def _words(card: Mapping[str, Any]) -> tuple[str, str]:
     text = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]} with raters: {value:.3f} on {agreement['n']} sealed items"
     alarms = len(card["alarms"])
     broken = f" It breaks {alarms} rule{'s' if alarms > 1 else ''}, listed below." if alarms else " It breaks no rule."
-    shown = low is not None and low > 0 and name != "brier"
-    return f"{text}{within}.{raters}{broken}", "worse" if alarms else "better" if shown else ""
+    is_better = low is not None and low > 0 and name != "brier"
+    return f"{text}{within}.{raters}{broken}", "worse" if alarms else "better" if is_better else ""
 
 
 def card_facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -282,9 +282,9 @@ def _demonstrations(artifact: Mapping[str, Any]) -> tuple[list[Demonstration], i
     """The first examples in the compiled program's state, the number of all, and what is not shown of them."""
     if not artifact:
         return [], 0, ""
-    state, shown = artifact["program"], artifact["manifest"].get("shown") or {}
+    state, page = artifact["program"], artifact["manifest"].get("shown") or {}
     demos, budget = demos_in(state), Budget(12_000, most=800)
-    by_demo = shown.get("by_demo") or []
+    by_demo = page.get("by_demo") or []
     by_demo = by_demo if len(by_demo) == len(demos) else [[]] * len(demos)
     note = ""
     if state.get("kind") == "nearest":
@@ -333,7 +333,7 @@ def _pairs(
     evaluations: Sequence[Evaluated], candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | None
 ) -> dict[str, tuple[Evaluated, Evaluated]]:
     """The evaluations of baseline and result by split, as far as there are both."""
-    found = {}
+    pairs = {}
     for phase in _PHASES:
         sides = [one for one in evaluations if one.phase == phase and one.tasks]
         first = [one for one in sides if candidates and _is(one, candidates[0])]
@@ -344,5 +344,5 @@ def _pairs(
         elif first and not second:  # of a run that is going on
             second = [one for one in sides if one is not first[0]]
         if first and second and first[0] is not second[0]:
-            found[phase] = (first[0], second[0])
-    return found
+            pairs[phase] = (first[0], second[0])
+    return pairs

@@ -132,8 +132,8 @@ def _with_judge(
     judged = [item for item in items if item.id in verdicts]
     if not judged:
         return 0, dict.fromkeys(MEASURES)
-    found = agreement(_answers(judged, spec, verdicts), judged, spec, intervals=False, measures=MEASURES)
-    return len(judged), found.values
+    measured = agreement(_answers(judged, spec, verdicts), judged, spec, intervals=False, measures=MEASURES)
+    return len(judged), measured.values
 
 
 def _answers(items: Sequence[Item], spec: JudgeSpec, verdicts: Mapping[str, Verdict]) -> Answers:
@@ -145,10 +145,10 @@ def _answers(items: Sequence[Item], spec: JudgeSpec, verdicts: Mapping[str, Verd
 def disagreements(items: Sequence[Item], spec: JudgeSpec, verdicts: Mapping[str, Verdict]) -> list[Disagreement]:
     """The items that the judge decided, by the distance from their raters; the most distant first."""
     judged = [item for item in items if item.id in verdicts]
-    found = []
+    disagreements = []
     for item, gap in human_gaps(_answers(judged, spec, verdicts), judged, spec):
         verdict, fields = verdicts[item.id], item.fields
-        found.append(
+        disagreements.append(
             Disagreement(
                 task=_line(fields.get("task_input")),
                 output=" | ".join(_line(fields[name]) for name in _outputs(fields)),
@@ -156,7 +156,7 @@ def disagreements(items: Sequence[Item], spec: JudgeSpec, verdicts: Mapping[str,
                 reasons="; ".join(item.rationales)[:300], rollout_id=verdict.rollout_id,
             )
         )  # fmt: skip
-    return sorted(found, key=lambda row: (-abs(row.gap), -(row.confidence or 0.0)))
+    return sorted(disagreements, key=lambda row: (-abs(row.gap), -(row.confidence or 0.0)))
 
 
 def _outputs(fields: Mapping[str, Any]) -> list[str]:
@@ -185,7 +185,7 @@ def verdicts_of(
     """
     by_content = {content_hash(item.fields): item.id for item in items[:_MOST]}
     keys = [item.id[:200] for item in items[:_MOST]] + _labelled_tasks(store, question.key)
-    runs, found, preferred = set(question.runs), dict[str, Verdict](), set[str]()
+    runs, by_item, preferred = set(question.runs), dict[str, Verdict](), set[str]()
     for row in _judgements(store, list(dict.fromkeys(keys))):  # oldest first
         prediction = json.loads(row.prediction_json or "{}")
         item_id = by_content.get(content_hash(json.loads(row.inputs_json)))
@@ -197,21 +197,21 @@ def verdicts_of(
         if version and row.program_version == version:
             preferred.add(item_id)
         confidence = prediction.get("confidence")
-        found[item_id] = Verdict(label=prediction["verdict"], confidence=confidence, rollout_id=row.id)
-    return found
+        by_item[item_id] = Verdict(label=prediction["verdict"], confidence=confidence, rollout_id=row.id)
+    return by_item
 
 
 def _labelled_tasks(store: StoreReads, key: str) -> list[str]:
     """The tasks of the rollouts that have labels."""
     labels, table = schema.labels, schema.rollouts
     query = sa.select(labels.c.rollout_id).where(labels.c.question == key, labels.c.rollout_id != "").distinct()
-    found: list[str] = []
+    task_ids: list[str] = []
     with store.engine.connect() as connection:
         ids = list(connection.execute(query.limit(_MOST)).scalars())
         for start in range(0, len(ids), _PART):
             some = sa.select(table.c.task_id).where(table.c.id.in_(ids[start : start + _PART]))
-            found += connection.execute(some).scalars()
-    return found
+            task_ids += connection.execute(some).scalars()
+    return task_ids
 
 
 def _judgements(store: StoreReads, task_ids: Sequence[str]) -> list[Any]:

@@ -131,30 +131,30 @@ def differences_by_part(
     """
     from assay.evaluation.statistics import paired_gain
 
-    found = []
+    differences = []
     for name in list(dict.fromkeys([*before, *after]))[:_MOST_PARTS]:
         first, second = before.get(name, {}), after.get(name, {})
         gain = paired_gain(first, second)
         mean = None if math.isnan(gain.mean) else gain.mean
         low, high = (gain.low, gain.high) if gain.n >= _FEWEST else (None, None)
-        found.append(
+        differences.append(
             Difference(
                 name=name, n=gain.n, before=mean_of(first), after=mean_of(second), mean=mean, low=low, high=high,
                 bar=interval_bar(mean, low, high),
             )
         )  # fmt: skip
-    return found
+    return differences
 
 
 def task_changes(
     before: Evaluated, after: Evaluated, grades: Sequence[Mapping[str, Mapping[str, float]]], *, better_first: bool
 ) -> list[TaskChange]:
     """The tasks that both evaluations ran, by change; those without two scores at the end."""
-    found = []
+    changes = []
     for key in before.tasks.keys() & after.tasks.keys():
         first, second = before.tasks[key], after.tasks[key]
         change = None if first.score is None or second.score is None else second.score - first.score
-        found.append(
+        changes.append(
             TaskChange(
                 task_id=key, text=preview(second.inputs, 160), before=first.score, after=second.score, change=change,
                 first=_shown(first), second=_shown(second),
@@ -162,7 +162,7 @@ def task_changes(
             )
         )  # fmt: skip
     sign = -1 if better_first else 1
-    return sorted(found, key=lambda task: (task.change is None, sign * (task.change or 0.0), task.task_id))
+    return sorted(changes, key=lambda task: (task.change is None, sign * (task.change or 0.0), task.task_id))
 
 
 def _shown(task: EvaluatedTask) -> str:
@@ -200,19 +200,19 @@ def grades_of(store: StoreReads, run_id: str, evaluated: Evaluated) -> dict[str,
 
 def by_criterion(grades: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Grades by criterion and task."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    by_criterion: dict[str, dict[str, float]] = defaultdict(dict)
     for task, by_name in grades.items():
         for name, grade in by_name.items():
-            found[name][task] = grade
-    return found
+            by_criterion[name][task] = grade
+    return by_criterion
 
 
 def by_type(evaluated: Evaluated) -> dict[str, dict[str, float]]:
     """Scores by type of task and task; empty if all tasks are of one type."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    scores: dict[str, dict[str, float]] = defaultdict(dict)
     for key, score in evaluated.scores.items():
-        found[evaluated.tasks[key].task_type or "default"][key] = score
-    return found if len(found) > 1 else {}
+        scores[evaluated.tasks[key].task_type or "default"][key] = score
+    return scores if len(scores) > 1 else {}
 
 
 def gain_in_words(gain: Any) -> str:

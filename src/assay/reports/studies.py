@@ -86,19 +86,19 @@ class StudyPage:
 
 def trials_of(report: Mapping[str, Any]) -> list[StudyTrial]:
     """The trials of the report of `assay tune`; of a policy its episodes."""
-    found = []
+    trials = []
     for at, trial in enumerate(report.get("history") or ()):
         values = trial.get("values") or {"overall": trial.get("overall")}
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if "tokens" not in numbers and isinstance(trial.get("tokens"), int | float):
             numbers["tokens"] = trial["tokens"]
-        found.append(
+        trials.append(
             StudyTrial(
                 number=trial.get("number", at), state=trial.get("state", "complete"), values=numbers, n=trial.get("n"),
                 parameters=trial.get("parameters") or {}, program=trial.get("program") or "",
             )
         )  # fmt: skip
-    return found
+    return trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ def tuned_words(report: Mapping[str, Any]) -> list[ResultLine]:
             words = {"better": "a gain", "worse": "a loss"}.get(tone, "no significant difference")
             lines.append(ResultLine(text=f"{text}, 95 % interval {low:+.3f} to {high:+.3f}: {words}.", tone=tone))
     if report.get("gate"):
-        kept = "The tuned parameters replace the default." if report["replaces"] else "The default stays."
-        lines.append(ResultLine(text=kept, tone="better" if report["replaces"] else ""))
+        outcome = "The tuned parameters replace the default." if report["replaces"] else "The default stays."
+        lines.append(ResultLine(text=outcome, tone="better" if report["replaces"] else ""))
     return lines
 
 
@@ -272,7 +272,7 @@ def effect_charts(effects: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
         names: of the metrics.
     """
     parameters = list(dict.fromkeys(effect["parameter"] for effect in effects))
-    found = []
+    effect_charts = []
     for metric in names:
         charts = []
         for parameter in parameters:
@@ -287,5 +287,5 @@ def effect_charts(effects: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
             axis = Axis(name=parameter.replace("_", " "), log=parameter in _LOGARITHMIC)
             label = f"{metric} by {parameter}, alone"
             charts.append(points_chart(dots, label=label, x=axis, y=_axis(metric), width=_SMALL, height=_LOW))
-        found.append((metric.replace("_", " "), [chart for chart in charts if chart]))
-    return found
+        effect_charts.append((metric.replace("_", " "), [chart for chart in charts if chart]))
+    return effect_charts

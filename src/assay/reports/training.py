@@ -187,7 +187,7 @@ def _chart(heading: str, note: str, names: Sequence[str], curves: Mapping[str, M
         lines.append(Line(name=label, points=points, kind=kind))
         keys.append((kind, label))
     steps = sorted({step for name in names for step in curves[name]})
-    shown = steps[:: max(1, -(-len(steps) // _ROWS))]
+    rows = steps[:: max(1, -(-len(steps) // _ROWS))]
     values = [value for name in names for value in curves[name].values()]
     return CurveChart(
         heading=heading, note=note, keys=keys, names=[_label(name) for name in names],
@@ -195,7 +195,7 @@ def _chart(heading: str, note: str, names: Sequence[str], curves: Mapping[str, M
             lines, label=f"{heading} by step", x_name="step", y_name=heading.lower(),
             unit=bool(values) and min(values) >= 0 and 0.5 < max(values) <= 1,
         ),
-        rows=[(step, [curves[name].get(step) for name in names]) for step in shown],
+        rows=[(step, [curves[name].get(step) for name in names]) for step in rows],
     )  # fmt: skip
 
 

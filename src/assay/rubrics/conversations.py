@@ -169,9 +169,9 @@ def judged_turn(grader: Any) -> Callable[[Task, dict[str, Any], Rollout | None],
     """
 
     def turn(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Any:
-        found = _turn(prediction, rollout)
-        shown = {"output": found.reply, "earlier": "\n".join(found.before), "reaction": found.after}
-        return grader(task, shown, None)
+        turn = _turn(prediction, rollout)
+        fields = {"output": turn.reply, "earlier": "\n".join(turn.before), "reaction": turn.after}
+        return grader(task, fields, None)
 
     return turn
 
@@ -209,8 +209,8 @@ def _turn_of_program(t: int, messages: Sequence[Mapping[str, str]], calls: Seque
     places = [place for place, message in enumerate(messages) if message["role"] == "agent"]
     if at is None or at >= len(places) or places[at] + 1 >= len(messages):
         raise NoGrade("the call ended no turn that the user answered")
-    said = tuple(message["content"] for message in messages[: places[at]] if message["role"] == "user")
-    return _Turn(said, messages[places[at]]["content"], messages[places[at] + 1]["content"])
+    earlier = tuple(message["content"] for message in messages[: places[at]] if message["role"] == "user")
+    return _Turn(earlier, messages[places[at]]["content"], messages[places[at] + 1]["content"])
 
 
 def _turn_of_requests(transition: Transition, rollout: Rollout) -> _Turn:

@@ -31,9 +31,9 @@ def is_answerable(task: Task) -> bool:
     Raises:
         NoGrade: the task does not say it.
     """
-    said = task.metadata.get("answerable")
-    if isinstance(said, bool):
-        return said
+    answerable = task.metadata.get("answerable")
+    if isinstance(answerable, bool):
+        return answerable
     for name in ("passages", "source", "answer"):
         if name in task.expected:
             return task.expected[name] not in ("", None, [], ())
@@ -45,9 +45,9 @@ def is_answerable(task: Task) -> bool:
 
 def has_abstained(prediction: Mapping[str, Any]) -> bool:
     """Whether a prediction says that the documents have no answer: by `abstained`, else by the words of its answer."""
-    said = prediction.get("abstained")
-    if isinstance(said, bool):
-        return said
+    abstained = prediction.get("abstained")
+    if isinstance(abstained, bool):
+        return abstained
     answer = str(prediction.get("answer") or "")
     return not answer.strip() or _ABSTENTIONS.search(answer[:1000]) is not None
 
@@ -59,8 +59,8 @@ def words(text: Any) -> list[str]:
 
 def _has_words(text: Any, part: Any) -> bool:
     """Whether a text has the words of `part` in their order, one after the other."""
-    found, wanted = words(text), words(part)
-    return bool(wanted) and any(found[at : at + len(wanted)] == wanted for at in range(len(found)))
+    present, wanted = words(text), words(part)
+    return bool(wanted) and any(present[at : at + len(wanted)] == wanted for at in range(len(present)))
 
 
 def _is_right(expected: Any, answer: Any, spare: int) -> bool:
@@ -91,9 +91,11 @@ def abstained(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -
     """Grade 1 if the prediction says that the documents have no answer; for tasks whose documents have none."""
     if is_answerable(task):
         raise NotApplicable("the documents have the answer")
-    said = has_abstained(prediction)
+    abstained = has_abstained(prediction)
     answer = str(prediction.get("answer"))[:200]
-    return Grade(value=float(said), reason="" if said else f"The documents have no answer, and it is {answer!r}.")
+    return Grade(
+        value=float(abstained), reason="" if abstained else f"The documents have no answer, and it is {answer!r}."
+    )
 
 
 def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
@@ -104,11 +106,11 @@ def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -
     """
     if not is_answerable(task):
         raise NotApplicable("the documents have no answer")
-    found = _passages(prediction)
+    passages = _passages(prediction)
     if wanted := _texts(task.expected.get("passages")):
-        missing = [part for part in wanted if not any(_is_passage(passage, part) for passage in found)]
+        missing = [part for part in wanted if not any(_is_passage(passage, part) for passage in passages)]
     elif wanted := _texts(task.expected.get("source")):
-        missing = [name for name in wanted if not any(passage.get("source") == name for passage in found)]
+        missing = [name for name in wanted if not any(passage.get("source") == name for passage in passages)]
     else:
         raise NoGrade(f"task {task.id!r} has no expected 'passages' or 'source'", missing_field="passages")
     reason = f"Not retrieved: {', '.join(part[:100] for part in missing)}." if missing else ""

@@ -122,15 +122,15 @@ def nim_won(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> 
     A game in which the opponent broke the rules is unscored.
     """
     taken = [step for step in episode_steps(prediction) if step.get("error") is None]
-    infos = [step.get("info") for step in taken]
-    if not all(isinstance(info, Mapping) for info in infos):
+    infos = [info for step in taken if isinstance(info := step.get("info"), Mapping)]
+    if len(infos) < len(taken):
         raise NoGrade("the steps have no info with the opponent's moves")
     own = [int(text) if (text := str(step.get("action"))).isdigit() and len(text) < 3 else text for step in taken]
     try:
         rules = NimRules.of(task.inputs)
     except DataError as error:
         raise NoGrade(str(error)) from None
-    won, problem = nim_problem(rules, own, [info.get("opponent") for info in infos])  # type: ignore[union-attr]
+    won, problem = nim_problem(rules, own, [info.get("opponent") for info in infos])
     if problem:
         raise NoGrade(f"the record of the game breaks the rules: {problem}")
     return Grade(value=float(won), reason="" if won else f"The game was not won; the moves were {own}.")
@@ -139,10 +139,12 @@ def nim_won(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> 
 def feasible_plans(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Share of the actions whose `info` has a true `feasible`; a refused action is not feasible."""
     steps = episode_steps(prediction)
-    said = [False if step.get("error") is not None else _feasible(step) for step in steps]
-    if not said or None in said:
+    feasible = [False if step.get("error") is not None else _feasible(step) for step in steps]
+    if not feasible or None in feasible:
         raise NoGrade("a step has no 'feasible' in its info")
-    return Grade(value=said.count(True) / len(said), reason=f"{said.count(False)} of {len(said)} plans failed.")
+    return Grade(
+        value=feasible.count(True) / len(feasible), reason=f"{feasible.count(False)} of {len(feasible)} plans failed."
+    )
 
 
 def plan_feasible(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:

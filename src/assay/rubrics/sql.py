@@ -49,10 +49,10 @@ def _result(task: Task, sql: Any) -> QueryResult | str:
 def _changed(database: str) -> tuple[int, int] | None:
     """Time and size of a file; None for a URL."""
     try:
-        found = Path(database).stat()
+        status = Path(database).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _wanted(task: Task) -> QueryResult:
@@ -67,8 +67,8 @@ def _wanted(task: Task) -> QueryResult:
 
 def query_runs(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if the database accepts the query."""
-    found = _result(task, prediction.get("sql"))
-    return Grade(value=float(not isinstance(found, str)), reason=found if isinstance(found, str) else "")
+    result = _result(task, prediction.get("sql"))
+    return Grade(value=float(not isinstance(result, str)), reason=result if isinstance(result, str) else "")
 
 
 def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, ordered: bool = False) -> Grade:
@@ -77,13 +77,13 @@ def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     Args:
         ordered: the order of the rows counts.
     """
-    wanted, found = _wanted(task), _result(task, prediction.get("sql"))
-    if isinstance(found, str):
-        return Grade(value=0.0, reason=f"The query failed: {found}.")
-    ours, theirs = [list(map(_comparable, result.rows)) for result in (found, wanted)]
+    wanted, actual = _wanted(task), _result(task, prediction.get("sql"))
+    if isinstance(actual, str):
+        return Grade(value=0.0, reason=f"The query failed: {actual}.")
+    ours, theirs = [list(map(_comparable, result.rows)) for result in (actual, wanted)]
     same = ours == theirs if ordered else Counter(ours) == Counter(theirs)
     reason = f"The query returns {len(ours)} rows that differ from the {len(theirs)} expected ones."
-    return Grade(value=float(same and found.truncated == wanted.truncated), reason="" if same else reason)
+    return Grade(value=float(same and actual.truncated == wanted.truncated), reason="" if same else reason)
 
 
 def _comparable(row: tuple[Any, ...]) -> tuple[str, ...]:
@@ -120,13 +120,13 @@ def query_cost(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     Args:
         factor: ratio of costs for the grades 1 and 0.
     """
-    wanted, found = _wanted(task), _result(task, prediction.get("sql"))
-    if isinstance(found, str):
-        raise NoGrade(f"the query failed: {found}")
-    if found.cost is None or wanted.cost is None:
+    wanted, result = _wanted(task), _result(task, prediction.get("sql"))
+    if isinstance(result, str):
+        raise NoGrade(f"the query failed: {result}")
+    if result.cost is None or wanted.cost is None:
         raise NoGrade("the database reports no cost")
-    ratio = math.log(max(1, found.cost) / max(1, wanted.cost)) / math.log(factor)
+    ratio = math.log(max(1, result.cost) / max(1, wanted.cost)) / math.log(factor)
     return Grade(
         value=min(1.0, max(0.0, 0.5 - ratio / 2)),
-        reason=f"The query costs {found.cost:,}, the expected one {wanted.cost:,}.",
+        reason=f"The query costs {result.cost:,}, the expected one {wanted.cost:,}.",
     )

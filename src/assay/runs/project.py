@@ -49,7 +49,7 @@ from assay.runs.settings import (
 from assay.runs.settings.export import OF_KIND, RowSettings
 from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
-__all__ = ["FILE", "find_project", "project_settings"]
+__all__ = ["FILE", "find_project", "is_of_project", "project_settings"]
 
 FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
@@ -91,6 +91,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
 }
 _SIZE_KEYS = {f"{split}_size": split for split in SPLITS}
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
+_read_values: set[tuple[str, str]] = set()  # name and `repr` of every setting that a project file has given
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 
 
@@ -125,7 +126,16 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     if "size" in merged:
         sizes[merged.get("split", _settings(command)["split"].default)] = merged.pop("size")
     located = {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
+    _read_values.update((name, repr(value)) for name, value in located.items())
     return located | ({"sizes": sizes} if sizes else {})
+
+
+def is_of_project(name: str, value: Any) -> bool:
+    """Whether `project_settings` has returned this value of a setting in this process.
+
+    A project file gives the models of all roles to all commands; one that a command has no use for is no mistake.
+    """
+    return (name, repr(value)) in _read_values
 
 
 def find_project(folder: str | Path = ".") -> Path | None:

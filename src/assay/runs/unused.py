@@ -1,19 +1,36 @@
-"""Settings that have no effect on a job, for a note.
+"""Settings that have no effect on a job: refused, or noted.
 
-They are not refused: a project file gives the models of all roles to all commands.
+The model of a role that the job does not call is refused where it was given for this job. It is noted where a project
+file gave it, which has the models of all roles for all commands, and in the jobs that another job runs.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from assay.datasets import SPLITS
+from assay.errors import ConfigError
 from assay.optimizers.prompts.halting import fits_thinking
 from assay.optimizers.prompts.teleprompters import writes_instructions
 from assay.programs.loading import BuiltFromTasks
 from assay.rubrics import Rubric
 from assay.runs.jobs import Job
+from assay.runs.project import is_of_project
 
-__all__ = ["unused_settings"]
+__all__ = ["settings_of_another_job", "unused_settings"]
+
+_noted_only: ContextVar[bool] = ContextVar("noted_only", default=False)
+
+
+@contextmanager
+def settings_of_another_job() -> Iterator[None]:
+    """Inside, settings without effect are noted: those of an improvement are for all of its steps."""
+    token = _noted_only.set(True)
+    try:
+        yield
+    finally:
+        _noted_only.reset(token)
 
 
 def unused_settings(
@@ -29,23 +46,20 @@ def unused_settings(
         read: the splits whose tasks are run.
         rubrics: those that the job scores with besides its own.
         order: the steps of an improvement; any other job that has the settings of an optimizer compiles prompts.
+    Raises:
+        ConfigError: the model of a role, or a setting of it, that the job does not call, unless a project file gave it.
     """
     config, rubric, notes = job.config, job.session.rubric, list[str]()
-    if not any(one.needs_judge for one in (rubric, *rubrics)) and (settings := _settings_of(config, "judge")):
-        notes.append(f"{settings} has no effect: no criterion of the rubric {rubric.name!r} is decided by a judge")
+    if not any(one.needs_judge for one in (rubric, *rubrics)):
+        notes += _of_role(config, "judge", f"no criterion of the rubric {rubric.name!r} is decided by a judge")
     optimizer = getattr(config, "optimizer", None)  # only some jobs have one
     if "prompts" not in order:
-        chosen = [f"optimizer={optimizer!r}"] if config.changed("optimizer") else []
-        if settings := ", ".join([*chosen, *filter(None, [_settings_of(config, "reflection")])]):
-            notes.append(f"{settings} has no effect: no step of order={','.join(order)!r} compiles prompts")
-    elif (
-        optimizer is not None
-        and (settings := _settings_of(config, "reflection"))
-        and not writes_instructions(optimizer)
-    ):
-        notes.append(
-            f"{settings} has no effect: optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'"
-        )
+        reason = f"no step of order={','.join(order)!r} compiles prompts"
+        notes += [f"optimizer={optimizer!r} has no effect: {reason}"] if config.changed("optimizer") else []
+        notes += _of_role(config, "reflection", reason)
+    elif optimizer is not None and not writes_instructions(optimizer):
+        reason = f"optimizer={optimizer!r} writes no instructions, unlike 'auto' and 'gepa'"
+        notes += _of_role(config, "reflection", reason)
     if getattr(config, "thinking_margin", None) is not None and not fits_thinking(job.recorded.program):
         notes.append(
             "thinking_margin has no effect: the program is neither an Agent with a thinking budget or policy, nor a "
@@ -63,7 +77,15 @@ def unused_settings(
     return notes
 
 
-def _settings_of(config: Any, role: str) -> str:
-    """The settings of a role's model that were given."""
+def _of_role(config: Any, role: str, reason: str) -> list[str]:
+    """The note about the settings of a role's model; none if none was given. Refuses those that were given here."""
     names = [f"{role}_{name}" for name in ("model", "api_base", "api_key_env", "thinking")]
-    return ", ".join(f"{name}={value!r}" for name in names if (value := getattr(config, name, None)))
+    values = {name: value for name in names if (value := getattr(config, name, None))}
+    typed = {name: value for name, value in values.items() if not is_of_project(name, value)}
+    if typed and not _noted_only.get():
+        raise ConfigError(f"{_assigned(typed)} would have no effect: {reason}")
+    return [f"{_assigned(values)} has no effect: {reason}"] if values else []
+
+
+def _assigned(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())

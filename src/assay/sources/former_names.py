@@ -46,7 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "assay.optimizers.statistics": ("assay.evaluation.statistics",),
     "assay.optimizers.weights": ("assay.optimizers.finetuning",),
     "assay.planning": ("assay.api.plan",),
-    "assay.recording": ("assay.api.record", "assay.rubrics.grading"),
+    "assay.recording": ("assay.api.record", "assay.evaluation.stored", "assay.rubrics.grading"),
     "assay.programs.agent": ("assay.programs.agent", "assay.programs.tool_agent"),
     "assay.rubrics.metric": ("assay.rubrics.dspy_metric",),
     "assay.rubrics.reward": ("assay.rubrics.trl_reward",),

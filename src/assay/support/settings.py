@@ -19,6 +19,7 @@ from assay.errors import ConfigError
 
 __all__ = [
     "Declared",
+    "DeclaredFields",
     "Setting",
     "Settings",
     "check_value",
@@ -87,8 +88,32 @@ class Declared:
         )
 
 
+class DeclaredFields(typing.TypedDict, total=False):
+    """The attributes of `Declared`, besides its help, as keywords."""
+
+    ge: float | None
+    gt: float | None
+    le: float | None
+    lt: float | None
+    choices: tuple[str, ...]
+    why: str
+    flag: str
+    metavar: str | None
+    many: bool
+    job: bool
+    flag_help: str
+    file: bool
+    named: bool
+    project: bool
+    parse: Callable[[Any], Any] | None
+
+
 def setting(
-    default: Any = MISSING, help: str = "", *, factory: Callable[[], Any] | Any = MISSING, **declared: Any
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    factory: Callable[[], Any] | Any = MISSING,
+    **declared: typing.Unpack[DeclaredFields],
 ) -> Any:
     """A field of a settings class. `declared`: the attributes of `Declared`."""
     metadata = {"setting": Declared(help=help, **declared)}
@@ -101,9 +126,10 @@ def setting(
     )
 
 
-def named_setting(help: str = "", **declared: Any) -> Any:
+def named_setting(help: str = "", **declared: typing.Unpack[DeclaredFields]) -> Any:
     """A required field that holds the name of an argument of the Python function: program, rubric, data or judge."""
-    return setting(help=help, named=True, **declared)
+    declared["named"] = True
+    return setting(help=help, **declared)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dspy import lm15
 from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
 
-from assay.models import LanguageModel, with_recording
+from assay.models import LanguageModel, Meter, ResponseCache, with_recording
+from assay.models.calls import Observer
 
 __all__ = ["ScriptedEngine", "scripted_lm"]
 
@@ -81,18 +82,21 @@ def scripted_lm(
     tokens: tuple[int, int] = (10, 5),
     price_usd: float | None = 0.0,
     logprobs: bool = False,
-    **recording: Any,
+    cache: ResponseCache | None = None,
+    meter: Meter | None = None,
+    observers: Sequence[Observer] = (),
 ) -> LanguageModel:
     """A language model with a `ScriptedEngine`, which is its attribute `scripted`.
 
     Args:
         script: as in `ScriptedEngine`, as are `tokens`, `price_usd` and `logprobs`.
         num_retries: retries of a failed call.
-        recording: arguments of `assay.models.with_recording`.
+        cache, meter, observers: as in `assay.models.with_recording`.
     """
     import dspy
 
     engine = ScriptedEngine(script, tokens=tokens, price_usd=price_usd, logprobs=logprobs)
-    lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=num_retries), **recording)
+    model = dspy.LM("scripted/model", engine=engine, cache=False, num_retries=num_retries)
+    lm = with_recording(model, cache=cache, meter=meter, observers=observers)
     lm.scripted = engine
     return lm

@@ -211,8 +211,8 @@ class AgentBaselines:
         """Advantages of an added rollout, `[turn]`. Arguments as of `add`."""
         result = [0.0] * len(credited)
         for agent, turns in _turns_of(agents, len(credited)).items():
-            found = self._of[agent].advantages([credited[turn] for turn in turns])
-            for turn, value in zip(turns, found, strict=True):
+            values = self._of[agent].advantages([credited[turn] for turn in turns])
+            for turn, value in zip(turns, values, strict=True):
                 result[turn] = value
         return result
 

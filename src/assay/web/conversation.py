@@ -84,14 +84,14 @@ def _turn(call: Transition, messages: Sequence[Message], earlier: int, budget: B
     response = call.response or {}
     body = response.get("body", response)
     answer = answer_of(call.request.get("dialect"), body if isinstance(body, dict) else {})
-    said = list(_said(messages, budget))
-    folds = len(said) > _UNFOLDED
+    turns = list(_said(messages, budget))
+    folds = len(turns) > _UNFOLDED
     return Turn(
         call=call,
         earlier=earlier,
-        messages=said[:1] if folds else said,
-        folded=said[1:-1] if folds else [],
-        last=said[-1:] if folds else [],
+        messages=turns[:1] if folds else turns,
+        folded=turns[1:-1] if folds else [],
+        last=turns[-1:] if folds else [],
         reasoning=budget.clip(answer.reasoning) if answer.reasoning else None,
         output=budget.clip(call.output) if call.output else None,
         error=budget.clip(call.error) if call.error else None,

@@ -35,11 +35,11 @@ _ORDERS = {
 
 def deployments_view(store: Store) -> View:
     """Deployments, newest first."""
-    found = Deployments(store.engine).all(limit=_ROWS + 1)
+    deployments = Deployments(store.engine).all(limit=_ROWS + 1)
     return View(
         template="deployments.html",
         title="Deployments",
-        values={"deployments": found[:_ROWS], "left_out": len(found) > _ROWS},
+        values={"deployments": deployments[:_ROWS], "left_out": len(deployments) > _ROWS},
         part="deployments_part.html",
         every_s=_WAITING_S,
     )
@@ -52,33 +52,33 @@ def deployment_view(store: Store, name: str, query: Mapping[str, str], *, store_
         StoreError: there is no such deployment.
     """
     deployments = Deployments(store.engine)
-    found = _found(deployments, name)
-    counts = query.get("count") == "all" or _rollouts(store, found.id) <= COUNTED
-    report = status_of(deployments, found.id, time.time()) if counts else None
-    history = deployments.history(found.id)
+    deployment = _found(deployments, name)
+    counts = query.get("count") == "all" or _rollouts(store, deployment.id) <= COUNTED
+    report = status_of(deployments, deployment.id, time.time()) if counts else None
+    history = deployments.history(deployment.id)
     store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
     return View(
         template="deployment.html",
-        title=f"Deployment of {found.agent}",
+        title=f"Deployment of {deployment.agent}",
         values={
-            "deployment": found,
+            "deployment": deployment,
             "steps": [
-                {"label": step.label, "share": step.share, "is_current": place == found.state.step}
-                for place, step in enumerate(found.plan.steps)
+                {"label": step.label, "share": step.share, "is_current": place == deployment.state.step}
+                for place, step in enumerate(deployment.plan.steps)
             ],
             "decision": None if report is None else report.decision,
             "arms": {} if report is None else report.arms,
             "requests": {} if report is None else report.decision.requests,
             "metrics": [] if report is None else list(_metrics(report.decision.readings)),
             "history": list(reversed(history))[:_DECISIONS],
-            "orders": [(action, *_ORDERS[action]) for action in _possible(found)],
+            "orders": [(action, *_ORDERS[action]) for action in _possible(deployment)],
             "commands": [
-                ("Show it in a terminal", f"assay deploy status {found.id}{store_option}"),
-                ("Take its next step, if the numbers allow it", f"assay deploy advance {found.id}{store_option}"),
+                ("Show it in a terminal", f"assay deploy status {deployment.id}{store_option}"),
+                ("Take its next step, if the numbers allow it", f"assay deploy advance {deployment.id}{store_option}"),
             ],
         },
         part="deployment_part.html",
-        every_s=RUNNING_S if counts and found.state.status == RUNNING else 0,
+        every_s=RUNNING_S if counts and deployment.state.status == RUNNING else 0,
     )
 
 
@@ -89,16 +89,16 @@ def confirm_view(store: Store, name: str, action: str) -> View:
         ConfigError: the order is not possible in the deployment's state.
         StoreError: there is no such deployment.
     """
-    found = _found(Deployments(store.engine), name)
-    if action not in _possible(found):
-        raise ConfigError(f"deployment {found.id} is {found.state.status}: {action[:20]!r} is not possible")
+    deployment = _found(Deployments(store.engine), name)
+    if action not in _possible(deployment):
+        raise ConfigError(f"deployment {deployment.id} is {deployment.state.status}: {action[:20]!r} is not possible")
     label, effect = _ORDERS[action]
-    if action == "rollback" and found.state.status == PROMOTED:
+    if action == "rollback" and deployment.state.status == PROMOTED:
         effect = "The promotion is taken back: the former champion gets all units again."
     return View(
         template="confirm.html",
-        title=f"{label}: {found.agent}",
-        values={"deployment": found, "action": action, "label": label, "effect": effect},
+        title=f"{label}: {deployment.agent}",
+        values={"deployment": deployment, "action": action, "label": label, "effect": effect},
     )
 
 
@@ -112,12 +112,12 @@ def give_order(store: Store, name: str, form: Mapping[str, Any]) -> Deployment:
         StoreError: there is no such deployment.
     """
     deployments = Deployments(store.engine)
-    found = _found(deployments, name)
-    if str(form.get("decided", "")) != str(found.state.version):
+    deployment = _found(deployments, name)
+    if str(form.get("decided", "")) != str(deployment.state.version):
         raise ConfigError("something was decided since this page was loaded: reload the deployment")
     reason = " ".join(str(form.get("reason", "")).replace("\0", "").split())[:500]
     try:
-        return order(deployments, found.id, str(form.get("action", "")), reason=reason)
+        return order(deployments, deployment.id, str(form.get("action", "")), reason=reason)
     except DeploymentError as error:
         raise ConfigError(str(error)) from error
 
@@ -129,10 +129,10 @@ def _found(deployments: Deployments, name: str) -> Deployment:
         raise StoreError(str(error)) from error
 
 
-def _possible(found: Deployment) -> tuple[str, ...]:
+def _possible(deployment: Deployment) -> tuple[str, ...]:
     """The orders that its state allows."""
     possible = {RUNNING: ("promote", "pause", "rollback"), PAUSED: ("promote", "resume", "rollback")}
-    return possible.get(found.state.status, ("rollback",) if found.state.status == PROMOTED else ())
+    return possible.get(deployment.state.status, ("rollback",) if deployment.state.status == PROMOTED else ())
 
 
 def _rollouts(store: Store, deployment: str) -> int:

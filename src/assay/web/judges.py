@@ -113,11 +113,11 @@ def _read_reports(judge: _Judge, where: str | Path | None) -> None:
         if report and report.get("card"):
             judge.compiled, judge.compiled_run = report, run
             break
-    for kind, found, needed in (("judge audit", judge.audits, "attacks"), ("judge drift", judge.drifts, "cusum")):
+    for kind, reports, needed in (("judge audit", judge.audits, "attacks"), ("judge drift", judge.drifts, "cusum")):
         for run in judge.runs.get(kind, ())[:_PAST]:
             report = finished_report(where, run["id"])
             if report and needed in report:
-                found.append((run, report))
+                reports.append((run, report))
 
 
 def found_question(store: Store, key: str) -> Question:

@@ -91,8 +91,8 @@ def _waiting(
 ) -> list[ToLabel]:
     """Items without a label of this rater: those that most others have labelled, then by a hash of their content."""
     others = Counter(row["item_id"] for row in rows if row["item_id"] not in own)
-    found = items_to_label(newest_rollouts(store, run_id=run_id, limit=_WINDOW), question)
-    waiting = [entry for entry in found if entry.item_id not in own]
+    entries = items_to_label(newest_rollouts(store, run_id=run_id, limit=_WINDOW), question)
+    waiting = [entry for entry in entries if entry.item_id not in own]
     return sorted(waiting, key=lambda entry: (-others[entry.item_id], entry.item_id))
 
 

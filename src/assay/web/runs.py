@@ -39,14 +39,16 @@ def runs_page(store: Store, query: Mapping[str, str]) -> View:
         since=since(values["since"]) if "since" in values else None,
         before=None if before is None else (before.started_at, before.id),
     )
-    shown = runs[:_ROWS]
-    older = link("runs", **values, before=f"{shown[-1]['started_at']!r}~{shown[-1]['id']}") if len(runs) > _ROWS else ""
-    running = any(run["status"] == "running" for run in shown)
+    listed = runs[:_ROWS]
+    older = (
+        link("runs", **values, before=f"{listed[-1]['started_at']!r}~{listed[-1]['id']}") if len(runs) > _ROWS else ""
+    )
+    running = any(run["status"] == "running" for run in listed)
     return View(
         template="runs.html",
         title="Runs",
         values={
-            "runs": shown, "older": older, "filters": values, "statuses": STATUSES, "is_first": before is None,
+            "runs": listed, "older": older, "filters": values, "statuses": STATUSES, "is_first": before is None,
             "newest": link("runs", **values),
         },
         part="runs_part.html",

@@ -26,7 +26,7 @@ _REPLAYED = 20  # rollouts in one go
 
 
 def advanced(
-    opened: Store, found: Deployment, *, rubric: Any = None, hooks: Sequence[Hook] = (), now: float | None = None,
+    opened: Store, deployment: Deployment, *, rubric: Any = None, hooks: Sequence[Hook] = (), now: float | None = None,
     most: int | None = None, progress: Progress | None = None,
 ) -> Decision:  # fmt: skip
     """Replays what a shadow step needs, decides, and tells the hooks. Safe to call by several processes at once.
@@ -39,15 +39,15 @@ def advanced(
         now: seconds since the epoch; by default the present.
     """
     deployments = Deployments(opened.engine)
-    if found.state.status == RUNNING and found.plan.steps[found.state.step].shadow:
-        replay(deployments, found, rubric=rubric, store=opened.url, most=most, progress=progress)
+    if deployment.state.status == RUNNING and deployment.plan.steps[deployment.state.step].shadow:
+        replay(deployments, deployment, rubric=rubric, store=opened.url, most=most, progress=progress)
     moment = time.time() if now is None else now
-    if (alarm := watched(deployments, found, moment)) is not None:
-        notify(found, alarm, hooks)
+    if (alarm := watched(deployments, deployment, moment)) is not None:
+        notify(deployment, alarm, hooks)
         if alarm.action != "alarm":
             return alarm
-    decision = advance(deployments, found.id, moment)
-    notify(found, decision, hooks)
+    decision = advance(deployments, deployment.id, moment)
+    notify(deployment, decision, hooks)
     return decision
 
 
@@ -89,15 +89,15 @@ class Advancer:
     def once(self) -> float:
         """Advances the active deployment, if there is one. Returns for how many seconds to pause."""
         deployments = Deployments(self.opened.engine)
-        found = next(iter(deployments.all(self.agent, limit=1)), None)
-        if found is None or found.state.status not in (RUNNING, PROMOTED):
+        deployment = next(iter(deployments.all(self.agent, limit=1)), None)
+        if deployment is None or deployment.state.status not in (RUNNING, PROMOTED):
             return 0.0
-        if found.state.status == PROMOTED and watches_now(deployments, found, time.time()) is None:
+        if deployment.state.status == PROMOTED and watches_now(deployments, deployment, time.time()) is None:
             return 0.0
         began = time.thread_time()  # a busy machine must not make the pauses longer
-        decision = advanced(self.opened, found, rubric=self.rubric, most=_REPLAYED)
+        decision = advanced(self.opened, deployment, rubric=self.rubric, most=_REPLAYED)
         if decision.action != "continue":
-            _LOG.info("%s: %s (%s): %s", found.id, decision.action, decision.rule, decision.reason)
-        if found.plan.steps[found.state.step].shadow:
+            _LOG.info("%s: %s (%s): %s", deployment.id, decision.action, decision.rule, decision.reason)
+        if deployment.plan.steps[deployment.state.step].shadow:
             return 0.0
         return min(_LONGEST_S, _REST * (time.thread_time() - began))

@@ -7,12 +7,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.api.deployed import LoadedVersion
-from assay.api.record import opened_store, task_of
+from assay.api.record import opened_store
 from assay.deployment.assignment import CANDIDATE
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.rollout_values import SHADOW
 from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.stored import task_of
 from assay.rubrics import Rubric
 from assay.traces import Rollout
 from assay.traces.replaying import ToolReplay
@@ -23,7 +24,7 @@ __all__ = ["replay"]
 
 def replay(
     deployments: Deployments,
-    found: Deployment,
+    deployment: Deployment,
     *,
     rubric: Rubric | str | Path | None,
     store: str | Path | None,
@@ -46,23 +47,24 @@ def replay(
     Raises:
         DeploymentError: there are fewer recorded rollouts of the champion than the step needs.
     """
-    needed = found.plan.steps[0].requests - deployments.requests(found.id, 0, 0.0).get(CANDIDATE, 0)
+    needed = deployment.plan.steps[0].requests - deployments.requests(deployment.id, 0, 0.0).get(CANDIDATE, 0)
     if needed <= 0:
         return 0
     opened, _ = opened_store(store)
-    champion = f"{found.agent}@{found.champion}"
-    recorded = _recorded(deployments.engine, champion, found.id, needed)
+    champion = f"{deployment.agent}@{deployment.champion}"
+    recorded = _recorded(deployments.engine, champion, deployment.id, needed)
     if len(recorded) < needed:
         raise DeploymentError(
-            f"the shadow step replays {found.plan.steps[0].requests} rollouts of {champion}; {len(recorded)} more are "
+            f"the shadow step replays {deployment.plan.steps[0].requests} rollouts of {champion}; "
+            f"{len(recorded)} more are "
             f"recorded and {needed} are needed. Serve the agent longer, or leave the shadow step out of the plan"
         )
-    version = deployments.registry.version(f"{found.agent}@{found.candidate}")
+    version = deployments.registry.version(f"{deployment.agent}@{deployment.candidate}")
     loaded = LoadedVersion(deployments.registry.folder_of(version))
     recorded = recorded[:most]
     with (progress or SilentProgress()).bar(f"replay on {version.name}", len(recorded)) as advance:
         for name in recorded:
-            _run(loaded, opened.rollout(name), rubric, opened.url, version.name, found.id)
+            _run(loaded, opened.rollout(name), rubric, opened.url, version.name, deployment.id)
             advance(1)
     opened.flush()
     return len(recorded)

@@ -97,11 +97,11 @@ def start_deployment(
                 flag="--force",
             )
         expected = expected_requests(plan)
-        shown = {
+        checked = {
             "suite": None if result is None else result.to_dict(), "breaks": list(checks.breaks),
             "changes": list(checks.changes), "forced": bool(checks.breaks or (result is not None and result.missed)),
         }  # fmt: skip
-        deployment = None if dry_run else deployments.start(candidate, plan, checks=shown)
+        deployment = None if dry_run else deployments.start(candidate, plan, checks=checked)
     return StartReport(deployment=deployment, checks=checks, suite=result, expected=expected)
 
 
@@ -119,14 +119,14 @@ def expected_requests(plan: Plan, *, base: float = 0.7) -> dict[str, SimulationR
     """
     goal = max(metric.success_gain or 0.0 for metric in plan.metrics)
     effect = min(2 * max(goal, 0.05), 1 / base - 1)
-    shown = Plan(
+    simulated = Plan(
         steps=plan.steps,
         metrics=tuple(metric for metric in plan.metrics if metric.success_gain is not None)[:1],
         alpha=plan.alpha, test=plan.test, evaluations=plan.evaluations, max_missing=plan.max_missing,
     )  # fmt: skip
     instant = replace(
-        shown, steps=tuple(replace(step, hold_s=0.0) for step in shown.steps),
-        metrics=tuple(replace(metric, horizon_s=0.0) for metric in shown.metrics),
+        simulated, steps=tuple(replace(step, hold_s=0.0) for step in simulated.steps),
+        metrics=tuple(replace(metric, horizon_s=0.0) for metric in simulated.metrics),
     )  # fmt: skip
     return {
         name: simulate(instant, Traffic(base=base, effect=value), runs=_RUNS)

@@ -58,14 +58,14 @@ def advance_deployment(
     """
     with Store(store) as opened:
         deployments = Deployments(opened.engine)
-        found = deployments.get(deployment)
+        current = deployments.get(deployment)
         moment = time.time() if now is None else now
         if dry_run:
-            return status_of(deployments, found.id, moment)
+            return status_of(deployments, current.id, moment)
         if rubric is not None:
-            score_rollouts(rubric, store=store, agent=found.agent, progress=progress)
-        decision = advanced(opened, found, rubric=rubric, hooks=hooks, now=moment, progress=progress)
-        return status_of(deployments, found.id, moment, decision)
+            score_rollouts(rubric, store=store, agent=current.agent, progress=progress)
+        decision = advanced(opened, current, rubric=rubric, hooks=hooks, now=moment, progress=progress)
+        return status_of(deployments, current.id, moment, decision)
 
 
 @takes()

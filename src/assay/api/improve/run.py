@@ -35,6 +35,7 @@ from assay.runs.loading import load_rubric
 from assay.runs.opening import home_of
 from assay.runs.settings import CollectSettings, CompileSettings, ImproveSettings, TrainSettings
 from assay.runs.settings.options import ImproveOptions
+from assay.runs.unused import settings_of_another_job
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.settings import settings_of
@@ -163,7 +164,7 @@ class _Improvement(ImprovementState):
         before = (self.report.program, self.report.model)
         try:
             if self.candidate is None:
-                with self._part(step):
+                with self._part(step), settings_of_another_job():
                     self.candidate = self._prompts(at) if step == "prompts" else self._weights(at, step)
                 self._keep()
         except (DataError, Diverged) as error:

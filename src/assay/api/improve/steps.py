@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.api.independence import independent
 from assay.api.train import guards_of
 from assay.deployment.artifact import is_artifact
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.run_folder import check_free
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
+from assay.runs.independence import independent
 from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
 
 __all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "program_name", "start_model_of"]

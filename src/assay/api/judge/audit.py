@@ -93,8 +93,8 @@ def audit_judge(
 def _kept(report: dict[str, Any], run: Run, config: JudgeAuditSettings) -> dict[str, Any]:
     """Writes the report to the run's folder. Outputs of labelled items stay in the store, where they can be erased."""
     attacks = {name: {**entry, "wrong": []} for name, entry in report["attacks"].items()}
-    kept = {**report, "attacks": attacks} if config.labels else report
-    FinishedRun(run.folder, caps=config.caps, about={}).keep(kept)
+    stored = {**report, "attacks": attacks} if config.labels else report
+    FinishedRun(run.folder, caps=config.caps, about={}).keep(stored)
     return report
 
 

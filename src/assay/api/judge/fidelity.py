@@ -86,6 +86,6 @@ def _recorded(recorder: Recorder, user: UserProgram, task: Any, name: str) -> In
     )
     own.inputs = dict(task.inputs)
     with recorder.rollout(own):
-        found = interview(user, task)
-        own.prediction = {"messages": found.messages, "ended": found.ended}
-    return found
+        conversation = interview(user, task)
+        own.prediction = {"messages": conversation.messages, "ended": conversation.ended}
+    return conversation

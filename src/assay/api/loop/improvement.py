@@ -13,6 +13,7 @@ from assay.api.improve.run import improve
 from assay.errors import ConfigError
 from assay.evaluation.progress import Progress
 from assay.runs.settings.loop import LoopSettings
+from assay.runs.unused import settings_of_another_job
 from assay.sources.modules import attribute_of
 from assay.traces import Store
 from assay.traces.store import tables as schema
@@ -50,10 +51,11 @@ def improved(settings: LoopSettings, order: Order, progress: Progress | None) ->
     Returns:
         `artifact` (None if nothing better was found), `reason`, `calls`, `cost_usd`, `converged` and `hacks`.
     """
-    if settings.method == "compile":
-        return _compiled(settings, order, progress)
-    if settings.method == "improve":
-        return _improved(settings, order, progress)
+    with settings_of_another_job():  # the options of the loop outlive the rubric of one cycle
+        if settings.method == "compile":
+            return _compiled(settings, order, progress)
+        if settings.method == "improve":
+            return _improved(settings, order, progress)
     return _by_function(settings, order)
 
 
@@ -133,15 +135,15 @@ def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:
     )  # fmt: skip
     if result is None:
         return {"artifact": None, "reason": "the function found nothing better", "converged": True, "hacks": 0}
-    given = dict(result) if isinstance(result, Mapping) else {"artifact": str(result)}
+    report = dict(result) if isinstance(result, Mapping) else {"artifact": str(result)}
     known = ("artifact", "reason", "calls", "cost_usd", "converged", "hacks")
-    if unknown := sorted(given.keys() - set(known)):
+    if unknown := sorted(report.keys() - set(known)):
         raise ConfigError(f"{settings.method} returned {unknown[0]!r}; a result has {', '.join(known)}")
-    artifact = given.get("artifact")
+    artifact = report.get("artifact")
     return {
         "reason": "",
         "converged": True,
         "hacks": 0,
-        **given,
+        **report,
         "artifact": None if artifact is None else str(artifact),
     }

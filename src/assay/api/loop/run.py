@@ -170,11 +170,11 @@ class _Run:
         if self.settings.scoring and not dry_run:  # by another model than the rubric names
             self._score()
             rubric = None
-        shown = advance_deployment(
+        report = advance_deployment(
             active.id, rubric=rubric, dry_run=dry_run, hooks=self.settings.events, store=self.store,
             progress=self.progress,
         )  # fmt: skip
-        decision = shown.decision
+        decision = report.decision
         return self._report("advance", f"{decision.action} ({decision.rule}): {decision.reason}", dry_run=dry_run)
 
     def _hindrance(self, at: Position) -> str | None:
@@ -245,15 +245,15 @@ class _Run:
     def _pool_settings(self, cycle: int) -> dict[str, Any]:
         """Settings of the pool; compared with the training data that was named, else with the newest pool that an
         improvement was made from, where it is on this machine."""
-        given = {name: getattr(self.settings.pool, name) for name in settings_of(type(self.settings.pool))}
-        if given["against"] is None:
+        options = {name: getattr(self.settings.pool, name) for name in settings_of(type(self.settings.pool))}
+        if options["against"] is None:
             steps = self.loops.steps(self.agent)
             used = {s.cycle for s in steps if s.step == "improve" and s.status in (DONE, ENDED) and s.cycle < cycle}
             pools = [
                 str(s.detail["path"]) for s in steps if s.step == "pool" and s.cycle in used and "path" in s.detail
             ]
-            given["against"] = next((path for path in reversed(pools) if Path(path).is_file()), None)
-        return given
+            options["against"] = next((path for path in reversed(pools) if Path(path).is_file()), None)
+        return options
 
     def _pool(self, at: Position) -> tuple[str, dict[str, Any]]:
         out = self._folder(at.cycle) / "pool.jsonl"
@@ -306,9 +306,9 @@ class _Run:
         for known in self.deployments.all(self.agent):
             if known.candidate == version.number:  # started before this process or its predecessor was killed
                 return DONE, {"deployment": known.id, "reason": f"{version.name} is being deployed"}
-        given = {name: getattr(self.settings.deploy, name) for name in settings_of(type(self.settings.deploy))}
+        options = {name: getattr(self.settings.deploy, name) for name in settings_of(type(self.settings.deploy))}
         try:
-            report = start_deployment(version.name, store=self.store, progress=self.progress, **given)
+            report = start_deployment(version.name, store=self.store, progress=self.progress, **options)
         except DeploymentError as error:
             if self.deployments.active(self.agent) is not None:
                 return WAITING, {"reason": str(error)}

@@ -93,11 +93,11 @@ def _order(action: str) -> click.Command:
         from assay.api.deploy.status import order_deployment
 
         open_store(store).close()
-        found = order_deployment(deployment, action, reason=reason, store=store)
+        ordered = order_deployment(deployment, action, reason=reason, store=store)
         if as_json:
-            print_json({"deployment": found.id, "status": found.state.status, "share": found.share})
+            print_json({"deployment": ordered.id, "status": ordered.state.status, "share": ordered.share})
         else:
-            click.echo(f"{found.id}: {found.state.status}, {found.share:.0%} on the candidate")
+            click.echo(f"{ordered.id}: {ordered.state.status}, {ordered.share:.0%} on the candidate")
 
     return order
 

@@ -34,10 +34,10 @@ def label_command(judge: str, for_page: bool, store: str | None, as_json: bool, 
     from assay.judges.questions import key_of
     from assay.traces.store import Store
 
-    given = command_settings(values, JudgeLabelSettings)
-    if for_page and (idle := sorted(given.keys() - {"scale", "run_id"})):
+    typed = command_settings(values, JudgeLabelSettings)
+    if for_page and (idle := sorted(typed.keys() - {"scale", "run_id"})):
         raise click.UsageError(f"{', '.join(f'--{name}' for name in idle)} would have no effect with --page")
-    settings = JudgeLabelSettings(**given)
+    settings = JudgeLabelSettings(**typed)
     rater, done = settings.rater or getpass.getuser(), 0
     with Store(store) as opened:
         built, waiting = to_label(

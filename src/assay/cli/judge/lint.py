@@ -16,10 +16,9 @@ __all__ = ["lint_command"]
 def lint_command(rubric: str, as_json: bool) -> None:
     """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or occur twice. Exit code 1
     if there are any."""
-    from assay.rubrics import lint_rubric
-    from assay.runs.loading import load_judge, load_rubric
+    from assay.api.judge.lint import lint
 
-    findings = lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)
+    findings = lint(rubric)
     if as_json:
         print_json({"findings": [each.to_dict() for each in findings]})
     else:

@@ -65,8 +65,8 @@ def interview(user: UserProgram, task: Task) -> Interview:
     tries = dict.fromkeys(waiting, 0)
     confirmations, probed = 0, False
     while True:
-        said = user(profile=copy.deepcopy(task.inputs["user"]), messages=copy.deepcopy(messages))
-        text, ended = getattr(said, "message", None), getattr(said, "ended", None)
+        turn = user(profile=copy.deepcopy(task.inputs["user"]), messages=copy.deepcopy(messages))
+        text, ended = getattr(turn, "message", None), getattr(turn, "ended", None)
         if not isinstance(text, str) or ended not in ENDINGS:
             raise DataError(f"the user returned message={text!r} and ended={ended!r}; see assay.programs.UserProgram")
         messages.append({"role": "user", "content": text})
@@ -98,29 +98,29 @@ def _has(text: str, value: str) -> bool:
 def faults_of(run: Interview) -> dict[str, bool]:
     """Whether the user made each of the `FAULTS` in an interview."""
     facts = run.profile.facts
-    said = [message["content"] for message in run.messages if message["role"] == "user"]
+    texts = [message["content"] for message in run.messages if message["role"] == "user"]
     goal = set(re.findall(r"\w+", run.profile.goal.casefold()))
 
     def tells_goal(text: str) -> bool:
         return len(goal & set(re.findall(r"\w+", text.casefold()))) >= _SAME * len(goal)
 
-    early, told = False, set[str]()
-    for at, text in enumerate(said):
+    early, stated = False, set[str]()
+    for at, text in enumerate(texts):
         requested = set(run.asked[:at]) - {""}
         allowed = [run.profile.goal, *(message["content"] for message in run.messages[1 : 2 * at : 2])]
         allowed += [str(part) for name in requested for part in _texts(facts[name])]
-        told |= {name for name, fact in facts.items() if _tells(text, fact)}
+        stated |= {name for name, fact in facts.items() if _tells(text, fact)}
         early |= any(
             name not in requested and _tells(text, fact) and not _has(" ".join(allowed), str(fact["value"]))
             for name, fact in facts.items()
         )
     often = {name for name in facts if run.asked.count(name) >= _TRIES}
     return {
-        "no_goal": not tells_goal(said[0]),
-        "repeated_goal": any(tells_goal(text) for text in said[1:]),
-        "invented": any(_invents(run, at) for at in range(len(said))),
+        "no_goal": not tells_goal(texts[0]),
+        "repeated_goal": any(tells_goal(text) for text in texts[1:]),
+        "invented": any(_invents(run, at) for at in range(len(texts))),
         "told_answer": early,
-        "withheld": bool(often - told),
+        "withheld": bool(often - stated),
         "stopped_early": bool(run.ended) and not run.done,
         "never_stopped": not run.ended,
     }
@@ -151,11 +151,11 @@ def fidelity_card(runs: Sequence[Interview | None], *, fail_over: float = 0.05) 
         JSON-serializable: `n`, `failed`, `turns` (mean), `faults` (each with `share`, `low`, `high`, `example`),
         `faithful` (share of runs without any fault) and `passed`. With no run the shares are None, and nothing passed.
     """
-    found = [(run, faults_of(run)) for run in runs if run is not None]
-    n = len(found)
+    judged = [(run, faults_of(run)) for run in runs if run is not None]
+    n = len(judged)
     faults = {}
     for name in FAULTS:
-        with_it = [run for run, made in found if made[name]]
+        with_it = [run for run, made in judged if made[name]]
         example = (
             [message["content"] for message in with_it[0].messages if message["role"] == "user"] if with_it else []
         )
@@ -164,9 +164,9 @@ def fidelity_card(runs: Sequence[Interview | None], *, fail_over: float = 0.05) 
     return {
         "n": n,
         "failed": len(runs) - n,
-        "turns": sum(len(run.asked) for run, _ in found) / n if n else None,
+        "turns": sum(len(run.asked) for run, _ in judged) / n if n else None,
         "faults": faults,
-        "faithful": _share(sum(not any(made.values()) for _, made in found), n),
+        "faithful": _share(sum(not any(made.values()) for _, made in judged), n),
         "fail_over": fail_over,
         "passed": bool(n) and n == len(runs) and all(share <= fail_over for share in shares),
     }

@@ -79,7 +79,7 @@ def write_page(
 
 def trials_in(study: "optuna.Study | None", objectives: Sequence[str]) -> list[StudyTrial]:
     """The finished trials of a study; a pruned one with the mean of the tasks that it ran."""
-    found = []
+    trials = []
     for trial in () if study is None else study.get_trials(deepcopy=False):
         state = trial.state.name.lower().replace("fail", "failed")
         if not trial.state.is_finished():
@@ -91,13 +91,13 @@ def trials_in(study: "optuna.Study | None", objectives: Sequence[str]) -> list[S
             mean = _mean_of_tasks(trial)
             values = {} if mean is None else {objectives[0]: mean}
         scores = results.get("first", results.get("scores", {}))
-        found.append(
+        trials.append(
             StudyTrial(
                 number=trial.number, state=state, parameters=_numbers(trial.params), values=values,
                 n=len(scores) or None,
             )
         )  # fmt: skip
-    return found
+    return trials
 
 
 def _numbers(params: Mapping[str, Any]) -> dict[str, float]:

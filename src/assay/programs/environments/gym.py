@@ -66,8 +66,8 @@ class GymEnvironment(Environment):
         self._names = names or tuple(str(self._first + at) for at in range(count))
 
     def reset(self, task: Task) -> EnvironmentStep:
-        given = {} if self._options is None else {"options": self._options(task.inputs)}
-        result = self._env.reset(seed=environment_seed(task), **given)
+        options = {} if self._options is None else {"options": self._options(task.inputs)}
+        result = self._env.reset(seed=environment_seed(task), **options)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise ConfigError(f"reset returned {str(result)[:80]!r}; gymnasium's returns (observation, info)")
         return self._step(result[0], 0.0, False, False, result[1])

@@ -144,11 +144,11 @@ class Play:
             EnvironmentFailed: it raised, took too long, or returned something that is no step, or the sum of the
                 rewards is not finite.
         """
-        shown = action if len(action) <= _SHOWN else f"{action[:_SHOWN]}…"
+        short = action if len(action) <= _SHOWN else f"{action[:_SHOWN]}…"
         steps: list[EnvironmentStep] = []
 
         def act() -> str:
-            steps.append(self._checked(lambda: self._environment.step(action), f"step({shown!r})"))
+            steps.append(self._checked(lambda: self._environment.step(action), f"step({short!r})"))
             return steps[0].observation
 
         with limited(None):  # the limit is that of this class: a tool over time is the agent's failure

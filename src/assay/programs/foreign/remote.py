@@ -82,14 +82,14 @@ class TaskServer:
             with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
-            said = error.read().decode("utf-8", "replace")[:300]
+            reply = error.read().decode("utf-8", "replace")[:300]
             if error.code == 410:
-                raise _Over(said) from None
+                raise _Over(reply) from None
             if error.code in (401, 403):
-                raise ConfigError(f"{self.url} refuses the key: {said}", flag="--key") from None
+                raise ConfigError(f"{self.url} refuses the key: {reply}", flag="--key") from None
             if error.code == 404:
                 raise ConfigError(f"{self.url} leases no tasks: is it a trainer with agent='remote'?") from None
-            raise ConnectionError(f"{self.url} answers with {error.code}: {said}") from None
+            raise ConnectionError(f"{self.url} answers with {error.code}: {reply}") from None
         return json.loads(text) if text else None
 
 

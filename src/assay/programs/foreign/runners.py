@@ -105,26 +105,31 @@ class CommandRunner:
     def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
         import orjson
 
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given.write(orjson.dumps(task.to_dict(), default=str))
-            given.seek(0)
-            code = self._exit_code(self._start(task.environment(), given, out, err), out, check)
+        with tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            task_file.write(orjson.dumps(task.to_dict(), default=str))
+            task_file.seek(0)
+            code = self._exit_code(self._start(task.environment(), task_file, out, err), out, check)
             err.seek(max(0, err.seek(0, os.SEEK_END) - 4 * _STDERR_CHARS))
-            said = err.read().decode("utf-8", "replace").strip()[-_STDERR_CHARS:]
+            stderr = err.read().decode("utf-8", "replace").strip()[-_STDERR_CHARS:]
             if code < 0:
-                raise RunnerLost(f"the agent's process was killed by {_signal_name(-code)}; it said: {said!r}")
+                raise RunnerLost(f"the agent's process was killed by {_signal_name(-code)}; it said: {stderr!r}")
             if code:
-                raise AgentFailed(f"the agent exited with {code}; it said: {said!r}")
+                raise AgentFailed(f"the agent exited with {code}; it said: {stderr!r}")
             out.seek(0)
             return answer_of_output(out.read(MOST_BYTES + 1))
 
     def _start(
-        self, variables: Mapping[str, str], given: BinaryIO, out: BinaryIO, err: BinaryIO
+        self, variables: Mapping[str, str], task_file: BinaryIO, out: BinaryIO, err: BinaryIO
     ) -> "subprocess.Popen[bytes]":
         inherited = {name: value for name, value in os.environ.items() if name not in _KEYS}
         try:
             return subprocess.Popen(
-                self.words, stdin=given, stdout=out, stderr=err, env={**inherited, **variables}, start_new_session=True
+                self.words,
+                stdin=task_file,
+                stdout=out,
+                stderr=err,
+                env={**inherited, **variables},
+                start_new_session=True,
             )
         except OSError as error:
             raise ConfigError(

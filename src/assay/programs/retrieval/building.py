@@ -165,10 +165,10 @@ class _Update:
             try:
                 return self._read(file, known)
             except FileChanged:
-                found = _status(file.path)
-                if isinstance(found, OSError):
-                    return self._unread(file, known, found)
-                file = TextFile(file.path, file.name, found.st_size, found.st_mtime_ns)
+                status = _status(file.path)
+                if isinstance(status, OSError):
+                    return self._unread(file, known, status)
+                file = TextFile(file.path, file.name, status.st_size, status.st_mtime_ns)
             except OSError as error:
                 return self._unread(file, known, error)
         self.counts.skip("changing", file.name)

@@ -50,16 +50,17 @@ def _vectors(embedder: Any, texts: Sequence[str]) -> Matrix:
         ModelError: the embedder failed, or its vectors are not one finite row for each text.
     """
     try:
-        found = np.asarray(embedder(list(texts)), dtype=np.float32)
+        vectors = np.asarray(embedder(list(texts)), dtype=np.float32)
     except Exception as error:  # of any provider
         raise ModelError(f"the embedder {embedder_name(embedder)} failed: {error}") from error
-    if found.ndim != 2 or len(found) != len(texts) or not np.isfinite(found).all():
+    if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
         raise ModelError(
-            f"the embedder {embedder_name(embedder)} returned an array of shape {found.shape} for {len(texts)} texts; "
+            f"the embedder {embedder_name(embedder)} returned an array of shape {vectors.shape} for {len(texts)} "
+            "texts; "
             "expected one finite vector for each"
         )
-    lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    return np.asarray(found / np.where(lengths == 0, 1, lengths), dtype="<f4")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths == 0, 1, lengths), dtype="<f4")
 
 
 def embed_missing(engine: sa.Engine, index: str, embedder: Any, advance: Callable[[int], None]) -> int:

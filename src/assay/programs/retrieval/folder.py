@@ -73,13 +73,13 @@ class FolderFiles:
 
     def _add(self, path: Path) -> None:
         try:
-            found = path.lstat()
+            status = path.lstat()
         except OSError:
             return
-        if stat.S_ISREG(found.st_mode):
-            self.files.append(TextFile(path, self._name(path), found.st_size, found.st_mtime_ns))
+        if stat.S_ISREG(status.st_mode):
+            self.files.append(TextFile(path, self._name(path), status.st_size, status.st_mtime_ns))
         else:
-            self.skipped["link" if stat.S_ISLNK(found.st_mode) else "special file"] += 1
+            self.skipped["link" if stat.S_ISLNK(status.st_mode) else "special file"] += 1
 
     def _name(self, path: Path) -> str:
         return os.fsencode(path.relative_to(self.folder).as_posix()).decode("utf-8", "backslashreplace")
@@ -115,8 +115,8 @@ class open_text:
         self._opened.close()
 
     def _check(self) -> None:
-        found = os.fstat(self._opened.fileno())
-        if not stat.S_ISREG(found.st_mode) or (found.st_size, found.st_mtime_ns) != (
+        status = os.fstat(self._opened.fileno())
+        if not stat.S_ISREG(status.st_mode) or (status.st_size, status.st_mtime_ns) != (
             self.file.size,
             self.file.mtime_ns,
         ):
@@ -127,15 +127,15 @@ class open_text:
         if self.encoding is None:
             raise FileIsBinary(self.file.name)
         decoder = codecs.getincrementaldecoder(self.encoding)("replace")
-        is_html, kept = self.file.path.suffix.lower() in (".html", ".htm", ".xhtml"), ""
+        is_html, rest = self.file.path.suffix.lower() in (".html", ".htm", ".xhtml"), ""
         for block in self._bytes():
             if self.encoding != "utf-16" and _has_controls(block.replace(b"\0", b"")):  # logs may have runs of NUL
                 raise FileIsBinary(self.file.name)
             text = decoder.decode(block).replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
             if is_html:
-                text, kept = _without_tags(kept + text)
+                text, rest = _without_tags(rest + text)
             yield text
-        yield kept + decoder.decode(b"", final=True)
+        yield rest + decoder.decode(b"", final=True)
 
     def sha256(self) -> str:
         """Hash of the content; reads what is left of it. `FileChanged` as in `blocks`."""

@@ -75,13 +75,13 @@ class DocumentIndex:
         p, d, ids = schema.passages, schema.documents, list(scores)
         statement = sa.select(p.c.id, p.c.key, p.c.text, p.c.line, d.c.path).join(d, d.c.id == p.c.document_id)
         rows = {row.id: row for row in connection.execute(statement.where(p.c.id.in_(ids)))} if ids else {}
-        found: dict[str, Passage] = {}
+        passages: dict[str, Passage] = {}
         for row in (rows[number] for number in ids if number in rows):
-            if len(found) < k and row.key not in found:
-                found[row.key] = Passage(
+            if len(passages) < k and row.key not in passages:
+                passages[row.key] = Passage(
                     id=row.key, text=row.text, source=row.path, line=row.line, score=scores[row.id]
                 )
-        return list(found.values())
+        return list(passages.values())
 
     def _has_documents(self, connection: sa.Connection) -> bool:
         d = schema.documents

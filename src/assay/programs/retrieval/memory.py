@@ -52,12 +52,12 @@ class TextRetriever:
             rows = self._words.execute(
                 "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid", (match_of(words),)
             ).fetchall()
-        found: dict[str, Passage] = {}
+        passages: dict[str, Passage] = {}
         for at, score in fused([[row[0] - 1 for row in rows]]).items():
             passage = self._passages[at]
-            if len(found) < k and passage.id not in found:
-                found[passage.id] = Passage(**{**vars(passage), "score": score})
-        return list(found.values())
+            if len(passages) < k and passage.id not in passages:
+                passages[passage.id] = Passage(**{**vars(passage), "score": score})
+        return list(passages.values())
 
 
 def _source_and_text(document: Any, at: int) -> tuple[str, str]:

@@ -164,8 +164,8 @@ def _not_run(source: str) -> Iterator[str]:
             members = [inner for inner in node.body if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)]
             yield from (f"{node.name}.{inner.name}" for inner in members if inner.name.startswith("test"))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            given = [*node.args.posonlyargs, *node.args.args]
-            required = len(given) > len(node.args.defaults) or None in node.args.kw_defaults
+            parameters = [*node.args.posonlyargs, *node.args.args]
+            required = len(parameters) > len(node.args.defaults) or None in node.args.kw_defaults
             if required or isinstance(node, ast.AsyncFunctionDef):
                 yield node.name
 

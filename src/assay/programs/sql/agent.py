@@ -72,7 +72,7 @@ class TextToSQL(Agent):
         tool = dspy.Tool(lambda sql: database.query(sql, limits), name="query")
         question = str(inputs.get("question", ""))
         # at four characters per token, half of the context is for the schema
-        shown = {
+        values = {
             "tables": schema_text(database.tables(), question, 2 * self.agent_parameters.context_length),
             "question": question,
         }
@@ -82,7 +82,7 @@ class TextToSQL(Agent):
         sql, result = "", None
         for _ in range(self.agent_parameters.max_steps):
             try:
-                sql = self._written(shown, errors)
+                sql = self._written(values, errors)
             except AdapterParseError:
                 errors.append("a query that could not be read")
                 continue
@@ -104,12 +104,12 @@ class TextToSQL(Agent):
         rows = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in result.rows]
         return dspy.Prediction(sql=sql, rows=rows, truncated=result.truncated, cost=result.cost, steps=steps)
 
-    def _written(self, shown: dict[str, str], errors: list[str]) -> str:
+    def _written(self, values: dict[str, str], errors: list[str]) -> str:
         signature, depth = self.write.signature, self.agent_parameters.reasoning_depth
         tokens = self.thought_tokens if depth > 3 or getattr(dspy.settings.lm, "thinking", None) is not None else 0
         if tokens:
             signature = signature.prepend("thought", thought_field(tokens), str)
-        filled = self.fit_context(self.write, signature, dict(shown), errors, "errors")
+        filled = self.fit_context(self.write, signature, dict(values), errors, "errors")
         return _on_one_line(str(self.write(signature=signature, **filled).sql))
 
 

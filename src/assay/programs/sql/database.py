@@ -121,12 +121,12 @@ def checked_query(sql: str, limits: QueryLimits) -> str:
 
 def _written_out(plain: str) -> int:
     """About how many tables the tables of WITH are written out to; at most `_MOST_TABLES` + 1."""
-    found = list(_DEFINED.finditer(plain))
-    if not found:
+    definitions = list(_DEFINED.finditer(plain))
+    if not definitions:
         return 0
-    names = [match[1].strip('"[]`').casefold() for match in found]
-    ends = [*(match.start() for match in found[1:]), len(plain)]
-    bodies = [plain[match.end() : end].casefold() for match, end in zip(found, ends, strict=True)]
+    names = [match[1].strip('"[]`').casefold() for match in definitions]
+    ends = [*(match.start() for match in definitions[1:]), len(plain)]
+    bodies = [plain[match.end() : end].casefold() for match, end in zip(definitions, ends, strict=True)]
 
     @functools.cache
     def size(at: int) -> int:
@@ -137,7 +137,7 @@ def _written_out(plain: str) -> int:
                 return _MOST_TABLES + 1
         return total
 
-    return max(map(size, range(len(found))))
+    return max(map(size, range(len(definitions))))
 
 
 def near(name: str, among: Sequence[str]) -> str:

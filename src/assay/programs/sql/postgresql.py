@@ -69,9 +69,9 @@ class PostgreSQL:
         # prepared: only one statement is accepted; a cursor: rows beyond the limit are not sent
         connection.execute(f"DECLARE answer NO SCROLL CURSOR FOR {sql}", prepare=True)
         cursor = connection.execute(f"FETCH {limits.rows + 1} FROM answer")
-        found = cursor.fetchall()
+        fetched = cursor.fetchall()
         rows, size = [], 0
-        for row in found[: limits.rows]:
+        for row in fetched[: limits.rows]:
             size = within_size(row, size, limits)
             rows.append(tuple(row))
         _limit_time(connection, limits)  # the query may have changed it for what follows
@@ -80,7 +80,7 @@ class PostgreSQL:
         return QueryResult(
             columns=tuple(column.name for column in cursor.description or ()),
             rows=tuple(rows),
-            truncated=len(found) > limits.rows,
+            truncated=len(fetched) > limits.rows,
             cost=int(top.get("Shared Hit Blocks", 0)) + int(top.get("Shared Read Blocks", 0)),
         )
 

@@ -54,8 +54,8 @@ def schema_text(tables: Sequence[Table], question: str, characters: int) -> str:
             names += f" and {len(others) - count} more"
             break
         names += f", {name}" if names else name
-    shown = "\n".join(lines[at] for at in sorted(chosen))
-    return f"{shown}\nother tables: {names}" if names else shown
+    text = "\n".join(lines[at] for at in sorted(chosen))
+    return f"{text}\nother tables: {names}" if names else text
 
 
 def _line(table: Table) -> str:

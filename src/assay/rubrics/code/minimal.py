@@ -129,7 +129,7 @@ def _without(edits: Sequence[Edit], needed: Sequence[Edit]) -> tuple[Edit, ...]:
     """
     rest, missing = _unmatched(edits, needed, lambda edit: edit.key)
     written = [[edit for edit in part if edit.after is not None] for part in (rest, missing)]
-    beyond, _ = _unmatched(*written, lambda edit: edit.key[2])
+    beyond, _ = _unmatched(written[0], written[1], lambda edit: edit.key[2])
     removed = [edit for edit in rest if edit.after is None]
     return tuple(sorted([*beyond, *removed], key=lambda edit: edit.line))
 

@@ -7,10 +7,12 @@ from assay.deployment.preference_settings import PreferenceFields
 from assay.deployment.suites import Suite, SuiteThresholds
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
-from assay.runs.settings.fields import selected
-from assay.support.settings import Settings, setting
+from assay.runs.settings.fields import repeated, selected
+from assay.support.settings import Settings, setting, settings_of
 
 __all__ = ["RegisterSettings", "RouteSettings", "SimulateSettings", "StartSettings", "SuiteSettings"]
+
+_THRESHOLDS = tuple(settings_of(SuiteThresholds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,30 +51,25 @@ class StartSettings(Settings):
         metavar="D",
     )  # fmt: skip
     suite_rubric: str | None = setting(None, "Rubric of the validation suite.", metavar="R")
-    suite_threshold: float = setting(0.0, "Score that the candidate must reach on the validation suite.", ge=0, le=1)
-    suite_pass_rate: float = setting(0.0, "Share of the suite's tasks that the candidate must pass.", ge=0, le=1)
-    suite_pass_at: float = setting(0.5, "Minimum score with which a task of the suite counts as passed.", ge=0, le=1)
+    suite_threshold: float = repeated(SuiteThresholds, "threshold")
+    suite_pass_rate: float = repeated(SuiteThresholds, "pass_rate")
+    suite_pass_at: float = repeated(SuiteThresholds, "pass_at")
     force: bool = setting(False, "Deploy a candidate that breaks a compatibility check or the validation suite.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.suite_data is None) != (self.suite_rubric is None):
             raise ConfigError("suite_data and suite_rubric belong together")
-        for name in ("suite_threshold", "suite_pass_rate"):
-            if getattr(self, name) and self.suite_data is None:
-                raise ConfigError(f"{name}={getattr(self, name)!r} would have no effect without suite_data")
-        if self.suite_pass_at != 0.5 and not self.suite_data:
-            raise ConfigError(f"suite_pass_at={self.suite_pass_at!r} would have no effect without suite_data")
+        if self.suite_data is None and (changed := self.changed(*(f"suite_{name}" for name in _THRESHOLDS))):
+            raise ConfigError(f"{changed[0]}={getattr(self, changed[0])!r} would have no effect without suite_data")
 
     @property
     def suite(self) -> Suite | None:
         """The suite that is named here."""
         if self.suite_data is None or self.suite_rubric is None:
             return None
-        return Suite(
-            data=self.suite_data, rubric=self.suite_rubric, threshold=self.suite_threshold,
-            pass_rate=self.suite_pass_rate, pass_at=self.suite_pass_at,
-        )  # fmt: skip
+        thresholds = {name: getattr(self, f"suite_{name}") for name in _THRESHOLDS}
+        return Suite(data=self.suite_data, rubric=self.suite_rubric, **thresholds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """Fields that several settings classes have, each with the words of its class."""
 
-from typing import Any
+import dataclasses
+from typing import Any, Unpack
 
 from assay.models.thinking import short_form
-from assay.support.settings import named_setting, setting
+from assay.support.settings import DeclaredFields, named_setting, setting
 
 __all__ = [
     "RESUMED",
@@ -11,6 +12,7 @@ __all__ = [
     "api_key_env",
     "limit_of",
     "preflight_of",
+    "repeated",
     "rubric_of",
     "selected",
     "thinking_of",
@@ -67,6 +69,13 @@ def limit_of(what: str) -> Any:
     return setting(20, f"Maximum number of {what}.", ge=1)
 
 
-def selected(help: str, **declared: Any) -> Any:
+def selected(help: str, **declared: Unpack[DeclaredFields]) -> Any:
     """An optional field that selects what one call is about."""
-    return setting(None, help, project=False, **declared)
+    declared["project"] = False
+    return setting(None, help, **declared)
+
+
+def repeated(kind: type[Any], name: str) -> Any:
+    """A field of another settings class under a second name, with the same default, bounds and help."""
+    field = next(field for field in dataclasses.fields(kind) if field.name == name)
+    return dataclasses.field(default=field.default, metadata=field.metadata)

@@ -118,8 +118,8 @@ def _part(kind: type[Any], value: Any, name: str) -> Any:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in given:
+def _check_names(what: str, names: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in names:
         if name not in known:
             hint = f". Did you mean {near!r}?" if (near := nearest(str(name), known)) else ""
             raise ConfigError(f"{what} has no setting {name!r}{hint}")

@@ -11,6 +11,7 @@ __all__ = [
     "ExportOptions",
     "IndexOptions",
     "PoolOptions",
+    "ServeOptions",
     "SimulateOptions",
     "StartOptions",
     "TracesListOptions",
@@ -100,6 +101,26 @@ class StartOptions(TypedDict, total=False):
     suite_pass_rate: float
     suite_pass_at: float
     force: bool
+
+
+class ServeOptions(TypedDict, total=False):
+    """The keywords of `assay.api.serve.serve`, without the keys: settings are stored."""
+
+    model: str | None
+    upstream: str | None
+    host: str
+    port: int
+    allow_host: Sequence[str]
+    idle_s: float
+    max_body_mb: int
+    max_connections: int | None
+    connection_idle_s: float
+    receive_s: float
+    upstream_idle_s: float
+    loops: str
+    agent: Sequence[str]
+    agent_rubric: str | None
+    advance_s: float
 
 
 class PoolOptions(TypedDict, total=False):

@@ -37,12 +37,12 @@ class MemoryContract(Contract):
             memory.remember("Ada Lovelace", "prefers a window seat")
             memory.remember("Ada Lovelace", "is allergic to nuts")
             memory.remember("Bob", "prefers an aisle seat")
-            found = [fact.text for fact in memory.recall("which seat?", subject="  ada LOVELACE ")]
-            require(found == ["prefers a window seat"], f"recall('which seat?') finds {found!r}")
+            facts = [fact.text for fact in memory.recall("which seat?", subject="  ada LOVELACE ")]
+            require(facts == ["prefers a window seat"], f"recall('which seat?') finds {facts!r}")
             require(memory.recall("seat", subject="Carl") == [], "a person without facts has some")
             memory.remember("Ada Lovelace", "555-1234", about="phone_number")
-            found = [fact.text for fact in memory.recall("What is the phone number?", subject="Ada Lovelace")]
-            require(found == ["555-1234"], f"by the words of its `about` a fact is found as {found!r}")
+            facts = [fact.text for fact in memory.recall("What is the phone number?", subject="Ada Lovelace")]
+            require(facts == ["555-1234"], f"by the words of its `about` a fact is found as {facts!r}")
 
     def test_a_new_value_supersedes_and_overwrites_nothing(self) -> None:
         with self.context():
@@ -51,8 +51,8 @@ class MemoryContract(Contract):
             again = memory.remember("Ada", "phone: 555-1", about="phone")
             require(again == old, "the same fact is added twice")
             new = memory.remember("Ada", "phone: 555-2", about="phone")
-            found = [fact.text for fact in memory.recall("phone", subject="Ada")]
-            require(found == ["phone: 555-2"], f"after a new value recall finds {found!r}")
+            facts = [fact.text for fact in memory.recall("phone", subject="Ada")]
+            require(facts == ["phone: 555-2"], f"after a new value recall finds {facts!r}")
             first, second = memory.history("Ada")
             require(first.text == "phone: 555-1", f"the superseded fact became {first.text!r}")
             require(first.superseded_by == new.id, f"it is superseded by {first.superseded_by!r}, expected {new.id}")
@@ -63,8 +63,8 @@ class MemoryContract(Contract):
             memory = self.make()
             memory.remember("Ada", "Ada likes tea")
             memory.remember("Ada", "Ada hates tea")
-            found = [fact.text for fact in memory.recall("tea", subject="Ada")]
-            require(found == ["Ada hates tea", "Ada likes tea"], f"contradictory facts are recalled as {found!r}")
+            facts = [fact.text for fact in memory.recall("tea", subject="Ada")]
+            require(facts == ["Ada hates tea", "Ada likes tea"], f"contradictory facts are recalled as {facts!r}")
 
     def test_a_forgotten_fact_is_not_found_and_stays_in_the_history(self) -> None:
         with self.context():
@@ -83,8 +83,8 @@ class MemoryContract(Contract):
             new = memory.remember("Ada", "city: Graz", about="city")
             at = (old.valid_from + new.valid_from) / 2
             if old.valid_from < at:  # a clock may not have moved
-                found = [fact.text for fact in memory.recall("city", subject="Ada", at=at)]
-                require(found == ["city: Oslo"], f"at an earlier time recall finds {found!r}")
+                facts = [fact.text for fact in memory.recall("city", subject="Ada", at=at)]
+                require(facts == ["city: Oslo"], f"at an earlier time recall finds {facts!r}")
 
     def test_hostile_texts_are_text(self) -> None:
         with self.context():

@@ -47,9 +47,9 @@ class RetrieverContract(Contract):
         with self.context():
             retriever = self.make()
             for question, source in self.questions.items():
-                found = retriever.search(question, 3)
-                require(found, f"{question!r} finds nothing")
-                first = found[0]
+                passages = retriever.search(question, 3)
+                require(passages, f"{question!r} finds nothing")
+                first = passages[0]
                 require(first.source == source, f"{question!r} finds {first.source!r} first, expected {source!r}")
                 require(
                     first.text == self.documents[source],
@@ -61,9 +61,9 @@ class RetrieverContract(Contract):
         with self.context():
             retriever = self.make()
             for k in (1, 2, 50):
-                found = retriever.search(question, k)
-                scores, ids = [passage.score for passage in found], [passage.id for passage in found]
-                require(len(found) <= k, f"k={k} returns {len(found)} passages")
+                passages = retriever.search(question, k)
+                scores, ids = [passage.score for passage in passages], [passage.id for passage in passages]
+                require(len(passages) <= k, f"k={k} returns {len(passages)} passages")
                 require(scores == sorted(scores, reverse=True), f"the scores {scores} are not in descending order")
                 require(len(set(ids)) == len(ids), f"the ids {ids} are not distinct")
                 first = [passage.id for passage in retriever.search(question, 1)]
@@ -99,14 +99,19 @@ class RetrieverContract(Contract):
         with self.context():
             retriever = self.make()
             for query in (*HOSTILE_TEXTS, *operators):
-                found = retriever.search(query, 2)
-                require(len(found) <= 2, f"the query {query[:50]!r} returns {len(found)} passages, expected 2 at most")
+                passages = retriever.search(query, 2)
+                require(
+                    len(passages) <= 2, f"the query {query[:50]!r} returns {len(passages)} passages, expected 2 at most"
+                )
             require(retriever.search("harbour crane", 1), "nothing is found after hostile queries")
 
     def test_operators_are_words(self) -> None:
         with self.context():
-            found = self.make().search("crane NOT harbour", 1)
-        require(found and found[0].source == "harbour.txt", f"'crane NOT harbour' finds {found}: NOT is no operator")
+            passages = self.make().search("crane NOT harbour", 1)
+        require(
+            passages and passages[0].source == "harbour.txt",
+            f"'crane NOT harbour' finds {passages}: NOT is no operator",
+        )
 
     def test_k_is_at_least_one(self) -> None:
         with self.context():

@@ -26,9 +26,14 @@ class AgentRunner(Protocol):
         fallbacks: rollouts that the champion took over, by version.
     """
 
-    counts: Mapping[tuple[str, str, str], int]
-    seconds: Mapping[tuple[str, str], float]
-    fallbacks: Mapping[str, int]
+    @property
+    def counts(self) -> Mapping[tuple[str, str, str], int]: ...
+
+    @property
+    def seconds(self) -> Mapping[tuple[str, str], float]: ...
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]: ...
 
     def __call__(self, inputs: Mapping[str, Any], **fields: Any) -> Any:
         """Runs one rollout.

@@ -124,14 +124,14 @@ class PolicyUpstream(EmbeddedUpstream):
 
     def _sampled(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """The request with the settings that the training samples with."""
-        kept = {name: chat[name] for name in (*_ALWAYS, *_OPTIONAL) if chat.get(name) not in (None, [])}
+        request = {name: chat[name] for name in (*_ALWAYS, *_OPTIONAL) if chat.get(name) not in (None, [])}
         settings, limit = self.lm.kwargs, chat.get("max_tokens") or chat.get("max_completion_tokens")
         most = int(settings["max_tokens"])
-        kept["max_tokens"] = min(limit, most) if isinstance(limit, int) and limit > 0 else most
-        kept |= {name: settings[name] for name in _SAMPLING if settings.get(name) is not None}
+        request["max_tokens"] = min(limit, most) if isinstance(limit, int) and limit > 0 else most
+        request |= {name: settings[name] for name in _SAMPLING if settings.get(name) is not None}
         if settings.get("seed") is not None:
-            kept["seed"] = self._seed(settings["seed"], chat["messages"])
-        return kept
+            request["seed"] = self._seed(settings["seed"], chat["messages"])
+        return request
 
     def answered_body(self, dialect: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request with the settings that are sampled with, in place of the caller's.

@@ -85,8 +85,8 @@ def erase_subject(store: Store, subject: str) -> Erased:
         ).all()
         erased.calls += [_call(*row) for row in own_calls]
         f = schema.facts
-        told = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), f.c.person == digest))
-        erased.facts = int(connection.execute(told).rowcount)
+        deletion = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), f.c.person == digest))
+        erased.facts = int(connection.execute(deletion).rowcount)
         if erased.facts and connection.dialect.name == "sqlite":
             # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
             connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")

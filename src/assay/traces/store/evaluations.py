@@ -78,12 +78,12 @@ def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> lis
         .where(table.c.run_id == run_id, table.c.source.not_in(("outside", *NOT_AGENTS)), table.c.task_id != "")
         .order_by(table.c.started_at, table.c.id)
     )
-    found: dict[tuple[str, str, str, str], Evaluated] = {}
+    evaluations: dict[tuple[str, str, str, str], Evaluated] = {}
     with store.engine.connect() as connection:
         for place, row in enumerate(connection.execute(query)):
             key = (row.phase, row.split, row.program_version, row.parameters_json)
-            if (evaluated := found.get(key)) is None:
-                evaluated = found[key] = Evaluated(phase=key[0], split=key[1], version=key[2], parameters=key[3])
+            if (evaluated := evaluations.get(key)) is None:
+                evaluated = evaluations[key] = Evaluated(phase=key[0], split=key[1], version=key[2], parameters=key[3])
             if (task := evaluated.tasks.get(row.task_id)) is None:
                 task = EvaluatedTask(task_id=row.task_id, inputs=row.inputs, task_type=row.task_type)
                 evaluated.tasks[row.task_id] = task
@@ -91,8 +91,8 @@ def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> lis
             if row.score is not None:
                 task.scores.append(row.score)
                 evaluated.runs.append((place, row.score))
-    _name(list(found.values()))
-    return list(found.values())
+    _name(list(evaluations.values()))
+    return list(evaluations.values())
 
 
 def _name(evaluations: list[Evaluated]) -> None:

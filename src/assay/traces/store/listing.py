@@ -113,8 +113,8 @@ def list_runs(
     with store.engine.connect() as connection:
         runs = (_run(row) for row in connection.execution_options(yield_per=200).execute(query).mappings())
         # The program is inside the settings, so that it is compared here.
-        found = (run for run in runs if program is None or program.lower() in str(run["program"] or "").lower())
-        return list(itertools.islice(found, limit))
+        matching = (run for run in runs if program is None or program.lower() in str(run["program"] or "").lower())
+        return list(itertools.islice(matching, limit))
 
 
 def find_run(store: Store, id_prefix: str) -> dict[str, Any]:

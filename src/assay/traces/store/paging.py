@@ -188,10 +188,10 @@ def page_statement(
         inner = _by_time(filters, cursor, newer=newer).limit(window)
     else:
         inner = sa.select(table.c.id).where(table.c[narrow] == filters.equal[narrow]).limit(window)
-    found = inner.subquery("found")
+    inner_rows = inner.subquery("found")
     columns = [table.c[name] for name in Listed.__dataclass_fields__ if name != "inputs"]
     inputs = sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs")
-    query = sa.select(*columns, inputs).join_from(found, table, table.c.id == found.c.id)
+    query = sa.select(*columns, inputs).join_from(inner_rows, table, table.c.id == inner_rows.c.id)
     query = query.where(*_conditions(filters), _beyond(cursor, newer=newer))
     return query.order_by(*_order(newer=newer)).limit(limit + 1)
 
@@ -217,8 +217,8 @@ def _end_of_window(
 
 def _beyond(cursor: Cursor, *, newer: bool) -> sa.ColumnElement[bool]:
     table = schema.rollouts
-    place, given = sa.tuple_(table.c.started_at, table.c.id), sa.tuple_(cursor.started_at, cursor.id)
-    return place > given if newer else place < given
+    place, cursor_place = sa.tuple_(table.c.started_at, table.c.id), sa.tuple_(cursor.started_at, cursor.id)
+    return place > cursor_place if newer else place < cursor_place
 
 
 def _order(*, newer: bool) -> list[Any]:
@@ -283,10 +283,10 @@ def newest_rollouts(store: StoreReads, *, run_id: str | None = None, limit: int 
     """
     table = schema.rollouts
     if run_id is None:
-        found = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(limit).subquery("found")
+        newest = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(limit).subquery("found")
     else:
-        found = sa.select(table.c.id).where(table.c.run_id == run_id).limit(limit).subquery("found")
-    query = sa.select(table).join_from(found, table, table.c.id == found.c.id).order_by(*_order(newer=False))
+        newest = sa.select(table.c.id).where(table.c.run_id == run_id).limit(limit).subquery("found")
+    query = sa.select(table).join_from(newest, table, table.c.id == newest.c.id).order_by(*_order(newer=False))
     with store.engine.connect() as connection:
         return [rollout_of(row) for row in connection.execute(query).mappings()]
 
@@ -336,13 +336,13 @@ def calls_from(store: StoreReads, rollout_id: str, first: int = 0, *, limit: int
     unpriced = sa.select(sa.func.count()).where(own, steps.c.cost_usd.is_(None), sa.not_(steps.c.cached))
     failed = sa.select(sa.func.count()).where(own, steps.c.error.is_not(None), steps.c.cost_usd.is_(None))
     with store.engine.connect() as connection:
-        found = [transition_of(row) for row in connection.execute(query).mappings()]
+        calls = [transition_of(row) for row in connection.execute(query).mappings()]
         count, prompt, completion, cost = connection.execute(sums).one()
         unknown = connection.execute(unpriced).scalar_one() > connection.execute(failed).scalar_one()
-    rows = [row for row in found if row.t >= first]
+    rows = [row for row in calls if row.t >= first]
     return Calls(
         rows=rows[:limit],
-        before=next((row for row in found if row.t < first), None),
+        before=next((row for row in calls if row.t < first), None),
         more=len(rows) > limit,
         count=count,
         prompt_tokens=int(prompt or 0),

@@ -39,11 +39,11 @@ def usage_of_phases(store: StoreReads, run_id: str) -> list[PhaseUsage]:
         .group_by(*columns)
     )  # fmt: skip
     with store.engine.connect() as connection:
-        found = [
+        usage = [
             PhaseUsage(
                 phase=phase, source=source, calls=count, cached=int(cached), tokens=int(tokens),
                 cost_usd=None if unknown else float(cost or 0.0),
             )
             for phase, source, count, cached, tokens, cost, unknown in connection.execute(query)
         ]  # fmt: skip
-    return sorted(found, key=lambda row: -row.calls)
+    return sorted(usage, key=lambda row: -row.calls)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from assay.api.rescoring import threads_for
 from assay.api.traces import score_rollouts
 from assay.cli.main import group
 from assay.errors import ConfigError, ModelError
 from assay.runs.loading import load_rubric
+from assay.runs.rescoring import threads_for
 from assay.traces import Rollout, Store
 
 

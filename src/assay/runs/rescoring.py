@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from assay.api.record import Graded, grade_rollout, task_of
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.evaluation.progress import Advance
+from assay.evaluation.stored import Graded, grade_rollout, task_of
 from assay.models import LanguageModel
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.coverage import coverage_report

@@ -1,0 +1,26 @@
+"""Public API for `assay judge lint`: likely mistakes in the criteria of a rubric. Calls no model."""
+
+from pathlib import Path
+
+from assay.rubrics import Rubric, lint_rubric
+from assay.rubrics.lint import Finding
+from assay.runs.loading import load_judge, load_rubric
+from assay.sources.trust import trusts
+from assay.support.keywords import takes
+
+__all__ = ["lint"]
+
+
+@trusts
+@takes()
+def lint(rubric: str | Path | Rubric) -> list[Finding]:
+    """Criteria that ask two questions, ask about what a judge does not see, or occur twice; see `lint_rubric`.
+
+    Questions of judges in files of their own, which the rubric names with `use`, are read from those.
+
+    Args:
+        rubric: a YAML file, a shipped name, or a rubric.
+    Raises:
+        RubricError: the rubric or one of its judges cannot be loaded.
+    """
+    return lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)

@@ -1,0 +1,98 @@
+"""Scores stored and recorded rollouts by a rubric.
+
+A rollout without a prediction first gets the final answer of its LM calls. Does not run a program:
+`assay.evaluation.session` scores the rollouts of one.
+"""
+
+import math
+from dataclasses import dataclass
+
+from assay.datasets import Task
+from assay.datasets.tasks import content_hash
+from assay.errors import FailureKind
+from assay.models.failures import unanswered
+from assay.rubrics import Rubric, ScoreResult
+from assay.rubrics.criteria import Failed
+from assay.rubrics.grading import score_rollout
+from assay.traces import Recorder, Rollout
+from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, final_answer, prediction_of
+from assay.traces.records import Verdict
+
+__all__ = ["Graded", "grade_rollout", "task_of", "write_score"]
+
+
+def write_score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder, *, complete: bool = False) -> float:
+    """Scores a rollout by a rubric, writes score, verdicts and step rewards, and returns the score (NaN: unscored).
+
+    A rollout without a prediction gets the final answer of its LM calls (`assay.traces.messages.final_answer`). Without
+    a final answer it failed: its score is 0. It stays unscored if its last call failed, or if the record does not
+    contain the answer.
+
+    Args:
+        complete: if a final criterion that applies is unscored, writes nothing and returns NaN.
+    """
+    graded = grade_rollout(rubric, task, rollout, complete=complete)
+    if graded.rewards is not None:
+        recorder.scored(rollout, graded.rewards)
+    return graded.value
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A rubric's score of a rollout.
+
+    Attributes:
+        value: score in [0, 1]; NaN means unscored.
+        result: None if the rubric was not applied.
+        rewards: step rewards of each transition, to be written with the score; None if nothing is to be written.
+    """
+
+    value: float
+    result: ScoreResult | None = None
+    rewards: list[dict[str, float]] | None = None
+
+
+def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, complete: bool = False) -> Graded:
+    """As `write_score`, without writing. Threads use it, because scores are written in the order of the rollouts."""
+    if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
+        return Graded(math.nan)
+    failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
+    answered = rollout.status == "done" and rollout.prediction is not None
+    result = score_rollout(rubric, task, rollout.prediction if answered else failed, rollout)
+    if complete and (
+        math.isnan(result.value) or (result.failed is None and any(_undecided(verdict) for verdict in result.verdicts))
+    ):
+        return Graded(math.nan, result)
+    return Graded(result.value, result, rubric.step_rewards(task, rollout))
+
+
+def _ended(rollout: Rollout) -> bool:
+    """Sets the prediction of a rollout without one from its LM calls. False if their final answer is unknown."""
+    if (broken := unanswered(rollout.transitions)) is not None:
+        rollout.failure = broken
+        return False
+    if rollout.transitions and rollout.transitions[-1].error is None:
+        ending = final_answer(rollout.transitions)
+        if not ending.known:
+            rollout.error = rollout.error or NOT_RECORDED
+            return False
+        rollout.prediction = prediction_of(ending.value)
+        rollout.error = rollout.error or (NO_ANSWER if ending.value is None else None)
+    return True
+
+
+def _undecided(verdict: Verdict) -> bool:
+    return verdict.scope == "final" and verdict.applies and verdict.grade is None
+
+
+def task_of(rollout: Rollout) -> Task:
+    """The task of a stored rollout, from the fields that the store has."""
+    # Rollouts of `assay run` have no task id.
+    name = rollout.task_id or (content_hash(rollout.inputs)[:16] if rollout.inputs else "")
+    return Task(
+        id=name,
+        task_type=rollout.task_type,
+        inputs=rollout.inputs,
+        expected=rollout.expected,
+        metadata=rollout.metadata,
+    )
