@@ -53,7 +53,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    upstream = ScriptedUpstream(chunks=60, delay_s=0.004)
+    # what arrives together is passed on together: a stream that is to be stopped is slow enough for a busy machine
+    upstream = ScriptedUpstream(chunks=60, delay_s=0.025 if request.param == "stop" else 0.004)
     with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
         gateway = Gateway(store, upstream_of("echo", base=behind), run_id="run", loops=request.param)
         with served(gateway.app()) as url:
