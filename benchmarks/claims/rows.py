@@ -159,10 +159,10 @@ ROWS = (
         cells=gain("adoption", least=0.3, most_before=0.1, least_after=0.4),
         note="seeds 3, 4 and 5. `tool_user` without demonstrations, its first decision only. Supervised fine-tuning "
         "(LoRA, one epoch) on 128 runs of a scripted agent that makes the expected decisions of train tasks of the "
-        "stage `irrelevant`, half of which need no tool. Both sides have a threshold of their own, fitted to abstain on "
-        "98 % of the val tasks that need none, some 60: as it comes, the untrained agent calls a tool on 90 to 100 % of "
-        "all tasks. The protocol before (seeds 0 to 2) fitted it to 95 % of some 18 tasks, which is too coarse: adoption "
-        "5, 15, 18 to 100 %, abstention 88.7 % [77.4, 97.5].",
+        "stage `irrelevant`, half of which need no tool. Both sides have a threshold of their own, fitted to abstain "
+        "on 98 % of the val tasks that need none, some 60: as it comes, the untrained agent calls a tool on 90 to "
+        "100 % of all tasks. The protocol before (seeds 0 to 2) fitted it to 95 % of some 18 tasks, which is too "
+        "coarse: adoption 5, 15, 18 to 100 %, abstention 88.7 % [77.4, 97.5].",
     ),
     Row(
         name="abstention_trained",
