@@ -50,7 +50,7 @@ def test_thresholds_are_part_of_the_state_and_older_states_keep_the_programs() -
     assert (refine.halting.halt_at, refine.halting.gains) == (0.8, [])
     refine.halting.load_state({"gains": []})
     assert (refine.halting.halt_at, refine.halting.min_gain) == (0.8, 0.2)
-    with pytest.raises(ConfigError, match="halt_at=nan must be between"):
+    with pytest.raises(ConfigError, match="halt_at=nan must be above 0"):
         Halting(halt_at=math.nan)
 
 
