@@ -86,8 +86,19 @@ def test_a_command_gets_json_and_is_killed_with_its_children(own_folder: Path, s
     notifier.close(20)
     assert json.loads((own_folder / "got.json").read_text())["reason"] == "ä"
     assert notifier.to_dict() == {"sent": 1, "failed": 6}
-    child = Path("/proc") / (own_folder / "child").read_text().strip()
-    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2]
+    child = Path("/proc") / (own_folder / "child").read_text().strip() / "stat"
+    until = time.monotonic() + 10
+    while _is_running(child) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _is_running(child)
+
+
+def _is_running(stat: Path) -> bool:
+    """Whether a process is there and not only waits for its parent."""
+    try:
+        return stat.read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_decisions_are_sent_after_they_are_written(own_folder: Path, server: Any) -> None:
