@@ -84,7 +84,7 @@ lint: $(VENV)/.dev
 
 # The claims in one table, benchmarks/results/seeds.md: measures what is missing, for three seeds, a few minutes each on two
 # cores. STRONGER=FILE.gguf: also the rows that need a stronger model. `make figures ROWS=judge` measures some rows.
-figures: $(VENV)/.demo
+figures: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/figures.py run $(ROWS) $(if $(STRONGER),--stronger $(STRONGER))
 

@@ -6,9 +6,9 @@
 
 A row is measured for each seed by a function in `benchmarks/claims`, and its values by task are appended to
 `results/seeds.jsonl` with the command, the versions and the commit. A run that is cut off loses one seed at most, and
-the next `run` continues. `results/seeds.md` is made of these records. Rows that read the same measurement are measured
-together. Rows without a measurement, and those that need the stronger model where no `--stronger FILE.gguf` is given,
-say "not run".
+the next `run` continues. If a measurement fails, the others still run, and the exit code is 1. `results/seeds.md` is
+made of these records. Rows that read the same measurement are measured together. Rows without a measurement, and those
+that need the stronger model where no `--stronger FILE.gguf` is given, say "not run".
 """
 
 import argparse
@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from claims.rows import GROUPS, ROWS, Group
@@ -41,11 +42,14 @@ def main() -> None:
         command.add_argument("--results", type=Path, default=RESULTS, help="Folder of seeds.jsonl and seeds.md.")
     arguments = parser.parse_args()
     if arguments.command == "run":
-        for name in groups(arguments.rows, parser):
-            run_group(name, GROUPS[name], arguments)
+        failed = [name for name in groups(arguments.rows, parser) if not run_group(name, GROUPS[name], arguments)]
+    else:
+        failed = []
     text = page(ROWS, read(arguments.results / "seeds.jsonl"), SEEDS)
     (arguments.results / "seeds.md").write_text(text)
     print(text)
+    if failed:
+        sys.exit(f"failed, see above: {', '.join(failed)}")
 
 
 def groups(names: list[str], parser: argparse.ArgumentParser) -> list[str]:
@@ -57,34 +61,45 @@ def groups(names: list[str], parser: argparse.ArgumentParser) -> list[str]:
     return [name for name in GROUPS if name in chosen]
 
 
-def run_group(name: str, group: Group, arguments: argparse.Namespace) -> None:
+def run_group(name: str, group: Group, arguments: argparse.Namespace) -> bool:
+    """Measures the seeds; False if one of them failed."""
     if group.stronger and arguments.stronger is None:
         say(f"{name}: not run (needs --stronger FILE.gguf)")
-        return
+        return True
     path = arguments.results / "seeds.jsonl"
     seeds = next((row.seeds for row in ROWS if row.measurement == name and row.seeds), SEEDS)
     for seed in seeds if arguments.seed is None else (arguments.seed,):
         if arguments.seed is None and (name, seed) in read(path):
             say(f"{name}, seed {seed}: measured before")
             continue
-        say(f"{name}, seed {seed}: started")
-        start = time.perf_counter()
-        arguments.downloads.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as temporary:
-            scratch = Path(os.environ.get("ASSAY_FIGURES_SCRATCH", temporary))
-            scratch.mkdir(parents=True, exist_ok=True)
-            setting = Setting(
-                seed=seed,
-                model=arguments.model,
-                stronger=arguments.stronger,
-                scratch=scratch,
-                downloads=arguments.downloads,
-            )
-            measured = importlib.import_module(f"claims.{group.module}").measure(setting)
-        seconds = time.perf_counter() - start
-        command = f"python benchmarks/figures.py run {name} --seed {seed}"
-        append(path, record(name, setting, measured, command=command, seconds=seconds))
-        say(f"{name}, seed {seed}: done in {seconds:.0f} s")
+        try:
+            measure(name, group, seed, arguments)
+        except Exception:  # of any row: the other rows are still measured
+            traceback.print_exc()
+            return False
+    return True
+
+
+def measure(name: str, group: Group, seed: int, arguments: argparse.Namespace) -> None:
+    """Measures one seed and appends its record."""
+    say(f"{name}, seed {seed}: started")
+    start = time.perf_counter()
+    arguments.downloads.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(os.environ.get("ASSAY_FIGURES_SCRATCH", temporary))
+        scratch.mkdir(parents=True, exist_ok=True)
+        setting = Setting(
+            seed=seed,
+            model=arguments.model,
+            stronger=arguments.stronger,
+            scratch=scratch,
+            downloads=arguments.downloads,
+        )
+        measured = importlib.import_module(f"claims.{group.module}").measure(setting)
+    seconds = time.perf_counter() - start
+    command = f"python benchmarks/figures.py run {name} --seed {seed}"
+    append(arguments.results / "seeds.jsonl", record(name, setting, measured, command=command, seconds=seconds))
+    say(f"{name}, seed {seed}: done in {seconds:.0f} s")
 
 
 def say(text: str) -> None:

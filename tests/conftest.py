@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 os.environ.setdefault("ASSAY_THREADS", "1")
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(
-    prefix="assay-config-"
-)  # what tests compile is trusted there, not in the user's own list
+CONFIG = tempfile.TemporaryDirectory(prefix="assay-config-")
+os.environ["XDG_CONFIG_HOME"] = CONFIG.name  # what tests compile is trusted there, not in the user's own list
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects

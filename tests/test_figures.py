@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("claims", "judges", "thinking")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("claims", "figures", "judges", "thinking")]:
         del sys.modules[name]
 
 
@@ -173,3 +173,15 @@ def test_trainings_are_compared_over_seeds() -> None:
     assert cells(records([0.1, 0.2, 0.1, 0.2, 0.1])).reached is True
     assert cells(records([0.3, -0.3, 0.3, -0.3, 0.1])).reached is False
     assert cells(records([0.1, 0.2, 0.1, 0.2, 0.1])).before == "50, 50, 50, 50, 50 %; area 30, 30, 30, 30, 30 %"
+
+
+def test_a_failed_measurement_is_named_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = importlib.import_module("figures")
+    monkeypatch.setitem(figures.GROUPS, "memory", figures.Group("absent"))
+    monkeypatch.setattr(sys, "argv", ["figures.py", "run", "memory", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="failed, see above: memory"):
+        figures.main()
+    assert "No module named 'claims.absent'" in capsys.readouterr().err
+    assert "memory" in (tmp_path / "seeds.md").read_text()
