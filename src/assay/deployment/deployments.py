@@ -208,6 +208,8 @@ class Deployments:
         numbers: dict[str, Any] = {"readings": readings, "requests": dict(decision.requests)}
         if decision.watch is not None:
             numbers["watch"] = decision.watch
+        if decision.replay is not None:
+            numbers["replay"] = dict(decision.replay)
         row = {
             "deployment": deployment.id, "number": after.version, "stage": decision.step, "action": decision.action,
             "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,
