@@ -38,6 +38,7 @@ from assay.runs.settings import (
     SimulateSettings,
     StartSettings,
     TracesCloseSettings,
+    TracesExportSettings,
     TracesImportSettings,
     TracesListSettings,
     TracesRateSettings,
@@ -86,6 +87,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "traces rate": (TracesRateSettings,),
     "traces close": (TracesCloseSettings,),
     "traces import": (TracesImportSettings,),
+    "traces export": (TracesExportSettings,),
     "traces score": (TracesScoreSettings,),
     "agent run": (AgentRunSettings,),
 }
