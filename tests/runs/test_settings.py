@@ -75,6 +75,7 @@ EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written
     (rollouts_to_rate, settings.TracesRateSettings),
     (close_rollouts, settings.TracesCloseSettings),
     (import_rollouts, settings.TracesImportSettings),
+    (forget_subject, settings.TracesForgetSettings),
     (to_label, settings.JudgeLabelSettings),
     (register, settings.RegisterSettings),
     (schedule_files, settings.LoopInstallSettings),

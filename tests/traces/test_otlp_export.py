@@ -13,7 +13,7 @@ from assay.errors import ConfigError, FailureKind
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.traces.otlp import VERSION, trace_request
 
-ANSWER = {
+ANSWER: dict[str, Any] = {
     "id": "r-1", "model": "gpt-0613",
     "choices": [
         {
@@ -27,7 +27,10 @@ ANSWER = {
         }
     ],
 }  # fmt: skip
-FINAL = {"id": "r-2", "choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "It is 3."}}]}
+FINAL: dict[str, Any] = {
+    "id": "r-2",
+    "choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "It is 3."}}],
+}
 ASKED: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 2?"},
 ]  # fmt: skip

@@ -64,7 +64,11 @@ def watched(deployments: Deployments, deployment: Deployment, now: float | None 
             reason = _beyond(deployments.engine, deployment, watch, since)
         if reason is None or key in acted:
             continue
-        action = "alarm" if action == "pause" and deployment.state.status != RUNNING else action
+        if deployment.state.status != RUNNING:
+            gone = deployment.champion in deployments.registry.retired(deployment.agent)
+            if action == "rollback" and gone:
+                reason += f"; not rolled back, because {deployment.agent}@{deployment.champion} is retired"
+            action = "alarm" if action == "pause" or gone else action
         status = {"rollback": ROLLED_BACK, "pause": PAUSED}.get(action, deployment.state.status)
         decision = Decision(action=action, rule="watch", reason=reason, step=deployment.state.step, watch=key)
         after = replace(deployment.state, status=status, version=deployment.state.version + 1)

@@ -39,6 +39,7 @@ from assay.runs.settings import (
     StartSettings,
     TracesCloseSettings,
     TracesExportSettings,
+    TracesForgetSettings,
     TracesImportSettings,
     TracesListSettings,
     TracesRateSettings,
@@ -88,6 +89,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "traces close": (TracesCloseSettings,),
     "traces import": (TracesImportSettings,),
     "traces export": (TracesExportSettings,),
+    "traces forget": (TracesForgetSettings,),
     "traces score": (TracesScoreSettings,),
     "agent run": (AgentRunSettings,),
 }

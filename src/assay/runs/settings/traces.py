@@ -18,6 +18,7 @@ __all__ = [
     "RunsListSettings",
     "TracesCloseSettings",
     "TracesExportSettings",
+    "TracesForgetSettings",
     "TracesImportSettings",
     "TracesListSettings",
     "TracesRateSettings",
@@ -106,6 +107,19 @@ class TracesExportSettings(OfRunSettings):
     )  # fmt: skip
     endpoint: str | None = setting(
         None, "OTLP/HTTP address, to which /v1/traces is added; by default $OTEL_EXPORTER_OTLP_ENDPOINT.", metavar="URL"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracesForgetSettings(Settings):
+    """Settings of `forget_subject`."""
+
+    tenant: str | None = selected("Erase only what is of this tenant.", metavar="NAME")
+    versions: str = setting(
+        "name",
+        "Versions of agents that hold the person's data: name lists them; retire takes them out of all aliases but "
+        "champion and out of deployments, for good.",
+        choices=("name", "retire"),
     )
 
 
