@@ -20,7 +20,7 @@ from assay.support.keywords import takes
 from assay.support.times import since
 from assay.traces.gateway.left_open import close_abandoned
 from assay.traces.importers import ImportReport, import_traces
-from assay.traces.otlp.files import ExportedTraces, export_traces
+from assay.traces.otlp.files import TracesExportReport, export_traces
 from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
@@ -103,7 +103,7 @@ def import_rollouts(store: Store, kind: str, file: str | Path, *, score: str | N
 @takes(TracesExportSettings)
 def export_rollouts(
     store: Store, kind: str, file: str | Path | None = None, **options: Unpack[TracesExportOptions]
-) -> ExportedTraces:
+) -> TracesExportReport:
     """Exports ended rollouts as OTLP traces, to a file or an endpoint; `import_rollouts` reads the file.
 
     Rollouts of sealed splits, of tenants that are not named and without consent are left out.

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from assay.errors import DeploymentError, StoreError
 from assay.testing.deployment_checks import problems_in
 
-__all__ = ["Report", "chaos"]
+__all__ = ["Outcome", "chaos"]
 
 AGENT = "support"
 _SOURCE = """
@@ -46,7 +46,7 @@ _LONGEST_S = 20.0  # for a placed kill to come
 
 
 @dataclass
-class Report:
+class Outcome:
     """What was killed, and what was found.
 
     Attributes:
@@ -72,7 +72,7 @@ class Report:
 
 def chaos(
     folder: Path, store: str, *, kills: int, seed: int = 0, on_kill: Callable[[str], None] | None = None
-) -> Report:
+) -> Outcome:
     """Runs gateway, scheduler and clients in a folder, and kills `kills` times.
 
     Args:
@@ -81,7 +81,7 @@ def chaos(
     """
     for module in ("serve", "deployed", "deploy.advancing"):  # once, and not in each forked process
         importlib.import_module(f"assay.api.{module}")
-    began, rng, report = time.monotonic(), random.Random(seed), Report()
+    began, rng, report = time.monotonic(), random.Random(seed), Outcome()
     _in_process(_prepare, folder, store).join()
     ended = folder / "ended"
     clients = _in_process(_calling, folder, seed)
@@ -284,7 +284,7 @@ def _calling(folder: Path, seed: int) -> None:
         thread.join()
 
 
-def _count(report: Report, store: str) -> None:
+def _count(report: Outcome, store: str) -> None:
     from assay.testing.deployment_checks import snapshot
 
     rows = snapshot(store, rollouts=True)

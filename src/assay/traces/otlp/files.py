@@ -14,13 +14,13 @@ from assay.traces.otlp.spans import trace_request
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 
-__all__ = ["ExportedTraces", "export_traces"]
+__all__ = ["TracesExportReport", "export_traces"]
 
 _BATCH = 64  # rollouts of a request
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ExportedTraces(ReportRepr):
+class TracesExportReport(ReportRepr):
     """What was exported.
 
     Attributes:
@@ -40,7 +40,7 @@ class ExportedTraces(ReportRepr):
 def export_traces(
     store: Store, ids: Iterable[str], *, file: Path | None, endpoint: str | None = None, content: bool = True,
     tenants: Sequence[str] = (),
-) -> ExportedTraces:  # fmt: skip
+) -> TracesExportReport:  # fmt: skip
     """Exports rollouts by their ids.
 
     Args:
@@ -67,7 +67,7 @@ def export_traces(
         if stream is not None:
             stream.close()
     path = str(file) if target is None else target.traces
-    return ExportedTraces(path=path, rollouts=counts[0], transitions=counts[1], withheld=selected.withheld)
+    return TracesExportReport(path=path, rollouts=counts[0], transitions=counts[1], withheld=selected.withheld)
 
 
 class _Selected(Iterator[Rollout]):
