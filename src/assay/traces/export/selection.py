@@ -229,7 +229,7 @@ def read_groups(
                 episode.turns = [Turn(values[1:]) for values in waiting[1]]
                 complete_requests(episode.turns)
                 waiting = next(turns, None)
-            if forgotten and rollout.data_subject and subject_digest(rollout.data_subject) in forgotten:
+            if rollout.data_subject and forgotten.covers(subject_digest(rollout.data_subject), rollout.tenant):
                 episode.turns = []
             if (reason := _exclusion(episode, sealed, splits)) is not None:
                 if exclusions is not None:
