@@ -12,11 +12,13 @@ from compiles import put_compile
 from deployed import DEPLOYMENT, put_deployment
 from judged import put_judge
 from pages import NOW, rollout_of_sums
+from trained import put_training
 
 from assay.deployment.deployments import Deployments
 from assay.judges.questions import known_questions
 from assay.reports.compiled import CompilePage, Decision
 from assay.reports.files import write_report
+from assay.reports.training_log import TrainingLog
 from assay.testing.serving import served
 from assay.traces import Store
 from assay.web.access import PageAccess
@@ -30,7 +32,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 pytestmark = pytest.mark.slow
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">\u202e"
 PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a=run-1&b=run-1", "/runs/compiled",
-         "/compare?a=compiled&b=compiled", "/deployments", f"/deployments/{DEPLOYMENT}",
+         "/runs/training", "/compare?a=compiled&b=compiled", "/deployments", f"/deployments/{DEPLOYMENT}",
          f"/deployments/{DEPLOYMENT}/order/rollback", "/judges", "/judges/{judge}", "/judges/{judge}/label",
          "/judges/{judge}/label?rater=ann", "/judges/{judge}/label?rater=eve", "/data",
          "/data?kind=sft&balance=down")  # fmt: skip
@@ -53,6 +55,7 @@ def address(store: Store, tmp_path: Path) -> Iterator[str]:
     put_compile(store, tmp_path, text=HOSTILE, run_id="compiled")
     put_deployment(store, agent=HOSTILE[:60], rollouts=4)
     put_judge(store, tmp_path, text=HOSTILE)
+    put_training(store, tmp_path, text=HOSTILE)
     access = PageAccess(None, host="127.0.0.1")
     with served(LocalPage(store, access, where=tmp_path / "page.db").app()) as url:
         yield f"{url}/?token={access.token}"
@@ -154,6 +157,18 @@ def test_a_list_shows_runs_added_since_the_last_request(tab: Any, store: Store) 
     rollout_of_sums(store, 9)
     store.flush()
     tab.locator(f"#rollout-{9:032x}").wait_for(timeout=10_000)
+    assert tab.problems == []
+
+
+def test_a_training_draws_new_steps_and_leaves_open_what_is_open(tab: Any, tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path / "runs" / "training")
+    log.values(3, {"reward": 0.75, "score": 0.5}, {"kl": HOSTILE})
+    tab.goto(f"{tab.base}/runs/training")
+    tab.locator("summary", has_text="Data").first.click()
+    log.values(4, {"reward": 0.875, "score": 0.5}, {"kl": HOSTILE})
+    tab.get_by_text("4 of 9").wait_for(timeout=10_000)
+    assert tab.locator("details[open] th", has_text="4").count() == 1
+    assert tab.locator("svg.chart .end.first").first.evaluate("e => getComputedStyle(e).fill") != "rgb(0, 0, 0)"
     assert tab.problems == []
 
 

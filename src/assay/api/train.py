@@ -28,6 +28,7 @@ from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.run_folder import rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.foreign.agent import ForeignAgent
+from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings
 from assay.runs.curricula import scheduled
@@ -122,10 +123,15 @@ def train(
             _tried_all(main, retained, job, engine, monitored)
         plan = scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress)
         schedule, tasks = opened.enter_context(plan), job.splits.train
-        rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule)
+        rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule, log=_log(job))
         report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
     report.notes[:0] = unused
     return _kept(report, job, config)
+
+
+def _log(job: Job) -> TrainingLog | None:
+    """The log of the run, which the first of the processes that train together writes."""
+    return None if rank() else TrainingLog(job.folder)
 
 
 def _kept(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:

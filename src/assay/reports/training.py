@@ -14,7 +14,7 @@ from assay.traces.store.sealing import openings_line
 
 __all__ = [
     "TrainingPage", "current_curves", "in_numbers", "interval", "of_other_seeds", "sft_page", "training_page",
-    "write_sft", "write_training",
+    "unfinished_page", "write_sft", "write_training",
 ]  # fmt: skip
 
 _SMOOTH = 5  # steps of the running mean
@@ -105,6 +105,14 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
         left_out=report["left_out"],
         settings=[(name, str(value)) for name, value in config.items()],
     )
+
+
+def unfinished_page(
+    curves: Mapping[str, Mapping[int, float]], *, alarms: Sequence[str], facts: Mapping[str, str]
+) -> TrainingPage:
+    """The page of a training that has no report yet, from its curves so far."""
+    charts = [_chart(*section, curves) for section in _sections(curves)]
+    return TrainingPage(facts=list(facts.items()), warnings=alarms, charts=charts)
 
 
 def write_training(path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Path:
