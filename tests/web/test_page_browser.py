@@ -3,6 +3,7 @@
 No browser is downloaded: `apt-get install chromium` and `pip install playwright` bring what these tests need.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,30 @@ def test_a_digit_rates_without_leaving_the_page(tab: Any, store: Store) -> None:
     assert store.rollout(f"{2:032x}").human_rating == 1.0
     tab.keyboard.press("ArrowRight")
     tab.wait_for_url(f"**/{1:032x}")
+    assert tab.problems == []
+
+
+def test_a_key_adds_the_task_to_a_dataset(tab: Any, tmp_path: Path) -> None:
+    tab.goto(f"{tab.base}/rollouts/{2:032x}")
+    tab.get_by_label("Dataset").fill("mine")
+    tab.get_by_label("Dataset").blur()
+    tab.keyboard.press("d")
+    tab.get_by_text("has 1 task").wait_for()
+    tab.get_by_label("its answer").check()
+    tab.keyboard.press("d")
+    tab.get_by_text("replaced").wait_for()
+    (row,) = map(json.loads, (tmp_path / "datasets" / "mine.jsonl").read_text().splitlines())
+    assert row["expected"] == {"answer": "3"}
+    assert tab.problems == []
+
+
+def test_the_selection_is_downloaded(tab: Any) -> None:
+    tab.goto(f"{tab.base}/rollouts?least=0.5&source=program")
+    tab.get_by_label("Download as").select_option("transitions")
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename.startswith("assay-transitions-")
+    assert json.loads(Path(download.value.path()).read_text().splitlines()[0])["t"] == 0
     assert tab.problems == []
 
 
