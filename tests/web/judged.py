@@ -98,10 +98,20 @@ def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
             "mean_difference": -0.3, "cusum": 9.0, "cusum_limit": 7.5, "psi": None, "psi_limit": None,
         },
     }  # fmt: skip
-    for kind, report in reports.items():
-        run_id = kind.replace(" ", "-")
+    earlier = {
+        **reports["judge drift"],
+        "alarms": [],
+        "mean_difference": -0.05,
+        "cusum": 3.0,
+        "psi": 0.1,
+        "psi_limit": 0.4,
+    }
+    for days, run_id, kind, report in (
+        *((0, kind.replace(" ", "-"), kind, report) for kind, report in reports.items()),
+        (-7, "judge-drift-before", "judge drift", earlier),
+    ):
         config = {"judge": SOURCE, "labels": "store"}
-        store.put_run(run_id, kind=kind, config=config, status="done", started_at=NOW)
+        store.put_run(run_id, kind=kind, config=config, status="done", started_at=NOW + 86_400 * days)
         remember(store, question, SOURCE, run_id=run_id)
         place = folder / "runs" / run_id / "report.json"
         place.parent.mkdir(parents=True, exist_ok=True)
