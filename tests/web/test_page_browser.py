@@ -1,6 +1,7 @@
 """The page in a real browser: Debian's Chromium, driven by Playwright. Skipped where either is missing.
 
-No browser is downloaded: `apt-get install chromium` and `pip install playwright` bring what these tests need.
+No browser is downloaded: `apt-get install chromium` and `pip install playwright` bring what these tests need. Tests of
+accessibility need `pip install axe-playwright-python`, which holds axe-core.
 """
 
 import json
@@ -100,6 +101,42 @@ def test_pages_fit_the_window_and_run_nothing_hostile(tab: Any, store: Store, sc
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, path
         assert tab.locator("img").count() == 0
     assert tab.problems == []
+
+
+def severe(tab: Any) -> list[tuple[str, str, str]]:
+    """Rules of axe-core that a page breaks seriously or critically, with the element and what is wrong."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
+    broken = axe.Axe().run(tab).response["violations"]
+    return [
+        (rule["id"], node["html"][:200], node["failureSummary"])
+        for rule in broken
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(tab: Any, store: Store, scheme: str) -> None:
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": 1000, "height": 700})
+    (judge,) = known_questions(store)
+    found = {}
+    for path in PATHS:
+        tab.goto(tab.base + path.format(judge=judge))
+        found[path] = severe(tab)
+    assert {path: broken for path, broken in found.items() if broken} == {}
+
+
+def test_axe_finds_nothing_serious_on_an_empty_store(empty_tab: Any) -> None:
+    for path in EMPTY:
+        empty_tab.goto(empty_tab.base + path)
+        assert severe(empty_tab) == [], path
+
+
+def test_axe_finds_an_unlabelled_field(tab: Any) -> None:
+    tab.goto(f"{tab.base}/runs")
+    tab.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert [rule for rule, _, _ in severe(tab)] == ["label"]
 
 
 def test_pages_of_an_empty_store_say_what_fills_them(empty_tab: Any) -> None:
@@ -240,3 +277,4 @@ def test_a_report_shows_its_style_and_runs_nothing(tab: Any, tmp_path: Path) -> 
     assert tab.locator("dd.better").evaluate("element => getComputedStyle(element).color") == "rgb(26, 107, 52)"
     assert tab.title() != "hacked"
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert severe(tab) == []
