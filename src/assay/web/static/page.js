@@ -4,7 +4,7 @@
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const target = event.target;
-  if (target instanceof Element && target.closest("input, select, textarea, [contenteditable]")) return;
+  if (target instanceof Element && target.closest("input:not([type=checkbox]), select, textarea, [contenteditable]")) return;
   // The arrow keys scroll a focused table or text.
   if (event.key.startsWith("Arrow") && target instanceof Element && target.closest("[tabindex]")) return;
   const match = [...document.querySelectorAll("[data-key]")].find((element) => element.dataset.key === event.key);
