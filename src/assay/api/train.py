@@ -17,7 +17,7 @@ import dspy
 from assay.api.agent import agent_program, serving
 from assay.datasets import Task
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, SilentProgress, default_progress
 from assay.models.roles import is_embedded
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
@@ -171,7 +171,7 @@ def _of_this_process(progress: Progress | None, store: str | Path | None) -> tup
     """Progress and store; of processes that train together, all but the first are silent and use another store."""
     if rank():
         return SilentProgress(), home_of(store) / f"rank-{rank()}" / "assay.db"
-    return progress or SilentProgress(), store
+    return default_progress(progress), store
 
 
 @dataclass
