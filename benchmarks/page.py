@@ -201,15 +201,16 @@ def paths_of(client: Client, rollouts: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def measure(client: Client, server: int, paths: dict[str, str], painter: Painter, repeat: int) -> dict[str, Any]:
+def measure(client: Client, server: int, paths: dict[str, str], painter: Painter | None, repeat: int) -> dict[str, Any]:
     pages = {}
     for name, path in paths.items():
         first_ms, content = client.get(path)
         before = cpu_ms(server)
         times = [client.get(path)[0] for _ in range(repeat)]
+        used = cpu_ms(server) - before
         pages[name] = {
             "first_ms": round(first_ms, 1), "ms": round(statistics.median(times), 1),
-            "cpu_ms": round((cpu_ms(server) - before) / repeat, 1), "paint_ms": painter.paint_ms(path),
+            "cpu_ms": round(used / repeat, 1), "paint_ms": painter.paint_ms(path) if painter else None,
             "bytes": len(content), "peak_mb": peak_mb(server),
         }  # fmt: skip
     return pages
@@ -245,12 +246,9 @@ def preview(folder: str, repeat: int) -> dict[str, Any]:
 
     url, report = str(Path(folder) / "s.db"), dict[str, Any]()
     fill(url, CALLS * MOST)
-    with served(url, report) as (client, server, address):
-        painter = Painter(address)
-        painter.open(client.cookies)
+    with served(url, report) as (client, server, _):
         paths = {kind: f"/data?kind={kind}" for kind in KINDS} | {"sft, balanced": "/data?kind=sft&balance=down"}
-        report["pages"] = measure(client, server, paths, painter, repeat)
-        painter.close()
+        report["pages"] = measure(client, server, paths, None, repeat)
     return {"rollouts": MOST, **report}
 
 

@@ -22,6 +22,7 @@ def test_replays_are_drawn_in_the_order_of_time() -> None:
     kinds = re.findall(r'<circle class="end (\w+)" cx="([\d.]+)"', differences.chart)
     assert [kind for kind, _ in sorted(kinds, key=lambda dot: float(dot[1]))] == ["first", "fourth"]
     assert "drifted" in differences.chart
+    assert "by days since" in differences.chart
     assert ">-0.2<" in differences.chart
     assert ">0.2<" in differences.chart  # the axis is symmetric around where the anchors were frozen
     assert alarms.chart.count("<polyline") == 3
@@ -33,6 +34,12 @@ def test_too_few_replays_or_values_draw_nothing() -> None:
     assert drift_charts([]) == drift_charts([(DAY, replay(0.1, 1.0))]) == []
     (alarms,) = drift_charts([(DAY, replay(None, 1.0)), (2 * DAY, replay(None, 2.0))])
     assert [name for _, name in alarms.keys] == ["CUSUM", "limit"]
+
+
+def test_replays_of_one_day_are_told_apart() -> None:
+    _, alarms = drift_charts([(0.0, replay(0.1, 1.0)), (3 * 3_600, replay(0.1, 2.0))])
+    assert "by hours since" in alarms.chart
+    assert ">3<" in alarms.chart
 
 
 def test_replays_at_one_time_are_drawn() -> None:

@@ -11,7 +11,7 @@ from assay.reports.texts import moment
 
 __all__ = ["DriftChart", "drift_charts"]
 
-_DAY_S = 86_400
+_UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
 _REACH = 0.1  # least height of the chart of differences, to either side of 0
 
 
@@ -34,24 +34,25 @@ def drift_charts(replays: Sequence[tuple[float, Mapping[str, Any]]]) -> list[Dri
     ordered = sorted(replays, key=lambda replay: replay[0])
     if len(ordered) < 2:
         return []
-    first = ordered[0][0]
-    rows = [((at - first) / _DAY_S, at, report) for at, report in ordered]
-    charts = [_differences(rows), _alarms(rows)]
+    first, last = ordered[0][0], ordered[-1][0]
+    unit = next((name for name, seconds in _UNITS.items() if last - first >= 2 * seconds), "seconds")
+    rows = [((at - first) / _UNITS[unit], at, report) for at, report in ordered]
+    charts = [_differences(rows, unit), _alarms(rows, unit)]
     return [chart for chart in charts if chart.chart]
 
 
 _Rows = Sequence[tuple[float, float, Mapping[str, Any]]]
 
 
-def _differences(rows: _Rows) -> DriftChart:
-    known = [(day, at, report) for day, at, report in rows if report["mean_difference"] is not None]
+def _differences(rows: _Rows, unit: str) -> DriftChart:
+    known = [(time, at, report) for time, at, report in rows if report["mean_difference"] is not None]
     reach = max([_REACH, *(abs(report["mean_difference"]) for _, _, report in known)])
     dots = [
         Dot(
-            x=day, y=report["mean_difference"], kind="fourth" if report["alarms"] else "first",
+            x=time, y=report["mean_difference"], kind="fourth" if report["alarms"] else "first",
             name=f"{moment(at)}: {report['mean_difference']:+.3f}{', drifted' if report['alarms'] else ''}",
         )
-        for day, at, report in known
+        for time, at, report in known
     ]  # fmt: skip
     last = rows[-1][0]
     steps = [
@@ -63,18 +64,19 @@ def _differences(rows: _Rows) -> DriftChart:
         note="Mean over the anchors, as a share of the scale; 0 is where they were frozen",
         keys=[("first", "no drift"), ("fourth", "drifted")],
         chart=points_chart(
-            dots, label="Mean difference of verdicts by day", x=Axis(name="days since the first of these replays"),
+            dots, label="Mean difference of verdicts over time",
+            x=Axis(name=f"{unit} since the first of these replays"),
             y=Axis(name="mean difference", low=-reach, high=reach), steps=steps,
         ),
     )  # fmt: skip
 
 
-def _alarms(rows: _Rows) -> DriftChart:
+def _alarms(rows: _Rows, unit: str) -> DriftChart:
     lines, keys = [], []
     for name, value, limit, kind in (("CUSUM", "cusum", "cusum_limit", "first"), ("PSI", "psi", "psi_limit", "second")):
         points = [
-            (day, report[value] / report[limit])
-            for day, _, report in rows
+            (time, report[value] / report[limit])
+            for time, _, report in rows
             if report[value] is not None and report[limit]
         ]
         if points:
@@ -86,7 +88,7 @@ def _alarms(rows: _Rows) -> DriftChart:
         note="Each statistic as a share of its limit; above 1 is an alarm",
         keys=[*keys, ("fourth", "limit")],
         chart=lines_chart(
-            lines, label="Share of the alarm limits by day", x_name="days since the first of these replays",
+            lines, label="Share of the alarm limits over time", x_name=f"{unit} since the first of these replays",
             y_name="share of the limit",
         ),
     )  # fmt: skip
