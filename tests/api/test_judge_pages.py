@@ -34,7 +34,7 @@ def labelled(file: Path) -> None:
                 yes = (at % 2 == 1) is not (rater == "bob" and at % 10 == 0)
                 fields = {"task_input": f"q{at}", "output": text}
                 item_id = assay.datasets.tasks.content_hash(fields)[:16]
-                store.put_label(key, item_id, rater, "yes" if yes else "no", shown=fields, rollout_id=rollout.id)
+                store.put_label(key, item_id, rater, "yes" if yes else "no", fields=fields, rollout_id=rollout.id)
 
 
 @pytest.mark.slow

@@ -226,6 +226,11 @@ def test_command_reports_tied_trials(place: Path, capsys: pytest.CaptureFixture[
     [
         (assay.evaluate, {"judge_model": "openai/x"}, "judge_model='openai/x' would have no effect: no criterion"),
         (assay.evaluate, {"judge_thinking": 64}, "judge_thinking=64 would have no effect: no criterion of the rubric"),
+        (
+            assay.evaluate,
+            {"judge_thinking": 0},
+            "judge_thinking='off' would have no effect: no criterion of the rubric",
+        ),
         (assay.collect, {"n": 1, "judge_thinking": "high"}, "judge_thinking='high' would have no effect"),
         (assay.tune, {"trials": 1, "judge_model": "openai/x"}, "judge_model='openai/x' would have no effect"),
         *(

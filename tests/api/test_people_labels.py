@@ -44,7 +44,7 @@ def test_undecided_outputs_are_queued_for_raters(tmp_path: Path) -> None:
         _, waiting = to_label(GOOD, store, rater="ann", limit=100)
         assert len(waiting) == 46  # neither the sealed task, nor the judge's, nor the failed one
         assert waiting[0].fields.keys() == {"task_input", "output"}
-        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", shown=waiting[0].fields)
+        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", fields=waiting[0].fields)
         assert len(to_label(GOOD, store, rater="ann", limit=100)[1]) == 45
         assert len(to_label(GOOD, store, rater="bob", limit=100)[1]) == 46
         _, pairs = to_label(PairwiseJudge(), store, rater="ann", limit=100)
@@ -104,7 +104,7 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
         for entry in waiting:
             text = "yes" if "lovely" in str(entry.fields["output"]) else "no"
             store.put_label(
-                question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", text, shown=entry.fields
+                question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", text, fields=entry.fields
             )
     report = assay.compile_judge(
         "Is it a right answer?",
@@ -128,8 +128,8 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
 @pytest.mark.postgres
 def test_labels_work_in_postgresql(postgres_url: str) -> None:
     with Store(postgres_url) as store:
-        store.put_label("q", "i", "ann", "yes", shown={"output": "a\0b"}, rationale="\ud800")
-        store.put_label("q", "i", "ann", "no", shown={"output": "a"})
+        store.put_label("q", "i", "ann", "yes", fields={"output": "a\0b"}, rationale="\ud800")
+        store.put_label("q", "i", "ann", "no", fields={"output": "a"})
         assert [(row["label"], row["output"]) for row in store.labels("q")] == [("no", "a")]
         store.put_artifact("/somewhere", ["abc"])
         assert store.artifacts_of("abc") == ["/somewhere"]
@@ -153,7 +153,7 @@ def test_judge_of_other_fields_is_labelled_and_compiled_by_those_fields(tmp_path
                 entry.item_id,
                 "me",
                 "yes" if at % 2 else "no",
-                shown=entry.fields,
+                fields=entry.fields,
                 rollout_id=entry.rollout_id,
             )
     report = assay.compile_judge(judge, labels="store", optimizer="calibrate", **options(tmp_path))

@@ -221,7 +221,7 @@ def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
                 entry.item_id,
                 "ann",
                 label,
-                shown=entry.fields,
+                fields=entry.fields,
                 rationale="",
                 rollout_id=entry.rollout_id,
             )

@@ -79,7 +79,7 @@ def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
     for at, entry in enumerate(entries):
         for rater, label in (("ann", "kind"), ("bob", "kind" if at % 4 else "neutral")):
             store.put_label(
-                key, entry.item_id, rater, label, shown=entry.fields, rationale=text, rollout_id=entry.rollout_id
+                key, entry.item_id, rater, label, fields=entry.fields, rationale=text, rollout_id=entry.rollout_id
             )
     rows = list(store.labels(key))
     reports = {

@@ -164,6 +164,7 @@ class _Connection:
         self.client: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - read after the server has ended
         self.thread = threading.Thread(target=self._work, name="assay-mcp", daemon=True)
         self.thread.start()
@@ -174,7 +175,8 @@ class _Connection:
             if time.monotonic() > end:
                 self.close()
                 raise McpError(
-                    f"the MCP server {self.server} did not start within {self.server.start_timeout_s:g} s{self._said()}"
+                    f"the MCP server {self.server} did not start within {self.server.start_timeout_s:g} s "
+                    f"(does it speak MCP? start_timeout_s is the limit){self._said()}"
                 )
         if not self.ready.is_set():
             if isinstance(self.error, MissingExtra):
@@ -218,7 +220,10 @@ class _Connection:
         loop, ended = self.loop, self._ended
         if loop is not None and ended is not None and not self.over.is_set():
             with contextlib.suppress(RuntimeError):  # the loop has just ended
-                loop.call_soon_threadsafe(ended.set)
+                if self.ready.is_set() or self._serving is None:
+                    loop.call_soon_threadsafe(ended.set)
+                else:  # it waits for an answer that may never come
+                    loop.call_soon_threadsafe(self._serving.cancel)
         self.thread.join(5)
 
     @property
@@ -250,6 +255,7 @@ class _Connection:
 
     async def _serve(self) -> None:
         self.loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._serving = asyncio.current_task()
         try:
             from mcp.client import Client
         except ImportError as error:

@@ -80,7 +80,7 @@ def unused_settings(
 def _of_role(config: Any, role: str, reason: str) -> list[str]:
     """The note about the settings of a role's model; none if none was given. Refuses those that were given here."""
     names = [f"{role}_{name}" for name in ("model", "api_base", "api_key_env", "thinking")]
-    values = {name: value for name in names if (value := getattr(config, name, None))}
+    values = {name: value for name in names if (value := getattr(config, name, None)) is not None}
     typed = {name: value for name, value in values.items() if not is_of_project(name, value)}
     if typed and not _noted_only.get():
         raise ConfigError(f"{_assigned(typed)} would have no effect: {reason}")

@@ -142,7 +142,7 @@ def store_label(store: Store, key: str, form: Mapping[str, Any]) -> str:
         raise ConfigError(f"the label {label[:80]!r} is not on the scale {', '.join(question.spec.scale)}")
     entry = _checked(store, question, item_id, texts)
     store.put_label(
-        question.key, entry.item_id, rater, label, shown=entry.fields, rationale=texts.get("rationale", "")[:_REASON],
+        question.key, entry.item_id, rater, label, fields=entry.fields, rationale=texts.get("rationale", "")[:_REASON],
         rollout_id=entry.rollout_id,
     )  # fmt: skip
     return link("judges", key, "label", rater=rater, run=texts.get("run"), skip=texts.get("skip"))

@@ -61,7 +61,7 @@ def label_command(judge: str, for_page: bool, store: str | None, as_json: bool, 
                     entry.item_id,
                     rater,
                     label,
-                    shown=entry.fields,
+                    fields=entry.fields,
                     rationale=reason,
                     rollout_id=entry.rollout_id,
                 )

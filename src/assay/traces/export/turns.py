@@ -20,31 +20,6 @@ class Turn:
         row: Values of `COLUMNS`.
     """
 
-    __slots__ = (
-        "_request",
-        "_response",
-        "adapters_json",
-        "agent",
-        "cached",
-        "complete",
-        "completion_tokens",
-        "constrained",
-        "error",
-        "failure",
-        "latency_ms",
-        "logprobs_json",
-        "model",
-        "output",
-        "prompt_tokens",
-        "request_json",
-        "response_json",
-        "shown_tasks_json",
-        "step_rewards_json",
-        "t",
-        "token_ids_json",
-        "tools_json",
-        "weights",
-    )
     COLUMNS = (
         "t",
         "model",
@@ -67,6 +42,7 @@ class Turn:
         "shown_tasks_json",
         "agent",
     )
+    __slots__ = (*COLUMNS, "_request", "_response", "complete")
 
     def __init__(self, row: Iterable[Any]) -> None:
         (

@@ -31,7 +31,7 @@ class DirectWrites(StoreReads):
         rater: str,
         label: str,
         *,
-        shown: Mapping[str, Any],
+        fields: Mapping[str, Any],
         rationale: str = "",
         rollout_id: str = "",
     ) -> None:
@@ -46,7 +46,7 @@ class DirectWrites(StoreReads):
             "rater": clean(rater)[:_RATER_CHARS],
             "label": clean(label),
             "rationale": clean(mask_secrets(rationale)),
-            "shown_json": mask_secrets(as_json(shown)),
+            "shown_json": mask_secrets(as_json(fields)),
             "rollout_id": rollout_id,
             "created_at": time.time(),
         }
