@@ -36,7 +36,7 @@ def test_too_few_replays_or_values_draw_nothing() -> None:
     assert [name for _, name in alarms.keys] == ["CUSUM", "limit"]
 
 
-def test_replays_of_one_day_are_told_apart() -> None:
+def test_replays_of_one_day_have_an_axis_in_hours() -> None:
     _, alarms = drift_charts([(0.0, replay(0.1, 1.0)), (3 * 3_600, replay(0.1, 2.0))])
     assert "by hours since" in alarms.chart
     assert ">3<" in alarms.chart
