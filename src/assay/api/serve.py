@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from assay.errors import AssayError, StoreError
-from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.progress import Progress, default_progress
 from assay.runs.settings import ServeSettings
 from assay.runs.settings.store_options import ServeOptions
 from assay.support.keywords import takes
@@ -83,7 +83,7 @@ def serve(
         AssayError: the address cannot be bound.
     """
     settings = ServeSettings(**options)
-    return asyncio.run(_serve(settings, store, key, upstream_key, on_start, progress or SilentProgress()))
+    return asyncio.run(_serve(settings, store, key, upstream_key, on_start, default_progress(progress)))
 
 
 async def _serve(

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from assay.deployment.deployments import Deployments
 from assay.deployment.retirement import versions_of_erased
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.models import LanguageModel, Meter, ResponseCache, get_lm
 from assay.models.limits import limited
 from assay.models.lora.adapters import list_adapters
@@ -62,7 +62,7 @@ def score_rollouts(
     settings = TracesScoreSettings(rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), **values)
     meter = Meter()
     judge = _judge(settings, meter)
-    measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
+    measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), default_progress(progress)
     _require_judges(measure)
     at_once, name = threads_for(measure, settings.threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*settings.runs] or [None]
