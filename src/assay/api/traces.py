@@ -136,10 +136,8 @@ def forget_subject(
         erased = erase_subject(opened, subject, tenant=settings.tenant)
         digest = subject_digest(subject)
         folders = opened.artifacts_of(digest)
-        adapters = _adapters_of(digest, folders)
-        holding = versions_of_erased(
-            Deployments(opened.engine), digest, folders, list(adapters), policy=settings.versions
-        )
+        adapters, paths = _adapters_of(digest, folders)
+        holding = versions_of_erased(Deployments(opened.engine), digest, folders, adapters, policy=settings.versions)
     cache = home_of(store) / "cache" / "responses.db"
     had_data = bool(erased.removed or erased.tasks or erased.prompts)
     answers, unowned = (
@@ -148,18 +146,22 @@ def forget_subject(
     return {
         "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
-        "unowned_answers_removed": unowned, "made_from_them": [*folders, *sorted(adapters.values())],
+        "unowned_answers_removed": unowned, "made_from_them": [*folders, *paths],
         "versions": holding,
     }  # fmt: skip
 
 
-def _adapters_of(digest: str, folders: Sequence[str]) -> dict[str, str]:
-    """Paths of adapters trained on a person's data, and of adapters trained from one of those, by hash."""
-    paths = dict[str, str]()
+def _adapters_of(digest: str, folders: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Hashes and paths of adapters trained on a person's data, and of adapters trained from one of those.
+
+    Adapters under several names may have equal weights, so there may be more paths than hashes.
+    """
+    hashes, paths = set[str](), list[str]()
     for adapter in sorted(list_adapters(), key=lambda adapter: len(adapter.after)):
-        if _uses_data_of(adapter.made, digest, folders) or paths.keys() & set(adapter.after):
-            paths[adapter.sha256] = str(adapter.path)
-    return paths
+        if _uses_data_of(adapter.made, digest, folders) or hashes & set(adapter.after):
+            hashes.add(adapter.sha256)
+            paths.append(str(adapter.path))
+    return hashes, sorted(paths)
 
 
 def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int, int]:
