@@ -48,7 +48,7 @@ def looping(text: str, **recording: Any) -> Any:
 def test_an_answer_that_its_limit_cut_in_a_loop_is_a_failure_with_text_and_price() -> None:
     calls: list[Call] = []
     lm = looping(LOOP, observers=[calls.append])
-    with pytest.raises(LoopStopped, match=r"repeated itself .* ended after 300 tokens") as stopped:
+    with pytest.raises(LoopStopped, match=r"itself \(copies, from word 6 on\) and ended after 300 tokens") as stopped:
         lm("add")
     assert stopped.value.text == LOOP
     (call,) = calls  # a loop is not retried
