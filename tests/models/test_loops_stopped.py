@@ -68,6 +68,13 @@ def test_an_answer_cut_without_a_loop_and_a_complete_one_are_answers() -> None:
     assert scripted_lm(lambda request: LOOP)("add") == [LOOP]  # the model ended it itself
 
 
+def test_an_answer_that_went_on_after_a_loop_is_an_answer() -> None:
+    text = LOOP + " ".join(f"word{number}" for number in range(80))
+    assert looping(text)("add") == [text]
+    with pytest.raises(LoopStopped, match="from word 6 on"):
+        looping(LOOP + " we add one mo")("add")  # cut within a word
+
+
 def test_a_cached_loop_fails_again_without_a_call(tmp_path: Any) -> None:
     calls: list[Call] = []
     lm = looping(LOOP, cache=ResponseCache(tmp_path / "c"), observers=[calls.append])

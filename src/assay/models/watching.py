@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import LoopStopped
 from assay.models.answers import text_of
-from assay.models.loops import Loop, TextLoopDetector, find_loop
+from assay.models.loops import Loop, TextLoopDetector, find_final_loop
 
 if TYPE_CHECKING:
     from dspy import lm15
@@ -83,14 +83,15 @@ def stopped_loop(response: "lm15.Response | None", message: str | None = None) -
     stopped = raw.get(LOOP) if isinstance(raw, Mapping) else None
     if stopped is None and response.finish_reason == "length":
         thought = "".join(str(getattr(part, "text", "")) for part in response.message.parts if part.type == "thinking")
-        loop = find_loop(text) or find_loop(thought)
+        loop = find_final_loop(text) or find_final_loop(thought)
         stopped = None if loop is None else _described(loop)
     if not isinstance(stopped, Mapping):
         return None
     tokens = response.usage.output_tokens
     after = "" if tokens is None else f" after {tokens} tokens"
     return LoopStopped(
-        f"the model repeated itself ({stopped['kind']}, from word {stopped['start'] + 1} on) and ended{after}", text=text
+        f"the model repeated itself ({stopped['kind']}, from word {stopped['start'] + 1} on) and ended{after}",
+        text=text,
     )
 
 
