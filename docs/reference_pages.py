@@ -27,7 +27,15 @@ PACKAGES = (
     *("assay.rubrics", "assay.rubrics.code", "assay.judges", "assay.programs", "assay.programs.sandbox"),
     "assay.programs.retrieval",
     "assay.datasets",
-    *("assay.models", "assay.traces", "assay.evaluation", "assay.optimizers", "assay.testing", "assay.errors"),
+    *(
+        "assay.models",
+        "assay.models.loops",
+        "assay.traces",
+        "assay.evaluation",
+        "assay.optimizers",
+        "assay.testing",
+        "assay.errors",
+    ),
 )
 SETTINGS_IN = ("assay.api", "assay.runs", "assay.optimizers", "assay.traces")
 SETTINGS_CLASS = re.compile(r"^class ([A-Z]\w*(?:Config|Settings))\b", re.MULTILINE)

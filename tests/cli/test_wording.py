@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from assay.cli.judge.tables import confusion_table
 from assay.cli.main import command_of, group
 from assay.cli.wording import counted, in_flags, message_of
-from assay.errors import AssayError, StopRun
+from assay.errors import AssayError, FailureKind, StopRun
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
-from assay.traces import Rollout, Store
+from assay.traces import Rollout, Store, Transition
 
 PYTHON = re.compile(r"\b[a-z_]+=(True|False|None\b|\{|\[|'|…)")
 EVALUATE = ["evaluate", "p.py:answer", "--rubric", "r.yaml", "--data"]
@@ -259,3 +259,24 @@ def test_traces_close_reports_rollouts_with_recent_calls_and_show_omits_empty_fi
     lines = printed(["traces", "show", "aaaa"]).splitlines()
     assert lines[:2] == [f"{'a' * 32}  from gateway  m  running  score unscored", "task – (default): {'prompt': 'hi'}"]
     assert "still running" not in printed(["traces", "close", "--idle-minutes", "0"])
+
+
+def test_traces_show_names_the_failure_of_a_call_beside_its_text(place: Path) -> None:
+    error = "the gateway stopped the answer"
+    calls = [
+        Transition(t=0, model="m", request={}, output="again", error=error, failure=FailureKind.LOOP),
+        Transition(t=1, model="m", request={}, error="no answer", failure=FailureKind.MODEL, prompt_tokens=3),
+    ]
+    with Store(Path(".assay/assay.db")) as store:
+        store.put_rollout(Rollout(id="b" * 32, source="gateway", status="done", model="m"))
+        for call in calls:
+            store.put_transition("b" * 32, call)
+    lines = printed(["traces", "show", "bbbb"]).splitlines()
+    assert lines[3:9] == [
+        "[0] ?+? tokens, 0 ms, failure loop",
+        "  -> again",
+        f"  error: {error}",
+        "",
+        "[1] 3+? tokens, 0 ms, failure model",
+        "  -> no answer",
+    ]

@@ -48,7 +48,7 @@ def looping(text: str, **recording: Any) -> Any:
 def test_an_answer_that_its_limit_cut_in_a_loop_is_a_failure_with_text_and_price() -> None:
     calls: list[Call] = []
     lm = looping(LOOP, observers=[calls.append])
-    with pytest.raises(LoopStopped, match=r"repeated itself .* ended after 300 tokens") as stopped:
+    with pytest.raises(LoopStopped, match=r"itself \(copies, from word 6 on\) and ended after 300 tokens") as stopped:
         lm("add")
     assert stopped.value.text == LOOP
     (call,) = calls  # a loop is not retried
@@ -66,6 +66,13 @@ def test_an_answer_cut_without_a_loop_and_a_complete_one_are_answers() -> None:
     text = " ".join(f"word{number}" for number in range(300))
     assert looping(text)("add") == [text]
     assert scripted_lm(lambda request: LOOP)("add") == [LOOP]  # the model ended it itself
+
+
+def test_an_answer_that_went_on_after_a_loop_is_an_answer() -> None:
+    text = LOOP + " ".join(f"word{number}" for number in range(80))
+    assert looping(text)("add") == [text]
+    with pytest.raises(LoopStopped, match="from word 6 on"):
+        looping(LOOP + " we add one mo")("add")  # cut within a word
 
 
 def test_a_cached_loop_fails_again_without_a_call(tmp_path: Any) -> None:

@@ -71,7 +71,7 @@ def test_one_passing_edit_of_a_group_is_the_smallest(rubric: Rubric) -> None:
 def test_without_a_reference_a_single_edit_is_unscored(rubric: Rubric) -> None:
     verdict = next(v for v in rubric.score(BARE, {"code": WIDE}).verdicts if v.criterion == "minimal_diff")
     assert verdict.grade is None
-    assert "score_group" in verdict.reason
+    assert "Add it to the task's expected outputs, or score the predictions of the task together" in verdict.reason
 
 
 def test_equal_statements_are_ordered_by_what_changes_inside_them() -> None:

@@ -36,7 +36,8 @@ class Place:
         if dialect == "responses":
             body = {"model": "m", "stream": True, "input": text}
         elif dialect == "gemini":
-            body = {"contents": [{"role": "user", "parts": [{"text": text}]}]}
+            limit = {"maxOutputTokens": 900}
+            body = {"contents": [{"role": "user", "parts": [{"text": text}]}], "generationConfig": limit}
         else:
             body["messages"] = [message]
         request = urllib.request.Request(
@@ -83,6 +84,8 @@ def test_a_stop_ends_the_stream_where_the_loop_is_found(place: Place, dialect: s
     assert place.gateway.stats()["loops"]["stopped"] == 1
     counts = get(f"{place.url}/assay/stats", Authorization=f"Bearer {place.gateway.access.key}")
     assert counts["loops"]["stopped"] == 1
+    # the limit of the request is 900 tokens; the loop is found at a check, every 16 words
+    assert counts["loops"]["tokens_saved"] == (0 if dialect == "responses" else 900 - 80)
 
 
 @pytest.mark.parametrize("place", ["stop"], indirect=True)
@@ -101,7 +104,7 @@ def test_ordinary_answers_are_not_marked(place: Place, dialect: str) -> None:
     text = " ".join(f"word{number}" for number in range(300))
     assert "word299" in place.stream(dialect, text)
     assert place.transition().failure is None
-    assert place.gateway.stats()["loops"] == {"alarms": 0, "stopped": 0, "repeated_words": 0}
+    assert place.gateway.stats()["loops"] == {"alarms": 0, "stopped": 0, "repeated_words": 0, "tokens_saved": 0}
 
 
 @pytest.mark.parametrize("place", ["off"], indirect=True)

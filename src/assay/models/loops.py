@@ -13,7 +13,16 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Loop", "LoopDetector", "LoopSettings", "TextLoopDetector", "ToolLoopDetector", "find_loop", "words_of"]
+__all__ = [
+    "Loop",
+    "LoopDetector",
+    "LoopSettings",
+    "TextLoopDetector",
+    "ToolLoopDetector",
+    "find_final_loop",
+    "find_loop",
+    "words_of",
+]
 
 _GRAM = 4  # words of a group
 _WORD = re.compile(r"\w+|[^\w\s]+")  # a run of punctuation is one word, so that a ruled line is not a loop
@@ -99,6 +108,13 @@ class LoopDetector:
         """Share of the groups in the window that occurred in it before; 0 before the window is full."""
         total = self.settings.window - _GRAM + 1
         return 1 - len(self._known) / total if len(self._grams) == total else 0.0
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last items belong to a loop."""
+        if self._stretch >= self.settings.sustained:
+            return True
+        return any(self._tail_period(reach) is not None for _, reach in _LEVELS)
 
     def _reuse(self) -> Loop | None:
         if self.count < _GRAM:
@@ -189,6 +205,15 @@ def find_loop(text: str, settings: LoopSettings | None = None) -> Loop | None:
         if (loop := detector.add(word)) is not None:
             return loop
     return None
+
+
+def find_final_loop(text: str, settings: LoopSettings | None = None) -> Loop | None:
+    """The first loop in a text that ends in a loop, though its last word may be cut. None if other text followed."""
+    detector, first = LoopDetector(settings), None
+    for word in words_of(text)[:-1]:
+        loop = detector.add(word)
+        first, detector.loop = first or loop, None  # reads on behind a loop
+    return first if detector.continues else None
 
 
 class ToolLoopDetector:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import LoopStopped
 from assay.models.answers import text_of
-from assay.models.loops import Loop, TextLoopDetector, find_loop
+from assay.models.loops import Loop, TextLoopDetector, find_final_loop
 
 if TYPE_CHECKING:
     from dspy import lm15
@@ -63,7 +63,7 @@ def _assembled(chunks: list[dict[str, Any]], loop: Loop | None) -> dict[str, Any
     choice = {"index": 0, "finish_reason": "length" if loop else reason, "message": message}
     reply |= {"object": "chat.completion", "choices": [{**choice, "logprobs": {"content": tokens}}]}
     if loop is not None:  # stopped before llama.cpp reported the usage
-        reply[LOOP] = {"kind": loop.kind, "period": loop.period, "words": loop.repeated}
+        reply[LOOP] = _described(loop)
         reply["usage"] = {"completion_tokens": len(tokens), **(reply.get("usage") or {})}
     return reply
 
@@ -83,12 +83,17 @@ def stopped_loop(response: "lm15.Response | None", message: str | None = None) -
     stopped = raw.get(LOOP) if isinstance(raw, Mapping) else None
     if stopped is None and response.finish_reason == "length":
         thought = "".join(str(getattr(part, "text", "")) for part in response.message.parts if part.type == "thinking")
-        loop = find_loop(text) or find_loop(thought)
-        stopped = None if loop is None else {"kind": loop.kind, "words": loop.repeated}
+        loop = find_final_loop(text) or find_final_loop(thought)
+        stopped = None if loop is None else _described(loop)
     if not isinstance(stopped, Mapping):
         return None
     tokens = response.usage.output_tokens
     after = "" if tokens is None else f" after {tokens} tokens"
     return LoopStopped(
-        f"the model repeated itself ({stopped['kind']}, {stopped['words']} words) and ended{after}", text=text
+        f"the model repeated itself ({stopped['kind']}, from word {stopped['start'] + 1} on) and ended{after}",
+        text=text,
     )
+
+
+def _described(loop: Loop) -> dict[str, Any]:
+    return {"kind": loop.kind, "period": loop.period, "start": loop.start, "words": loop.repeated}

@@ -35,7 +35,9 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
     _show_tools(rollout.early_tools)
     for t in rollout.transitions:
         marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
-        tokens = f"{t.prompt_tokens}+{t.completion_tokens} tokens, {t.latency_ms:.0f} ms"
+        if t.failure is not None:
+            marks.append(f"failure {t.failure}")
+        tokens = f"{_counted(t.prompt_tokens)}+{_counted(t.completion_tokens)} tokens, {t.latency_ms:.0f} ms"
         named = f"{t.agent}: " if t.agent else ""
         click.echo(f"\n[{t.t}] {named}{tokens}{', ' + ', '.join(marks) if marks else ''}")
         for message in chat_messages(t.request):
@@ -48,7 +50,9 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
         answer = answer_of(t.request.get("dialect"), response.get("body", response))
         if answer.reasoning:
             click.echo(f"  reasoning: {_flat(answer.reasoning)}")
-        click.echo(f"  -> {t.error if t.error else _flat(t.output)}{' (refusal)' if answer.refusal else ''}")
+        click.echo(f"  -> {_flat(t.output or t.error or '')}{' (refusal)' if answer.refusal else ''}")
+        if t.error and t.output:
+            click.echo(f"  error: {_flat(t.error)}")
         _show_tools(t.tools)
         if t.step_rewards:
             click.echo(f"  step rewards: {', '.join(f'{name} {value:g}' for name, value in t.step_rewards.items())}")
@@ -65,6 +69,10 @@ def _show_tools(tools: list[Any]) -> None:
         result = tool.result if tool.error is None else f"error: {tool.error}"
         isolation = "" if tool.isolation is None else f" [isolation {tool.isolation}]"
         click.echo(f"  tool {tool.name}({tool.arguments}){isolation} = {result}")
+
+
+def _counted(tokens: int | None) -> str:
+    return "?" if tokens is None else str(tokens)
 
 
 def _flat(text: Any) -> str:

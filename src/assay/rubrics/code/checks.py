@@ -43,8 +43,8 @@ class _MinimalDiff:
         fix = value_of(task, reference)
         if fix is None:
             raise NoGrade(
-                f"task {task.id!r} has no {reference!r}: the smallest fix is unknown. Score the predictions of the "
-                "task together with score_group"
+                f"task {task.id!r} has no {reference!r}: the smallest fix is unknown. Add it to the task's expected "
+                "outputs, or score the predictions of the task together with score_group"
             )
         return _graded(task, prediction, field, before, fix)
 

@@ -85,9 +85,9 @@ class CommonSettings(Settings):
     )
     cache: bool = setting(
         True,
-        "Read and write the response cache.",
+        "Read and write the response cache. Without it equal calls are sent once in a run, and again in the next.",
         flag="--no-cache",
-        flag_help="Do not read or write the response cache.",
+        flag_help="Do not read or write the response cache. Equal calls are sent once in a run, and again in the next.",
         job=RESUMED,
     )
 

@@ -156,7 +156,8 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, Curricul
         ):
             raise ConfigError(
                 f"{', '.join(unused)} cannot be used with a curriculum, which has a study for each stage, searched by "
-                "one process for the score: leave it out"
+                "one process for the score: leave it out",
+                flag=", ".join({"objectives": "--objective"}.get(name, f"--{name}") for name in unused),
             )
         if self.method == "policy":
             if self.workers > 1:

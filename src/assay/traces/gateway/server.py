@@ -33,7 +33,7 @@ from assay.traces.gateway.rollout_routes import RolloutRoutes
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.store_access import FLUSH_S, StoreAccess
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
-from assay.traces.gateway.watching import LoopCounts, LoopWatch
+from assay.traces.gateway.watching import LoopCounts, LoopWatch, limit_of
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 from assay.traces.store import Store
@@ -231,7 +231,7 @@ class Gateway:
         call = Call(self.rollouts, dialect, request, body, path, in_path, headers)
         upstream = await self._upstream_of(request, caller, call)
         passed = call.passed
-        passed.watch = LoopWatch(dialect, self.loops.action)
+        passed.watch = LoopWatch(dialect, self.loops.action, limit_of(body))
         self.started += 1
         try:
             passed_headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)

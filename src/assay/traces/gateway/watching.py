@@ -10,10 +10,11 @@ import orjson
 from assay.errors import ConfigError
 from assay.models.loops import Loop, TextLoopDetector, find_loop
 
-__all__ = ["LoopCounts", "LoopWatch"]
+__all__ = ["LoopCounts", "LoopWatch", "limit_of"]
 
 _DATA = re.compile(rb"^data:[ \t]*(\{.*\})[ \t]*\r?$", re.MULTILINE)
 _HEAD = ("id", "created", "model", "system_fingerprint")  # each event of a stream repeats them
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
 _OPEN = 1 << 16  # bytes of an unfinished line that are kept
 
 
@@ -22,10 +23,11 @@ class LoopWatch:
 
     Args:
         action: `off` reads nothing, `alarm` looks for a loop, `stop` also asks for the end of the stream.
+        limit: tokens that the caller allows for the answer; None if it sets no limit.
     """
 
-    def __init__(self, dialect: str, action: str = "alarm") -> None:
-        self.dialect, self.action = dialect, action
+    def __init__(self, dialect: str, action: str = "alarm", limit: int | None = None) -> None:
+        self.dialect, self.action, self.limit = dialect, action, limit
         self._detector = TextLoopDetector()
         self._open = b""
         self._head: dict[str, Any] = {}
@@ -70,7 +72,7 @@ class LoopCounts:
         if action not in ("off", "alarm", "stop"):
             raise ConfigError(f"loops={action!r} must be 'off', 'alarm' or 'stop'")
         self.action = action
-        self.alarms = self.stopped = self.repeated_words = 0
+        self.alarms = self.stopped = self.repeated_words = self.tokens_saved = 0
 
     def add(self, watch: LoopWatch | None, *, stopped: bool) -> None:
         """Counts the loop of one answer, if it has one."""
@@ -78,9 +80,19 @@ class LoopCounts:
             self.stopped += stopped
             self.alarms += not stopped
             self.repeated_words += watch.loop.repeated
+            if stopped and watch.limit is not None:  # at most: a word is a token or more
+                self.tokens_saved += max(0, watch.limit - watch.loop.end)
 
     def to_dict(self) -> dict[str, int]:
-        return {"alarms": self.alarms, "stopped": self.stopped, "repeated_words": self.repeated_words}
+        counts = {"alarms": self.alarms, "stopped": self.stopped, "repeated_words": self.repeated_words}
+        return {**counts, "tokens_saved": self.tokens_saved}
+
+
+def limit_of(body: Mapping[str, Any]) -> int | None:
+    """The limit of tokens in a request of any of the APIs; None without one."""
+    config = body.get("generationConfig")
+    values = [part[name] for part in (body, config) if isinstance(part, Mapping) for name in _LIMITS if name in part]
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
 
 
 def texts_of(dialect: str, event: Any) -> Iterator[str]:
