@@ -50,14 +50,14 @@ def given_back() -> Iterator[None]:
         for path in engines.loaded_models():
             if path.parent.name != "models":
                 engines.unload(path)
-    if ("torch" in sys.modules or engines is not None) and _resident_mb() > max(1000, _kept_mb[0] + 200):
+    if ("torch" in sys.modules or engines is not None) and _resident_mb() > min(3000, max(1000, _kept_mb[0] + 200)):
         gc.collect()  # 0.7 s with all packages loaded, so not after every module: it was half of the quick tests' time
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
         _kept_mb[0] = _resident_mb()
 
 
-_kept_mb = [0.0]  # memory of this process after the last collection
+_kept_mb = [0.0]  # memory of this process after the last collection; a thread may have held some of it until later
 
 
 def _resident_mb() -> float:
