@@ -160,7 +160,7 @@ def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None 
     if base is None and env is None and isinstance(lm, LanguageModel) and not is_embedded(model):
         client = dict(lm.recording.client)  # an embedded model has none: then the address of the settings applies
         return client or program.client(model)
-    return program.role(base, env).client(model)
+    return program.role(base, env).client(model, "api_key_env" if env is None else f"{role}_api_key_env")
 
 
 @contextmanager
