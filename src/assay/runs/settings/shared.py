@@ -71,7 +71,7 @@ class CommonSettings(Settings):
     task_timeout: float = setting(
         DEFAULT_S,
         "Time limit in seconds of one run with its tools, of one check and of one judge. A run that exceeds it fails; "
-        "a check or judge gives no verdict. The limit of one tool call is a quarter of it.",
+        "the criterion of a check or judge is unscored. The limit of one tool call is a quarter of it.",
         gt=0,
         metavar="SECONDS",
         job=RESUMED,
