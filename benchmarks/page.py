@@ -1,12 +1,20 @@
 """Time and bytes of each page of `assay view` on a store of many transitions, and the memory of its server.
 
-    python benchmarks/page.py [--transitions 100000] [--url postgresql://…] [--repeat 10]
+    python benchmarks/page.py [--transitions 100000] [--url postgresql://…] [--repeat 10] [--keep DIR]
+    python benchmarks/page.py --preview
 
 Each rollout has four transitions with a request of about 2 KB. Half of the rollouts are of one large run, the others of
 runs of 500. The server runs in a process of its own; times are those of a client on the same machine, with the first
 request of each page apart. `cpu_ms` is the CPU time of the server for one request, which other work on the machine
 changes less. Bytes are those of the HTML alone; `static_bytes` are those of style and scripts,
-compressed.
+compressed. `paint_ms` is the first contentful paint in Chromium, the median of three loads, with style and scripts in
+its cache; null where Chromium or Playwright is missing. `scans` are lines of `EXPLAIN QUERY PLAN`, of the queries of
+all pages, that scan rollouts or transitions (SQLite).
+
+The runs of a compile, a search, a training and of judges, the labels and the deployment are those of the tests
+(`tests/web`), next to the many rollouts. `--preview` measures the page of training data with a preview of each kind, on
+a store of as many rollouts as it reads at most. `--keep` names a folder in which the store stays; a store in it is used
+as it is.
 """
 
 import argparse
@@ -20,8 +28,12 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "web"))
 
 TEXT = "lorem ipsum dolor sit amet " * 64
 CALLS = 4  # transitions of a rollout
@@ -63,11 +75,96 @@ def fill(url: str, transitions: int) -> None:
         store.flush(600)
 
 
+def fill_jobs(file: Path) -> dict[str, str]:
+    """Adds a compile, a search, a training, judges with labels, and a deployment. Returns addresses by name."""
+    from compiles import put_compile
+    from deployed import DEPLOYMENT, put_deployment
+    from judged import put_judge
+    from test_page_studies import TUNED
+    from trained import put_training
+
+    from assay.judges.questions import known_questions
+    from assay.traces import Store
+
+    report = file.parent / "runs" / "study" / "report.json"
+    with Store(file) as store:
+        if not report.is_file():
+            put_compile(store, file.parent, run_id="compiled")
+            put_deployment(store, rollouts=300)
+            put_judge(store, file.parent)
+            log = put_training(store, file.parent)
+            for step in range(3, 600):
+                log.values(step, {f"criteria/{name}": step % 7 / 7 for name in "abcdef"} | {"reward": step % 5 / 5}, {})
+            store.put_run("study", kind="tune", config={"program": "p"}, status="done", started_at=START)
+            report.parent.mkdir(parents=True, exist_ok=True)
+            report.write_text(json.dumps({"report": TUNED}))
+        (judge,) = known_questions(store)
+    return {
+        "judges": "/judges", "judge": f"/judges/{judge}", "label": f"/judges/{judge}/label?rater=eve",
+        "compile": "/runs/compiled", "study": "/runs/study", "training": "/runs/training", "data": "/data",
+        "data, too large a store": "/data?kind=sft", "deployments": "/deployments",
+        "deployment": f"/deployments/{DEPLOYMENT}",
+    }  # fmt: skip
+
+
+def scans_of(file: Path, paths: list[str]) -> list[str]:
+    """Lines of the plans of the queries of these pages that scan rollouts or transitions."""
+    from pages import Browser, Scans, browse
+
+    from assay.traces import Store
+
+    async def visit(browser: Browser) -> None:
+        for path in paths:
+            status, text = await browser.get(path)
+            assert status == 200, text
+
+    with Store(file) as store, Scans(store) as scans:
+        browse(store, visit, where=file)
+    return scans
+
+
+class Painter:
+    """First contentful paints of pages in Chromium. Does nothing where it or Playwright is missing."""
+
+    def __init__(self, address: str) -> None:
+        try:
+            from playwright.sync_api import sync_playwright
+
+            self._driver = sync_playwright().start()
+        except ImportError:
+            self._tab = None
+            return
+        options = {"executable_path": "/usr/bin/chromium", "args": ["--no-sandbox", "--disable-gpu"]}
+        self._tab = self._driver.chromium.launch(**options).new_page() if Path("/usr/bin/chromium").exists() else None
+        self._base = address.partition("/?")[0]
+
+    def open(self, cookies: http.cookiejar.CookieJar) -> None:
+        if self._tab is not None:
+            self._tab.context.add_cookies([{"name": c.name, "value": str(c.value), "url": self._base} for c in cookies])
+
+    def paint_ms(self, path: str, loads: int = 3) -> float | None:
+        """Median of some loads, in milliseconds."""
+        if self._tab is None:
+            return None
+        times = []
+        for _ in range(loads):
+            self._tab.goto(self._base + path)
+            script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+            while (painted := self._tab.evaluate(script)) is None:  # waiting in the page is refused by its policy
+                time.sleep(0.02)
+            times.append(painted)
+        return round(statistics.median(times), 1)
+
+    def close(self) -> None:
+        self._driver.stop()
+
+
 class Client:
     """Requests to a running `assay view`, with its cookie."""
 
     def __init__(self, address: str) -> None:
-        jar = urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        self.cookies = http.cookiejar.CookieJar()
+        jar = urllib.request.HTTPCookieProcessor(self.cookies)
         self._opener, self._base = urllib.request.build_opener(jar), address.partition("/?")[0]
         self._opener.open(address).read()
 
@@ -93,8 +190,8 @@ def cpu_ms(process: int) -> float:
     return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(client: Client, server: int, rollouts: int, repeat: int) -> dict[str, Any]:
-    paths = {
+def paths_of(client: Client, rollouts: int) -> dict[str, str]:
+    return {
         "runs": "/runs", "small run": "/runs/small-0", "large run": "/runs/large", "rollouts": "/rollouts",
         "rollouts, middle": client.cursor(rollouts), "rollouts, failed": "/rollouts?status=failed",
         "rollouts, rare text": "/rollouts?text=number+7", "rollouts, no match": "/rollouts?text=nowhere",
@@ -102,16 +199,80 @@ def measure(client: Client, server: int, rollouts: int, repeat: int) -> dict[str
         "rollouts of a task": "/rollouts?task=task-1", "one rollout": client.first_rollout(),
         "compare": "/compare?a=small-0&b=small-1" if rollouts >= 4 * RUN_SIZE else "/compare?a=small-0&b=small-0",
     }  # fmt: skip
+
+
+def measure(client: Client, server: int, paths: dict[str, str], painter: Painter | None, repeat: int) -> dict[str, Any]:
     pages = {}
     for name, path in paths.items():
         first_ms, content = client.get(path)
         before = cpu_ms(server)
         times = [client.get(path)[0] for _ in range(repeat)]
+        used = cpu_ms(server) - before
         pages[name] = {
             "first_ms": round(first_ms, 1), "ms": round(statistics.median(times), 1),
-            "cpu_ms": round((cpu_ms(server) - before) / repeat, 1), "bytes": len(content),
+            "cpu_ms": round(used / repeat, 1), "paint_ms": painter.paint_ms(path) if painter else None,
+            "bytes": len(content), "peak_mb": peak_mb(server),
         }  # fmt: skip
     return pages
+
+
+def peak_mb(process: int) -> int:
+    """The most memory that a process held so far (`VmHWM`)."""
+    memory = re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    return round(int(memory[0]) / 1024)
+
+
+@contextmanager
+def served(url: str, report: dict[str, Any]) -> Iterator[tuple[Client, int, str]]:
+    """A client of `assay view` in a process of its own, with the process and its address."""
+    clock = time.perf_counter()
+    command = [sys.executable, "-m", "assay", "view", "--port", "0", "--json", "--store", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            address = json.loads(server.stdout.readline())["address"]
+            client = Client(address)
+            report["start_s"] = round(time.perf_counter() - clock, 2)
+            report["start_cpu_s"] = round(cpu_ms(server.pid) / 1000, 2)
+            yield client, server.pid, address
+            report["peak_mb"] = peak_mb(server.pid)
+        finally:
+            server.terminate()
+
+
+def preview(folder: str, repeat: int) -> dict[str, Any]:
+    """The page of training data with a preview, on the largest store that it reads."""
+    from assay.web.data import KINDS, MOST
+
+    url, report = str(Path(folder) / "s.db"), dict[str, Any]()
+    fill(url, CALLS * MOST)
+    with served(url, report) as (client, server, _):
+        paths = {kind: f"/data?kind={kind}" for kind in KINDS} | {"sft, balanced": "/data?kind=sft&balance=down"}
+        report["pages"] = measure(client, server, paths, None, repeat)
+    return {"rollouts": MOST, **report}
+
+
+def whole(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All pages on the store of many transitions."""
+    file = Path(folder) / "s.db"
+    url, rollouts = arguments.url or str(file), arguments.transitions // CALLS
+    clock, report = time.perf_counter(), dict[str, Any](transitions=arguments.transitions)
+    if arguments.url or not file.is_file():
+        fill(url, arguments.transitions)
+        report["fill_s"] = round(time.perf_counter() - clock, 1)
+    jobs = {} if arguments.url else fill_jobs(file)
+    with served(url, report) as (client, server, address):
+        painter = Painter(address)
+        painter.open(client.cookies)
+        paths = {**paths_of(client, rollouts), **jobs}
+        report["pages"] = measure(client, server, paths, painter, arguments.repeat)
+        html = client.get("/runs")[1].decode()
+        files = re.findall(r'(?:href|src)="(/static/[^"]*)"', html)
+        report["static_bytes"] = sum(len(client.get(file, **{"Accept-Encoding": "gzip"})[1]) for file in files)
+        painter.close()
+    if not arguments.url:
+        report["scans"] = scans_of(file, list(paths.values()))
+    return report
 
 
 def main() -> None:
@@ -119,29 +280,11 @@ def main() -> None:
     parser.add_argument("--transitions", type=int, default=100_000)
     parser.add_argument("--url", help="A database URL; a SQLite file of its own where none is named.")
     parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--keep", metavar="DIR", help="Folder of the SQLite file, which stays.")
+    parser.add_argument("--preview", action="store_true", help="Measure the page of training data alone.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        url = arguments.url or str(Path(folder) / "s.db")
-        clock = time.perf_counter()
-        fill(url, arguments.transitions)
-        report: dict[str, Any] = {"transitions": arguments.transitions, "fill_s": round(time.perf_counter() - clock, 1)}
-        clock = time.perf_counter()
-        command = [sys.executable, "-m", "assay", "view", "--port", "0", "--json", "--store", url]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            try:
-                client = Client(json.loads(server.stdout.readline())["address"])
-                report["start_s"] = round(time.perf_counter() - clock, 2)
-                report["start_cpu_s"] = round(cpu_ms(server.pid) / 1000, 2)
-                report["pages"] = measure(client, server.pid, arguments.transitions // CALLS, arguments.repeat)
-                html = client.get("/runs")[1].decode()
-                files = re.findall(r'(?:href|src)="(/static/[^"]*)"', html)
-                gzip = {"Accept-Encoding": "gzip"}
-                report["static_bytes"] = sum(len(client.get(file, **gzip)[1]) for file in files)
-                memory = re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())
-                report["peak_mb"] = round(int(memory[0]) / 1024)
-            finally:
-                server.terminate()
+        report = preview(folder, arguments.repeat) if arguments.preview else whole(arguments.keep or folder, arguments)
     print(json.dumps(report))
 
 

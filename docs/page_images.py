@@ -2,8 +2,8 @@
 
     python docs/page_images.py STORE [FOLDER]
 
-Needs Debian's Chromium and Playwright. The newest compile, its last rollout, the newest deployment and
-study, and the judge with most labels are shown.
+Needs Debian's Chromium and Playwright. The newest compile, a rollout of val, the newest deployment, study and training,
+and the judge with most labels are shown.
 """
 
 import json
@@ -19,7 +19,7 @@ CHROMIUM = "/usr/bin/chromium"
 WIDE, PHONE = (1100, 760), (360, 640)
 MOST_BYTES = 150_000
 PATIENCE_MS = 300_000
-ANCHORS = {"judge": "Agreement with raters"}  # headings to which pages are scrolled
+ANCHORS = {"judge": "Agreement with raters", "training": "Before and after"}  # headings to which pages are scrolled
 
 
 def pages_of(tab: Any, base: str) -> dict[str, str]:
@@ -31,13 +31,15 @@ def pages_of(tab: Any, base: str) -> dict[str, str]:
         return found[1].replace("&amp;", "&") if found else None
 
     run = first("/runs?kind=compile", r'href="(/runs/[^"?]+)"')
-    rollout = first("/rollouts?split=test", r'href="(/rollouts/[^"]+)"')
+    rollout = first("/rollouts?split=val&status=done", r'href="(/rollouts/[^"]+)"')
     deployment = first("/deployments", r'href="(/deployments/[^"]+)"')
     judge = first("/judges", r'href="(/judges/[0-9a-f]+)"')
     study = first("/runs?kind=tune", r'href="(/runs/[^"?]+)"')
+    training = first("/runs?kind=train", r'href="(/runs/[^"?]+)"')
     places = {
         "runs": "/runs", "compile": run, "rollout": rollout, "deployment": deployment, "judge": judge,
         "label": None if judge is None else f"{judge}/label?rater=ann", "study": study,
+        "training": training,
     }  # fmt: skip
     return {name: place for name, place in places.items() if place is not None}
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from assay.cli.evaluate import command
 from assay.cli.main import group
 from assay.cli.shared import Console
 from assay.errors import ConfigError, DataError, ModelError
+from assay.optimizers.finetuning.settings import SFTSettings
+from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.markdown import compile_markdown
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import show_run
@@ -340,3 +343,14 @@ def test_run_reads_tables_and_ignores_other_columns(tmp_path: Path) -> None:
     assert isinstance(done.exception, DataError)
     assert "cannot tell what 'rows.txt' is" in str(done.exception)
     assert done.stdout == ""
+
+
+def test_a_fine_tuning_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(source: Any, name: str, config: SFTSettings, **_: Any) -> SFTReport:
+        return SFTReport(name, tmp_path, config, 8, 2, 5, Counter(), 2, {1: 2.0, 2: 1.0}, {0: 2.0, 2: 1.5}, 2)
+
+    monkeypatch.setattr("assay.optimizers.finetuning.train_sft", trained, raising=False)
+    assert "mean loss" in invoked("train", "sft", "data", "--name", "warm", "--report", "sft.html")
+    page = Path("sft.html").read_text()
+    assert "<title>sft: warm – assay</title>" in page
+    assert page.count("<polyline") == 2

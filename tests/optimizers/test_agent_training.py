@@ -16,6 +16,7 @@ from assay.cli.main import group
 from assay.errors import ConfigError, ProgramFailed
 from assay.programs.foreign.remote import TaskServer, work
 from assay.programs.foreign.runners import runner_of
+from assay.reports.training_log import read_training_log
 from assay.traces import Store
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "any_agent"
@@ -93,6 +94,12 @@ def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_mo
     assert report.row_stats.left_out == {}
     assert (report.row_stats.rollouts, report.row_stats.calls) == (4, 8)
     assert {call.model for rollout in _records("train") for call in rollout.transitions} == {str(tiny_model)}
+    (file,) = Path(".assay/runs").glob("*/training.jsonl")
+    log = read_training_log(file.parent)
+    assert log is not None
+    assert log.curves == report.curves
+    assert {rollout_id for rollout_id, _ in log.samples.values()} <= {rollout.id for rollout in _records("train")}
+    assert len(log.samples) == len(report.row_stats.samples)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from assay.optimizers.finetuning.advantages import ValueMemory, add_hidden, assi
 from assay.optimizers.finetuning.monitoring import TrainingMonitor
 from assay.optimizers.finetuning.rows import Row
 from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings, SFTSettings
+from assay.reports.training_log import TrainingLog, read_training_log
 
 # -- credit
 
@@ -256,6 +258,19 @@ def test_each_alarm_names_its_remedy_once() -> None:
     assert not seen(
         entropy=[1.0, 0.9, 0.8, 0.7, 0.6], zero_variance_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5
     ).alarms
+
+
+def test_values_and_alarms_are_logged_as_they_come(tmp_path: Path) -> None:
+    watch = TrainingMonitor(TrainingLog(tmp_path))
+    watch.evaluated(0, {"held_out_greedy": 0.5})
+    for step in (1, 2, 3):
+        watch.update(step, {"kl": 0.75})
+    watch.alarm(3, "forgetting", "step 3: too much was lost")
+    progress = read_training_log(tmp_path)
+    assert progress is not None
+    assert progress.curves == watch.curves == {"held_out_greedy": {0: 0.5}, "kl": {1: 0.75, 2: 0.75, 3: 0.75}}
+    assert progress.alarms == watch.alarms
+    assert set(watch.alarms) == {"kl", "forgetting"}
 
 
 def test_a_gamed_rubric_raises_an_alarm_by_the_monitor_rubric() -> None:

@@ -201,9 +201,12 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
     options = ["--model", str(tiny_model), "--epochs", "24", "--lora-r", "4", "--max-length", "128", "--patience", "9"]
     command = [sys.executable, "-m", "assay", "train", "sft", str(path), *options]
-    process = subprocess.run([*command, "--name", "whole", "--json"], capture_output=True, text=True, timeout=600)
+    process = subprocess.run(
+        [*command, "--name", "whole", "--json", "--report", "w.html"], capture_output=True, text=True, timeout=600
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     report = json.loads(process.stdout)
+    assert f"<dt>Weights of step</dt><dd><bdi>{report['best_step']}</bdi>" in Path("w.html").read_text()
     running = subprocess.Popen([*command, "--name", "cut"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     checkpoints = Path(".assay/training/cut/checkpoints")
     for _ in range(600):

@@ -11,7 +11,7 @@ import pytest
 
 from assay.reports.files import write_report
 from assay.reports.studies import StudyTrial, study_page, trials_of
-from assay.reports.training import current_curves, training_page, write_training
+from assay.reports.training import current_curves, training_page, write_sft, write_training
 
 HOSTILE = "</td></pre></script><script>alert(1)</script>&amp;'"
 
@@ -141,6 +141,35 @@ def test_long_curves_show_the_mean_of_the_last_steps(tmp_path: Path) -> None:
     assert chart.chart.count("<polyline") == 2
     assert 'class="line faint first"' in chart.chart
     assert [step for step, _ in chart.rows] == list(range(40))
+
+
+def fine_tuning(text: str, *, steps: int = 40) -> dict[str, Any]:
+    """A report of `assay train sft --program` in which every text of the user's is `text`."""
+    policy = training(text)
+    return {
+        "config": {"model": text, "epochs": 3}, "name": text, "path": "", "rows": 90, "held_out_rows": 10, "tasks": 20,
+        "steps": steps, "best_step": 20, "agreement": 0.75, "stopped": text, "notes": [text], "left_out": {text: 2},
+        "loss": {step: 2.0 / step for step in range(1, steps + 1)}, "held_out_loss": {0: 2.5, 20: 0.5, 40: 0.75},
+        "validation": policy["validation"], "test_openings": {},
+    }  # fmt: skip
+
+
+def test_a_fine_tuning_shows_both_losses_and_before_and_after(tmp_path: Path) -> None:
+    page = write_sft(tmp_path / "a.html", fine_tuning("x")).read_text()
+    assert re.findall(r"<h[23]>(.*?)</h[23]>", page) == [
+        "Before and after: <bdi>x</bdi>", "Curves", "Loss", "Left out", "Settings", "Notes",
+    ]  # fmt: skip
+    assert page.count("<polyline") == 3  # the training loss, its running mean, the held-out loss
+    rows = [re.findall(r">([^<>]+)<", row) for row in re.findall(r"<tr>.*?</tr>", page)]
+    assert ["greedy: score", "0.500", "0.500", "+0.100 [+0.000, +0.200]"] in rows
+    assert ["20", "0.100", "0.500"] in rows  # step, training, held out
+    assert "75% of the prompts" in page
+
+
+def test_a_page_of_a_long_fine_tuning_is_below_its_limit(tmp_path: Path) -> None:
+    hostile = elements(write_sft(tmp_path / "a.html", fine_tuning(HOSTILE, steps=20_000)))
+    assert hostile.scripts == hostile.addresses == []
+    assert (tmp_path / "a.html").stat().st_size < 100_000
 
 
 def test_a_study_shows_its_best_trial_its_front_and_what_matters() -> None:

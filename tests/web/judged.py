@@ -18,6 +18,7 @@ __all__ = ["SOURCE", "answers", "judge_card", "put_judge", "put_outputs", "put_q
 SOURCE = "kind.yaml"
 SCALE = ("rude", "neutral", "kind")
 COUNT = 12
+EARLIER = {"alarms": [], "mean_difference": -0.05, "cusum": 3.0, "psi": 0.1, "psi_limit": 0.4}  # a replay before
 
 
 def put_question(
@@ -98,10 +99,11 @@ def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
             "mean_difference": -0.3, "cusum": 9.0, "cusum_limit": 7.5, "psi": None, "psi_limit": None,
         },
     }  # fmt: skip
-    for kind, report in reports.items():
-        run_id = kind.replace(" ", "-")
+    before = {**reports["judge drift"], **EARLIER}
+    runs = [(0, kind.replace(" ", "-"), kind, report) for kind, report in reports.items()]
+    for days, run_id, kind, report in [*runs, (-7, "judge-drift-before", "judge drift", before)]:
         config = {"judge": SOURCE, "labels": "store"}
-        store.put_run(run_id, kind=kind, config=config, status="done", started_at=NOW)
+        store.put_run(run_id, kind=kind, config=config, status="done", started_at=NOW + 86_400 * days)
         remember(store, question, SOURCE, run_id=run_id)
         place = folder / "runs" / run_id / "report.json"
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
 """The page in a real browser: Debian's Chromium, driven by Playwright. Skipped where either is missing.
 
-No browser is downloaded: `apt-get install chromium` and `pip install playwright` bring what these tests need.
+No browser is downloaded: `apt-get install chromium` and `pip install playwright` bring what these tests need. Tests of
+accessibility need `pip install axe-playwright-python`, which holds axe-core.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ from compiles import put_compile
 from deployed import DEPLOYMENT, put_deployment
 from judged import put_judge
 from pages import NOW, rollout_of_sums
+from trained import put_training
 
 from assay.deployment.deployments import Deployments
 from assay.judges.questions import known_questions
 from assay.reports.compiled import CompilePage, Decision
 from assay.reports.files import write_report
+from assay.reports.training_log import TrainingLog
 from assay.testing.serving import served
 from assay.traces import Store
 from assay.web.access import PageAccess
@@ -30,7 +34,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 pytestmark = pytest.mark.slow
 HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">\u202e"
 PATHS = ("/runs", "/runs/run-1", "/rollouts", f"/rollouts/{2:032x}", "/compare?a=run-1&b=run-1", "/runs/compiled",
-         "/compare?a=compiled&b=compiled", "/deployments", f"/deployments/{DEPLOYMENT}",
+         "/runs/training", "/compare?a=compiled&b=compiled", "/deployments", f"/deployments/{DEPLOYMENT}",
          f"/deployments/{DEPLOYMENT}/order/rollback", "/judges", "/judges/{judge}", "/judges/{judge}/label",
          "/judges/{judge}/label?rater=ann", "/judges/{judge}/label?rater=eve", "/data",
          "/data?kind=sft&balance=down")  # fmt: skip
@@ -53,6 +57,7 @@ def address(store: Store, tmp_path: Path) -> Iterator[str]:
     put_compile(store, tmp_path, text=HOSTILE, run_id="compiled")
     put_deployment(store, agent=HOSTILE[:60], rollouts=4)
     put_judge(store, tmp_path, text=HOSTILE)
+    put_training(store, tmp_path, text=HOSTILE)
     access = PageAccess(None, host="127.0.0.1")
     with served(LocalPage(store, access, where=tmp_path / "page.db").app()) as url:
         yield f"{url}/?token={access.token}"
@@ -96,6 +101,42 @@ def test_pages_fit_the_window_and_run_nothing_hostile(tab: Any, store: Store, sc
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, path
         assert tab.locator("img").count() == 0
     assert tab.problems == []
+
+
+def severe(tab: Any) -> list[tuple[str, str, str]]:
+    """Rules of axe-core that a page breaks seriously or critically, with the element and what is wrong."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")
+    broken = axe.Axe().run(tab).response["violations"]
+    return [
+        (rule["id"], node["html"][:200], node["failureSummary"])
+        for rule in broken
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(tab: Any, store: Store, scheme: str) -> None:
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": 1000, "height": 700})
+    (judge,) = known_questions(store)
+    found = {}
+    for path in PATHS:
+        tab.goto(tab.base + path.format(judge=judge))
+        found[path] = severe(tab)
+    assert {path: broken for path, broken in found.items() if broken} == {}
+
+
+def test_axe_finds_nothing_serious_on_an_empty_store(empty_tab: Any) -> None:
+    for path in EMPTY:
+        empty_tab.goto(empty_tab.base + path)
+        assert severe(empty_tab) == [], path
+
+
+def test_axe_finds_an_unlabelled_field(tab: Any) -> None:
+    tab.goto(f"{tab.base}/runs")
+    tab.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert [rule for rule, _, _ in severe(tab)] == ["label"]
 
 
 def test_pages_of_an_empty_store_say_what_fills_them(empty_tab: Any) -> None:
@@ -142,6 +183,30 @@ def test_a_digit_rates_without_leaving_the_page(tab: Any, store: Store) -> None:
     assert tab.problems == []
 
 
+def test_a_key_adds_the_task_to_a_dataset(tab: Any, tmp_path: Path) -> None:
+    tab.goto(f"{tab.base}/rollouts/{2:032x}")
+    tab.get_by_label("Dataset").fill("mine")
+    tab.get_by_label("Dataset").blur()
+    tab.keyboard.press("d")
+    tab.get_by_text("has 1 task").wait_for()
+    tab.get_by_label("its answer").check()
+    tab.keyboard.press("d")
+    tab.get_by_text("replaced").wait_for()
+    (row,) = map(json.loads, (tmp_path / "datasets" / "mine.jsonl").read_text().splitlines())
+    assert row["expected"] == {"answer": "3"}
+    assert tab.problems == []
+
+
+def test_the_selection_is_downloaded(tab: Any) -> None:
+    tab.goto(f"{tab.base}/rollouts?least=0.5&source=program")
+    tab.get_by_label("Download as").select_option("transitions")
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename.startswith("assay-transitions-")
+    assert json.loads(Path(download.value.path()).read_text().splitlines()[0])["t"] == 0
+    assert tab.problems == []
+
+
 def test_digits_in_a_field_are_text(tab: Any) -> None:
     tab.goto(f"{tab.base}/rollouts")
     tab.get_by_label("Text of the task").fill("")
@@ -154,6 +219,18 @@ def test_a_list_shows_runs_added_since_the_last_request(tab: Any, store: Store) 
     rollout_of_sums(store, 9)
     store.flush()
     tab.locator(f"#rollout-{9:032x}").wait_for(timeout=10_000)
+    assert tab.problems == []
+
+
+def test_a_training_draws_new_steps_and_leaves_open_what_is_open(tab: Any, tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path / "runs" / "training")
+    log.values(3, {"reward": 0.75, "score": 0.5}, {"kl": HOSTILE})
+    tab.goto(f"{tab.base}/runs/training")
+    tab.locator("summary", has_text="Data").first.click()
+    log.values(4, {"reward": 0.875, "score": 0.5}, {"kl": HOSTILE})
+    tab.get_by_text("4 of 9").wait_for(timeout=10_000)
+    assert tab.locator("details[open] th", has_text="4").count() == 1
+    assert tab.locator("svg.chart .end.first").first.evaluate("e => getComputedStyle(e).fill") != "rgb(0, 0, 0)"
     assert tab.problems == []
 
 
@@ -200,3 +277,4 @@ def test_a_report_shows_its_style_and_runs_nothing(tab: Any, tmp_path: Path) -> 
     assert tab.locator("dd.better").evaluate("element => getComputedStyle(element).color") == "rgb(26, 107, 52)"
     assert tab.title() != "hacked"
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert severe(tab) == []

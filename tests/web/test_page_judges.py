@@ -46,6 +46,7 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     assert "It fails 1 of 2 attacks" in text
     assert text.index(">praise<") < text.index(">empty<")  # failed attacks come first
     assert "verdicts shifted" in text
+    assert text.index("How close to an alarm") < text.index("Replays of its anchors")
     assert "assay judge compile kind.yaml --labels store" in text
 
 

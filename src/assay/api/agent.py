@@ -7,7 +7,7 @@ from typing import Any
 import dspy
 
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
 from assay.programs.foreign.runners import CallableRunner, runner_of
@@ -92,7 +92,7 @@ def run_agent(
     settings = AgentRunSettings(server=server, patience_s=patience_s, tasks=tasks)
     return work(
         runner_of(agent, environment=True), TaskServer(settings.server, key), patience_s=settings.patience_s,
-        say=(progress or SilentProgress()).say, tasks=settings.tasks,
+        say=default_progress(progress).say, tasks=settings.tasks,
     )  # fmt: skip
 
 

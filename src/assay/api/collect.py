@@ -11,7 +11,7 @@ import dspy
 from assay.datasets import SPLITS, Task
 from assay.datasets.schedule import Schedule, promotion_score
 from assay.errors import BudgetExceeded
-from assay.evaluation import Evaluation, Progress, RecordedProgram, SilentProgress
+from assay.evaluation import Evaluation, Progress, RecordedProgram, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
 from assay.rubrics import Rubric
@@ -98,7 +98,7 @@ def collect(
     lm, settings = resolve_model(program, lm, options)
     config, progress = (
         program_settings(CollectSettings, program, rubric, data, lm, settings),
-        progress or SilentProgress(),
+        default_progress(progress),
     )
     split = config.split
     with open_job(

@@ -15,7 +15,7 @@ from assay.api.run import load
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_place, runnable
 from assay.errors import AssayError, ModelError, ProgramError
-from assay.evaluation import Gain, Progress, RecordedProgram, SilentProgress
+from assay.evaluation import Gain, Progress, RecordedProgram, default_progress
 from assay.evaluation.session import Measured
 from assay.models import Meter
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
@@ -132,7 +132,7 @@ def compile(
     decisions = replace(config.decisions, gate=gate, test=test)
     if config.optimizer == "auto" and config.max_search_calls is None:
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
-    search, progress = _search_of(config, decisions), progress or SilentProgress()
+    search, progress = _search_of(config, decisions), default_progress(progress)
     if out is not None:
         check_place(Path(out).resolve())
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume) as job:

@@ -10,7 +10,7 @@ import dspy
 from assay.api.judge.correction import corrected_means
 from assay.datasets import Task
 from assay.errors import BudgetExceeded
-from assay.evaluation import Evaluation, Progress, SilentProgress
+from assay.evaluation import Evaluation, Progress, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.evaluation.notes import run_notes
 from assay.models import Meter
@@ -94,7 +94,7 @@ def evaluate(
     lm, settings = resolve_model(program, lm, options)
     config, progress = (
         program_settings(EvaluateSettings, program, rubric, data, lm, settings),
-        progress or SilentProgress(),
+        default_progress(progress),
     )
     split, evaluation = config.split, Evaluation()
     with open_job(

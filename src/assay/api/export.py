@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.evaluation.stored import task_of
 from assay.rubrics import Rubric
 from assay.rubrics.trl_reward import undecided_checks
@@ -76,7 +76,7 @@ def export(
     rows["privacy_key"] = None if settings.privacy_key is None else Path(settings.privacy_key)
     rows["agents"] = tuple(settings.agents)
     config = ExportConfig(kind=kind, selection=selection or settings.selection, gates=gates, balance=balanced, **rows)
-    progress = progress or SilentProgress()
+    progress = default_progress(progress)
     carried = portable_rubric(rubric) if rubric is not None else None
     with Store(store) as opened:
         report = export_traces(

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.programs.retrieval.building import IndexCounts, remove_folder, update_index
 from assay.programs.retrieval.dense import embed_missing, embedder_of
 from assay.programs.retrieval.folder import FolderFiles
@@ -96,7 +96,7 @@ def index(
     settings = IndexSettings(**options)
     if settings.remove and embedder is not None:
         raise ConfigError("embedder would have no effect with remove=True")
-    root, progress = Path(folder).expanduser().resolve(), progress or SilentProgress()
+    root, progress = Path(folder).expanduser().resolve(), default_progress(progress)
     if not root.is_dir() and not settings.remove:
         raise ConfigError(f"there is no folder {str(folder)!r}: name one whose files are to be indexed")
     vectors, url = embedder_of(_loaded(embedder)), store_url(store)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from assay.api.evaluate import evaluate
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.optimizers.finetuning.comparison import MODES, compared
 from assay.programs.loading import full_name
 from assay.runs.arguments import program_settings
@@ -40,7 +40,7 @@ def check_comparison(
         config,
         program=config.program,
         rubric=rubric,
-        progress=progress or SilentProgress(),
+        progress=default_progress(progress),
         store=store,
         need=("train", "test"),
     ) as job:

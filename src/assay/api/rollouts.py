@@ -1,4 +1,4 @@
-"""Public API for `assay traces list`, `rate`, `close` and `import`: stored rollouts. Does not load DSPy.
+"""Public API for `assay traces list`, `rate`, `close`, `import` and `export`: stored rollouts. Does not load DSPy.
 
 `assay traces score` and `forget` are in `assay.api.traces`.
 """
@@ -10,21 +10,23 @@ from typing import Unpack
 from assay.errors import ConfigError
 from assay.runs.settings import (
     TracesCloseSettings,
+    TracesExportSettings,
     TracesImportSettings,
     TracesListSettings,
     TracesRateSettings,
 )
-from assay.runs.settings.store_options import TracesListOptions
+from assay.runs.settings.store_options import TracesExportOptions, TracesListOptions
 from assay.support.keywords import takes
 from assay.support.times import since
 from assay.traces.gateway.left_open import close_abandoned
 from assay.traces.importers import ImportReport, import_traces
+from assay.traces.otlp.files import TracesExportReport, export_traces
 from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.listing import find_rollouts, known_programs
 
-__all__ = ["close_rollouts", "import_rollouts", "list_rollouts", "rate_rollout", "rollouts_to_rate"]
+__all__ = ["close_rollouts", "export_rollouts", "import_rollouts", "list_rollouts", "rate_rollout", "rollouts_to_rate"]
 
 _EQUAL = ("run_id", "task_id", "split", "status", "phase", "source", "failure")
 
@@ -96,3 +98,36 @@ def import_rollouts(store: Store, kind: str, file: str | Path, *, score: str | N
         kind: otlp, langfuse or mlflow.
     """
     return import_traces(store, kind, file, score=score)
+
+
+@takes(TracesExportSettings)
+def export_rollouts(
+    store: Store, kind: str, file: str | Path | None = None, **options: Unpack[TracesExportOptions]
+) -> TracesExportReport:
+    """Exports ended rollouts as OTLP traces, to a file or an endpoint; `import_rollouts` reads the file.
+
+    Rollouts of sealed splits, of tenants that are not named and without consent are left out.
+
+    Args:
+        kind: otlp.
+        file: JSON lines, or protobuf if its name ends with `.pb`; None sends to the endpoint.
+        options: the fields of `assay.runs.settings.TracesExportSettings`.
+    Raises:
+        ConfigError: a value breaks its rule, or there is no endpoint.
+        NotSent: the endpoint did not take a request; those before it were sent.
+    """
+    settings = TracesExportSettings(**options)
+    if kind != "otlp":
+        raise ConfigError(f"kind={kind!r} must be otlp")
+    if file is not None and settings.endpoint is not None:
+        raise ConfigError(f"endpoint={settings.endpoint!r} would have no effect with a file")
+    equal = {"run_id": settings.run_id, "phase": settings.phase}
+    rollouts = find_rollouts(
+        store, equal={name: value for name, value in equal.items() if value is not None}, program=settings.program,
+        since=None if settings.since is None else since(settings.since),
+    )  # fmt: skip
+    ids = (rollout.id for rollout in rollouts if rollout.ended_at is not None)
+    return export_traces(
+        store, ids, file=None if file is None else Path(file), endpoint=settings.endpoint, content=settings.content,
+        tenants=tuple(settings.tenants),
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from assay.errors import AssayError, StoreError
-from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.progress import Progress, default_progress
 from assay.runs.settings import ServeSettings
 from assay.runs.settings.store_options import ServeOptions
 from assay.support.keywords import takes
@@ -22,6 +22,8 @@ from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.missed import Unrecorded
+from assay.traces.otlp.exporter import Exporter
+from assay.traces.otlp.sending import Endpoint
 from assay.traces.records import new_id
 from assay.traces.store import Store
 
@@ -81,7 +83,7 @@ def serve(
         AssayError: the address cannot be bound.
     """
     settings = ServeSettings(**options)
-    return asyncio.run(_serve(settings, store, key, upstream_key, on_start, progress or SilentProgress()))
+    return asyncio.run(_serve(settings, store, key, upstream_key, on_start, default_progress(progress)))
 
 
 async def _serve(
@@ -95,6 +97,7 @@ async def _serve(
     upstream = upstream_of(
         settings.answering, base=settings.upstream, key=upstream_key, idle_s=settings.upstream_idle_s
     )
+    endpoint = None if settings.otlp == "off" else Endpoint.of(settings.otlp_endpoint)
     opened, run_id = Store(store), f"serve-{new_id()[:12]}"
     agents = _agents(settings, store)
     gateway = Gateway(
@@ -112,6 +115,7 @@ async def _serve(
     run = _Run(run_id, opened, gateway, _config(settings, limits), progress)
     run.begin()
     advancers = _advancers(settings, agents)
+    exporter = None if endpoint is None else _exporter(settings, endpoint, gateway, agents)
 
     def stop() -> None:
         with suppress(RuntimeError):  # the loop is closed: the gateway has ended
@@ -125,8 +129,23 @@ async def _serve(
         await listener.close()
         for advancer in advancers:
             await asyncio.to_thread(advancer.stop)
+        if exporter is not None:
+            await asyncio.to_thread(exporter.stop)
         counts = await run.end()
-    return counts
+    return counts if exporter is None else {**counts, "otlp": exporter.to_dict()}
+
+
+def _exporter(
+    settings: ServeSettings, endpoint: Endpoint, gateway: Gateway, agents: "Mapping[str, DeployedAgent]"
+) -> Exporter:
+    """The thread that sends rollouts and metrics; started."""
+    stores = list({id(store): store for store in (gateway.store, *(agent.store for agent in agents.values()))}.values())
+    exporter = Exporter(
+        endpoint, stores, rollouts=settings.otlp != "metrics", content=settings.otlp == "content",
+        tenants=tuple(settings.otlp_tenants), metrics=lambda: (gateway.stats(), agents),
+    )  # fmt: skip
+    exporter.start()
+    return exporter
 
 
 def _agents(settings: ServeSettings, store: str | Path | None) -> "dict[str, DeployedAgent]":

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from assay.deployment.deployments import Deployments
+from assay.deployment.retirement import versions_of_erased
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.models import LanguageModel, Meter, ResponseCache, get_lm
 from assay.models.limits import limited
 from assay.models.lora.adapters import list_adapters
@@ -17,7 +19,7 @@ from assay.runs.loading import load_rubric
 from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.runs.rescoring import Rescoring, threads_for
-from assay.runs.settings import TracesScoreSettings
+from assay.runs.settings import TracesForgetSettings, TracesScoreSettings
 from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
@@ -60,7 +62,7 @@ def score_rollouts(
     settings = TracesScoreSettings(rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), **values)
     meter = Meter()
     judge = _judge(settings, meter)
-    measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or SilentProgress()
+    measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), default_progress(progress)
     _require_judges(measure)
     at_once, name = threads_for(measure, settings.threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*settings.runs] or [None]
@@ -109,23 +111,35 @@ def _require_judges(rubric: Rubric) -> None:
         )
 
 
-@takes()
-def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str, Any]:
+@takes(TracesForgetSettings)
+def forget_subject(
+    subject: str, *, store: str | Path | None = None, tenant: str | None = None, versions: str = "name"
+) -> dict[str, Any]:
     """Erases a data subject: their rollouts, their tasks in other prompts, and the cached answers to both.
 
+    Args:
+        tenant: erases only what is of this tenant. What was made from the person's data is named for all tenants.
+        versions: of agents that hold the person's data: name lists them; retire also takes them out of all aliases
+            but champion and out of deployments, for good.
     Returns:
         `removed`: number of rollouts. `facts_removed`: what agents remembered from them or of the person.
         `prompts_emptied`: other calls that showed one of their tasks.
         `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
         versions stored them; all of these are removed. `made_from_them`: paths of artifacts, exports, and adapters
         trained on these or starting from such an adapter. They are not changed: delete or remake them.
+        `versions`: registered versions made from them, see `assay.deployment.retirement.versions_of_erased`.
     Raises:
         CacheError: the response cache could not be written.
     """
+    settings = TracesForgetSettings(tenant=tenant, versions=versions)
     with Store(store) as opened:
-        erased = erase_subject(opened, subject)
+        erased = erase_subject(opened, subject, tenant=settings.tenant)
         digest = subject_digest(subject)
         folders = opened.artifacts_of(digest)
+        adapters = _adapters_of(digest, folders)
+        holding = versions_of_erased(
+            Deployments(opened.engine), digest, folders, list(adapters), policy=settings.versions
+        )
     cache = home_of(store) / "cache" / "responses.db"
     had_data = bool(erased.removed or erased.tasks or erased.prompts)
     answers, unowned = (
@@ -134,18 +148,18 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
     return {
         "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
-        "unowned_answers_removed": unowned, "made_from_them": [*folders, *_adapters_of(digest, folders)],
+        "unowned_answers_removed": unowned, "made_from_them": [*folders, *sorted(adapters.values())],
+        "versions": holding,
     }  # fmt: skip
 
 
-def _adapters_of(digest: str, folders: Sequence[str]) -> list[str]:
-    """Paths of adapters trained on a person's data, and of adapters trained from one of those."""
-    hashes, paths = set[str](), list[str]()
+def _adapters_of(digest: str, folders: Sequence[str]) -> dict[str, str]:
+    """Paths of adapters trained on a person's data, and of adapters trained from one of those, by hash."""
+    paths = dict[str, str]()
     for adapter in sorted(list_adapters(), key=lambda adapter: len(adapter.after)):
-        if _uses_data_of(adapter.made, digest, folders) or hashes & set(adapter.after):
-            hashes.add(adapter.sha256)
-            paths.append(str(adapter.path))
-    return sorted(paths)
+        if _uses_data_of(adapter.made, digest, folders) or paths.keys() & set(adapter.after):
+            paths[adapter.sha256] = str(adapter.path)
+    return paths
 
 
 def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int, int]:

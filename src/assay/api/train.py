@@ -17,7 +17,7 @@ import dspy
 from assay.api.agent import agent_program, serving
 from assay.datasets import Task
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, SilentProgress, default_progress
 from assay.models.roles import is_embedded
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
@@ -28,6 +28,7 @@ from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.run_folder import rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.foreign.agent import ForeignAgent
+from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings
 from assay.runs.curricula import scheduled
@@ -122,10 +123,15 @@ def train(
             _tried_all(main, retained, job, engine, monitored)
         plan = scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress)
         schedule, tasks = opened.enter_context(plan), job.splits.train
-        rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule)
+        rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule, log=_log(job))
         report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
     report.notes[:0] = unused
     return _kept(report, job, config)
+
+
+def _log(job: Job) -> TrainingLog | None:
+    """The log of the run, which the first of the processes that train together writes."""
+    return None if rank() else TrainingLog(job.folder)
 
 
 def _kept(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:
@@ -165,7 +171,7 @@ def _of_this_process(progress: Progress | None, store: str | Path | None) -> tup
     """Progress and store; of processes that train together, all but the first are silent and use another store."""
     if rank():
         return SilentProgress(), home_of(store) / f"rank-{rank()}" / "assay.db"
-    return progress or SilentProgress(), store
+    return default_progress(progress), store
 
 
 @dataclass

@@ -75,7 +75,8 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
     click.echo(f"evidence: {json.dumps(data['evidence'], default=str)[:2000]}")
     for change in data["alias_history"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
-        click.echo(f"{at}  {change['alias']} = {change['agent']}@{change['number']}  {change['by']}: {change['why']}")
+        named = f"= {change['agent']}@{change['number']}" if change["number"] else "removed"
+        click.echo(f"{at}  {change['alias']} {named}  {change['by']}: {change['why']}")
     for name, value in data["flags"].items():
         click.echo(f"flag {name} = {value}")
 

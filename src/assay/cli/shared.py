@@ -23,6 +23,7 @@ __all__ = [
     "print_json",
     "print_openings",
     "require_coverage",
+    "show_judges",
     "warn_of_failures",
     "warn_of_gaps",
 ]
@@ -216,3 +217,16 @@ class Console:
 def pop_values(values: dict[str, Any], *names: str) -> list[Any]:
     """Takes the named flags out of `values`, in order."""
     return [values.pop(name) for name in names]
+
+
+def show_judges(judges: list[dict[str, Any]]) -> None:
+    """Prints the watches of judges with their newest replays."""
+    for row in judges:
+        mark = {True: "ok", False: "ALARM", None: "–"}[row["ok"]]
+        if row["error"]:
+            result = f"could not be called: {row['error']}"
+        elif row["drift"] is None:
+            result = "anchors not replayed so far"
+        else:
+            result = f"drift {row['drift']:.3f}, limit {row['limit']:g} ({row['n']} anchors)"
+        click.echo(f"{mark:5}  judge {row['judge']}: {result}")

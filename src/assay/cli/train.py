@@ -76,6 +76,7 @@ def command() -> None:
 @resume_option(_RESUME)
 @min_coverage_option()
 @trust_option()
+@report_option()
 @json_option()
 def sft(**values: Any) -> None:
     """Supervised fine-tuning on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and
@@ -84,10 +85,11 @@ def sft(**values: Any) -> None:
     from assay.optimizers.finetuning import train_sft
     from assay.optimizers.finetuning.data import read_sft
     from assay.optimizers.finetuning.run_folder import rank
+    from assay.reports.training import write_sft
     from assay.runs.independence import independent
 
-    as_json, source, name, resume, program, store, config = pop_values(
-        values, "as_json", "export", "name", "resume", "program", "store", "accelerate_config"
+    as_json, source, name, resume, program, store, config, page = pop_values(
+        values, "as_json", "export", "name", "resume", "program", "store", "accelerate_config", "report"
     )
     if config is not None:
         return _launched(config)
@@ -114,6 +116,8 @@ def sft(**values: Any) -> None:
         print_json(data)
     else:
         _show(data)
+    if page is not None:
+        write_sft(Path(page), data)
     require_coverage(data)
 
 

@@ -53,6 +53,7 @@ class Decision:
 
     Attributes:
         watch: the watch that gave an alarm (action alarm, pause or rollback).
+        replay: numbers of a replay of a judge's anchors (action replay).
     """
 
     action: str
@@ -63,6 +64,7 @@ class Decision:
     evaluated: bool = False  # whether one of the planned evaluations was used
     requests: Mapping[str, int] = field(default_factory=dict)
     watch: str | None = None
+    replay: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

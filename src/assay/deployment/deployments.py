@@ -81,6 +81,7 @@ class Deployments:
             raise DeploymentError(f"{version.name} is already the champion")
         for number in (champion, version.number):
             self.registry.folder_of(self.registry.version(f"{version.agent}@{number}"))
+        self.registry.check_not_retired(version)
         now, user = time.time(), by or current_user()
         row = {
             "id": new_id(), "agent": version.agent, "champion": champion, "candidate": version.number,
@@ -163,6 +164,9 @@ class Deployments:
             undo = action == "rollback" and before.status == PROMOTED
             if before.status not in allowed and not undo:
                 raise DeploymentError(f"deployment {current.id} is {before.status}: {action} is not possible")
+            if undo or action == "promote":
+                number = current.champion if undo else current.candidate
+                self.registry.check_not_retired(self.registry.version(f"{current.agent}@{number}"))
             status = {"pause": PAUSED, "resume": RUNNING, "promote": PROMOTED, "rollback": ROLLED_BACK}[action]
             after = State(
                 step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
@@ -208,6 +212,8 @@ class Deployments:
         numbers: dict[str, Any] = {"readings": readings, "requests": dict(decision.requests)}
         if decision.watch is not None:
             numbers["watch"] = decision.watch
+        if decision.replay is not None:
+            numbers["replay"] = dict(decision.replay)
         row = {
             "deployment": deployment.id, "number": after.version, "stage": decision.step, "action": decision.action,
             "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,

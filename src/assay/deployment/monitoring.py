@@ -215,7 +215,7 @@ def deployment_success(deployments: Deployments, agent: str, limit: float) -> Fi
         if deployment.state.status not in ENDED:
             continue
         whole += 1
-        history = deployments.history(deployment.id)
+        history = [row for row in deployments.history(deployment.id) if row["action"] not in ("alarm", "replay")]
         promoted = any(row["action"] == "promote" for row in history)
         last = history[-1] if history else {"rule": "order", "action": ""}
         if deployment.state.status == "rolled_back" and promoted:

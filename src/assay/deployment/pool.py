@@ -28,6 +28,7 @@ from assay.traces.export.turns import loaded
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
+from assay.traces.store.reads import Forgotten
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.sealing import SEALED, SplitFinder, claim_salt
 
@@ -216,7 +217,7 @@ class _Pool:
             r.status != "running", *since,
         ]  # fmt: skip
         permitted = self.selection.permitted()
-        columns = [r.id, r.inputs_json, r.task_type, r.status, r.score, r.human_rating, r.data_subject]
+        columns = [r.id, r.inputs_json, r.task_type, r.status, r.score, r.human_rating, r.data_subject, r.tenant]
         query = sa.select(*columns).where(*drawn, *permitted).order_by(r.started_at, r.id)
         with snapshot(self.store) as connection:
             count = sa.select(sa.func.count()).select_from(_ROLLOUTS).where(*drawn)
@@ -226,9 +227,9 @@ class _Pool:
         if (refused := whole - self.seen) > 0:
             self.left_out["of other tenants or without consent"] = refused
 
-    def _see(self, row: Any, forgotten: Any) -> None:
+    def _see(self, row: Any, forgotten: Forgotten) -> None:
         self.seen += 1
-        if row["data_subject"] and subject_digest(row["data_subject"]) in forgotten:
+        if row["data_subject"] and forgotten.covers(subject_digest(row["data_subject"]), row["tenant"]):
             self.left_out["of erased people"] += 1
             return
         inputs, value = loaded(row["inputs_json"]), row["human_rating"]

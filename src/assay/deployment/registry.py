@@ -25,6 +25,7 @@ from assay.traces.store.rows import as_json, clean
 __all__ = ["Alias", "Registry", "Version", "current_user"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_RETIRED = "retired:"  # prefix of a flag; the number of the version follows
 _LONGEST = 200  # of a user's name, the width of its column
 
 
@@ -199,14 +200,15 @@ class Registry:
             .limit(1)
         )
         with self.engine.connect() as connection:
-            return connection.execute(query).scalar()
+            return connection.execute(query).scalar() or None
 
     def aliases(self, agent: str) -> dict[str, int]:
         """Version number by alias, as they are now."""
-        return {change.alias: change.number for change in self.alias_history(agent)}
+        newest = {change.alias: change.number for change in self.alias_history(agent)}
+        return {alias: number for alias, number in newest.items() if number}
 
     def alias_history(self, agent: str) -> list[Alias]:
-        """All changes of an agent's aliases, oldest first."""
+        """All changes of an agent's aliases, oldest first; the number 0 says that the alias was removed."""
         table = schema.agent_aliases
         query = sa.select(table).where(table.c.agent == agent).order_by(table.c.id)
         with self.engine.connect() as connection:
@@ -223,9 +225,45 @@ class Registry:
         if alias.isdecimal():
             raise ConfigError(f"alias={alias!r} must not be a number, which names a version")
         version = self.version(name)
+        self.check_not_retired(version)
         with self.engine.begin() as connection:
             move_alias(connection, version.agent, alias, version.number, by=by or current_user(), why=why)
         return version
+
+    def retired(self, agent: str) -> dict[int, str]:
+        """Numbers of the retired versions of an agent, with the reasons."""
+        table = schema.agent_flags
+        query = sa.select(table.c.name, table.c.why).where(
+            table.c.agent == agent, table.c.name.startswith(_RETIRED, autoescape=True)
+        )
+        with self.engine.connect() as connection:
+            return {int(name.removeprefix(_RETIRED)): why for name, why in connection.execute(query)}
+
+    def check_not_retired(self, version: Version) -> None:
+        """Raises `DeploymentError` if a version is retired."""
+        if (why := self.retired(version.agent).get(version.number)) is not None:
+            raise DeploymentError(f"{version.name} is retired ({why}): make a new version without that data")
+
+    def retire(self, version: Version, *, why: str, by: str | None = None) -> tuple[str, ...]:
+        """Retires a version for good: it leaves all aliases but `champion`, and no alias or deployment takes it again.
+
+        Returns:
+            The aliases that named it; `champion` among them stays.
+        """
+        user, now = clean(by or current_user())[:_LONGEST], time.time()
+        named = tuple(alias for alias, number in self.aliases(version.agent).items() if number == version.number)
+        flag = {
+            "agent": version.agent, "name": f"{_RETIRED}{version.number}", "value": "true", "at": now, "by": user,
+            "why": clean(why),
+        }  # fmt: skip
+        is_new = version.number not in self.retired(version.agent)
+        with self.engine.begin() as connection:
+            if is_new:
+                connection.execute(sa.insert(schema.agent_flags).values(**flag))
+            for alias in named:
+                if alias != "champion":
+                    move_alias(connection, version.agent, alias, 0, by=user, why=f"{version.name} is retired: {why}")
+        return named
 
     def folder_of(self, version: Version) -> Path:
         """The folder of a version, after verifying that it is what was registered.

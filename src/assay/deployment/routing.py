@@ -160,12 +160,17 @@ class Router:
         deployment = self.deployments.active(self.agent)
         candidate = None if deployment is None else registry.version(f"{self.agent}@{deployment.candidate}")
         flags = flags_of(self.deployments.engine, self.agent)
-        numbers = {int(value) for name, value in flags.items() if name.startswith("pin:")}
+        retired = {int(name.removeprefix("retired:")) for name in flags if name.startswith("retired:")}
+        numbers = {int(value) for name, value in flags.items() if name.startswith("pin:")} - retired
         pinned = {number: registry.version(f"{self.agent}@{number}") for number in numbers}
         preference = preference_of(flags)
         preferred: dict[int, Version] = {}
         if preference is not None:
-            preferred = {number: registry.version(f"{self.agent}@{number}") for number in preference.versions}
+            preferred = {
+                number: registry.version(f"{self.agent}@{number}")
+                for number in preference.versions
+                if number not in retired
+            }
             self._measure(preference)
         return _Route(champion, deployment, candidate, flags, pinned, preferred)
 

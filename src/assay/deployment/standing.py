@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
@@ -10,6 +10,7 @@ from assay.deployment.decisions import RUNNING, Decision, decide
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook, Notifier
 from assay.deployment.evidence import mean_of
+from assay.deployment.judge_drift import judge_watches
 from assay.deployment.plan import Metric
 from assay.deployment.sequences import normal_mixture
 from assay.support.reprs import ReportRepr
@@ -27,6 +28,7 @@ class DeploymentReport(ReportRepr):
     deployment: Deployment
     decision: Decision
     arms: dict[str, dict[str, float | int | None]]
+    judges: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         deployment, state = self.deployment, self.deployment.state
@@ -46,6 +48,7 @@ class DeploymentReport(ReportRepr):
             "requests": dict(self.decision.requests),
             "arms": self.arms,
             "readings": [reading.to_dict() for reading in self.decision.readings],
+            "judges": self.judges,
         }
 
 
@@ -64,13 +67,16 @@ def status_of(deployments: Deployments, name: str, now: float, decision: Decisio
         if deployment.state.status == RUNNING:
             decision = decide(deployment.plan, deployment.state, deployment.id, deployments, now)
         else:
-            last = deployments.history(deployment.id)[-1:]
+            last = [row for row in deployments.history(deployment.id) if row["action"] != "replay"][-1:]
             decision = Decision(
                 action="continue", rule=last[0]["rule"] if last else "status", step=deployment.state.step,
                 reason=last[0]["reason"] if last else f"the deployment is {deployment.state.status}",
             )  # fmt: skip
     metric = next(metric for metric in deployment.plan.metrics if metric.success_gain is not None)
-    return DeploymentReport(deployment=deployment, decision=decision, arms=_arms(deployments, deployment, metric, now))
+    return DeploymentReport(
+        deployment=deployment, decision=decision, arms=_arms(deployments, deployment, metric, now),
+        judges=judge_watches(deployments, deployment),
+    )  # fmt: skip
 
 
 def _arms(

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError
 from assay.support.settings import Settings, nearest, setting
 
-__all__ = ["INPUT_DRIFT", "Watch", "watches_of"]
+__all__ = ["INPUT_DRIFT", "JUDGE_DRIFT", "Watch", "watches_of"]
 
-INPUT_DRIFT = "input_drift"
+INPUT_DRIFT, JUDGE_DRIFT = "input_drift", "judge_drift"
 _RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
 _SCORES = ("score", "human_rating")
 
@@ -20,30 +21,50 @@ class Watch(Settings):
 
     Attributes:
         name: error_rate, parse_error_rate, tool_error_rate, refusal_rate, score, human_rating, criterion:NAME,
-            judge:NAME, or input_drift (how far task types and lengths of inputs are from those before, in [0, 1]).
+            judge:NAME, input_drift (how far task types and lengths of inputs are from those before, in [0, 1]), or
+            judge_drift (how far a judge's verdicts on its anchors are from the frozen ones, as a share of its scale:
+            root mean square, less the judge's own noise).
         above, below: the limit; exactly one of them.
         action: alarm tells the hooks, pause also stops a running deployment, rollback takes the candidate back.
+        judge, anchors, model, api_base, every_s: of judge_drift only.
     """
 
     name: str = setting(help="What is watched.")
     above: float | None = setting(None, "The alarm is given once the value is shown to be above.", ge=0, le=1)
     below: float | None = setting(None, "The alarm is given once the value is shown to be below.", ge=0, le=1)
     action: str = setting("alarm", "What follows.", choices=("alarm", "pause", "rollback"))
+    judge: str | None = setting(None, "Folder of a compiled judge, or a YAML file; its anchors are replayed.")
+    anchors: str | None = setting(None, "File of the frozen anchors; by default the compiled judge's own.")
+    model: str | None = setting(None, "Model of the judge; by default that of the compiled judge.")
+    api_base: str | None = setting(None, "Address of the model.")
+    every_s: float = setting(86400.0, "Seconds between two replays.", gt=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = (*_RATES, *_SCORES, INPUT_DRIFT)
+        known = (*_RATES, *_SCORES, INPUT_DRIFT, JUDGE_DRIFT)
         if self.name not in known and not self.name.startswith(("criterion:", "judge:")):
             hint = f". Did you mean {near!r}?" if (near := nearest(self.name, known)) else ""
             listed = ", ".join(known)
             raise ConfigError(f"nothing to watch is called {self.name!r}: there are {listed}, criterion:NAME{hint}")
         if (self.above is None) == (self.below is None):
             raise ConfigError(f"the watch of {self.name} needs one limit: above or below")
+        self._check_judge()
+
+    def _check_judge(self) -> None:
+        given = [name for name in ("judge", "anchors", "model", "api_base") if getattr(self, name) is not None]
+        if self.name != JUDGE_DRIFT:
+            if given or self.every_s != 86400.0:
+                raise ConfigError(f"{', '.join(given) or 'every_s'} would have no effect on the watch of {self.name}")
+        elif self.judge is None or self.above is None:
+            raise ConfigError(f"the watch of {JUDGE_DRIFT} needs judge (the folder of a compiled judge) and above")
+        elif ":" in Path(self.judge).name:  # plans are stored in the database, so they must name no code
+            raise ConfigError(f"judge={self.judge!r} of a watch must be the folder of a compiled judge or a YAML file")
 
     @property
     def key(self) -> str:
         """Identifies it in the history: a watch gives its alarm once."""
-        return f"{self.name} above {self.above:g}" if self.above is not None else f"{self.name} below {self.below:g}"
+        name = self.name if self.judge is None else f"{self.name} of {self.judge}"
+        return f"{name} above {self.above:g}" if self.above is not None else f"{name} below {self.below:g}"
 
 
 def watches_of(entries: Sequence[Any]) -> tuple[Watch, ...]:

@@ -1,4 +1,4 @@
-"""Evaluates the watches of a deployment, also after its promotion: input drift, refusals, failures, scores.
+"""Evaluates the watches of a deployment, also after its promotion: drift, refusals, failures, scores.
 
 A limit counts as passed once a confidence sequence is beyond it, so that the watches may be evaluated at any time.
 Rollouts count as independent here. Decides nothing about a gain: `assay.deployment.decisions` does.
@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.drift import Profile, drift
+from assay.deployment.judge_drift import judge_alarm
 from assay.deployment.plan import Metric
 from assay.deployment.rollout_values import columns_of, value_of
 from assay.deployment.sequences import betting
-from assay.deployment.watches import INPUT_DRIFT, Watch
+from assay.deployment.watches import INPUT_DRIFT, JUDGE_DRIFT, Watch
 from assay.traces.store import tables as schema
 
 __all__ = ["watched", "watches_now"]
@@ -49,13 +50,27 @@ def watched(deployments: Deployments, deployment: Deployment, now: float | None 
     moment = time.time() if now is None else now
     if (since := watches_now(deployments, deployment, moment)) is None:
         return None
-    acted = {row.get("watch") for row in deployments.history(deployment.id)}
+    history = deployments.history(deployment.id)
+    acted = {row.get("watch") for row in history}
     for watch in deployment.plan.watch:
-        if watch.key in acted or (reason := _beyond(deployments.engine, deployment, watch, since)) is None:
+        action, key = watch.action, watch.key
+        if watch.name == JUDGE_DRIFT:
+            called, reason = judge_alarm(history, watch) or (True, None)
+            if not called:  # says nothing about the candidate
+                action, key = "alarm", f"{watch.key}: not called"
+        elif key in acted:
             continue
-        action = "alarm" if watch.action == "pause" and deployment.state.status != RUNNING else watch.action
+        else:
+            reason = _beyond(deployments.engine, deployment, watch, since)
+        if reason is None or key in acted:
+            continue
+        if deployment.state.status != RUNNING:
+            gone = deployment.champion in deployments.registry.retired(deployment.agent)
+            if action == "rollback" and gone:
+                reason += f"; not rolled back, because {deployment.agent}@{deployment.champion} is retired"
+            action = "alarm" if action == "pause" or gone else action
         status = {"rollback": ROLLED_BACK, "pause": PAUSED}.get(action, deployment.state.status)
-        decision = Decision(action=action, rule="watch", reason=reason, step=deployment.state.step, watch=watch.key)
+        decision = Decision(action=action, rule="watch", reason=reason, step=deployment.state.step, watch=key)
         after = replace(deployment.state, status=status, version=deployment.state.version + 1)
         if deployments.write(deployment.id, decision, deployment.state, after):
             return decision

@@ -7,7 +7,7 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.evaluation.evaluation import Evaluation, evaluate
     from assay.evaluation.metrics import AgentEvaluator, AgentMetrics, measure
-    from assay.evaluation.progress import Progress, SilentProgress
+    from assay.evaluation.progress import NotebookProgress, Progress, SilentProgress, default_progress
     from assay.evaluation.session import RecordedProgram, Session
     from assay.evaluation.statistics import Gain, mean_interval, paired_gain
 else:
@@ -16,7 +16,7 @@ else:
         {
             "evaluation": "Evaluation evaluate",
             "metrics": "AgentEvaluator AgentMetrics measure",
-            "progress": "Progress SilentProgress",
+            "progress": "NotebookProgress Progress SilentProgress default_progress",
             "session": "Session RecordedProgram",
             "statistics": "Gain mean_interval paired_gain",
         },
@@ -27,10 +27,12 @@ __all__ = [
     "AgentMetrics",
     "Evaluation",
     "Gain",
+    "NotebookProgress",
     "Progress",
     "RecordedProgram",
     "Session",
     "SilentProgress",
+    "default_progress",
     "evaluate",
     "mean_interval",
     "measure",

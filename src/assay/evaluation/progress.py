@@ -1,10 +1,16 @@
-"""The Protocol through which a job reports its progress. Does not print: the command line does."""
+"""The Protocol through which a job reports its progress, and its implementation for notebooks.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+The command line has its own.
+"""
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-__all__ = ["Advance", "Progress", "SilentProgress"]
+__all__ = ["Advance", "NotebookProgress", "Progress", "SilentProgress", "default_progress"]
 
 Advance = Callable[[int], None]
 
@@ -27,10 +33,42 @@ class Progress(Protocol):
 
 
 class SilentProgress(Progress):
-    """Reports nothing. The default; subclass it to override one of the two methods."""
+    """Reports nothing. The default outside of notebooks; subclass it to override one of the two methods."""
 
     def say(self, text: str) -> None:
         pass
 
     def bar(self, name: str, total: int | None) -> AbstractContextManager[Advance]:
         return nullcontext(lambda _: None)
+
+
+class NotebookProgress(Progress):
+    """Bars of tqdm, as widgets where ipywidgets is installed, with lines above them. The default in notebooks."""
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tqdm warns without ipywidgets; its bars are text then
+            from tqdm.auto import tqdm
+        self._tqdm, self._lock = tqdm, threading.Lock()
+
+    def say(self, text: str) -> None:
+        self._tqdm.write(text, file=sys.stdout)
+
+    @contextmanager
+    def bar(self, name: str, total: int | None) -> Iterator[Advance]:
+        with self._tqdm(total=total, desc=name) as shown:
+
+            def advance(count: int) -> None:
+                with self._lock:
+                    shown.update(count)
+
+            yield advance
+
+
+def default_progress(progress: Progress | None = None) -> Progress:
+    """The given progress. For None: bars in the kernel of a notebook, otherwise nothing."""
+    if progress is not None:
+        return progress
+    # Only a process that is a kernel has loaded IPython and has this attribute of its shell.
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return NotebookProgress() if getattr(shell, "kernel", None) is not None else SilentProgress()

@@ -13,7 +13,8 @@ from assay.reports.files import write_report
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
-    "TrainingPage", "current_curves", "in_numbers", "interval", "of_other_seeds", "training_page", "write_training",
+    "TrainingPage", "current_curves", "in_numbers", "interval", "of_other_seeds", "sft_page", "training_page",
+    "unfinished_page", "write_sft", "write_training",
 ]  # fmt: skip
 
 _SMOOTH = 5  # steps of the running mean
@@ -106,6 +107,14 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
     )
 
 
+def unfinished_page(
+    curves: Mapping[str, Mapping[int, float]], *, alarms: Sequence[str], facts: Mapping[str, str]
+) -> TrainingPage:
+    """The page of a training that has no report yet, from its curves so far."""
+    charts = [_chart(*section, curves) for section in _sections(curves)]
+    return TrainingPage(facts=list(facts.items()), warnings=alarms, charts=charts)
+
+
 def write_training(path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Path:
     """Writes the page of a `PolicyReport.to_dict()` as one file.
 
@@ -115,6 +124,38 @@ def write_training(path: Path, report: Mapping[str, Any], others: Sequence[Mappi
     page = training_page(report, others)
     title = f"{report['config']['algorithm']}: {report['name'] or report['path']}"
     return write_report(path, "report_training.html", title=title, facts=page.facts, notes=[], page=page)
+
+
+def sft_page(report: Mapping[str, Any]) -> TrainingPage:
+    """The page of an `SFTReport.to_dict()`, to which `assay train sft` adds `validation` and `test_openings`."""
+    losses, held_out = report["loss"], report["held_out_loss"]
+    facts = {
+        "Model before": report["config"]["model"],
+        "Steps": report["steps"],
+        "Rows trained on": report["rows"],
+        "Rows held out": report["held_out_rows"],
+        "Tasks": report["tasks"],
+        "Weights of step": report["best_step"],
+    }
+    if report["agreement"] is not None:
+        facts["Same text in torch and as served"] = f"{report['agreement']:.0%} of the prompts, greedily"
+    curves = current_curves({"training": losses, "held_out": held_out})
+    names = [name for name in curves if curves[name]]
+    note = "Mean negative log-likelihood of a completion's token, on the rows of the step and on the held-out rows"
+    return TrainingPage(
+        facts=[(name, str(value)) for name, value in facts.items()],
+        warnings=[report["stopped"]] if report["stopped"] else [],
+        comparisons=[_comparison(name, modes, report) for name, modes in report["validation"].items()],
+        charts=[_chart("Loss", note, names, curves)] if names else [],
+        left_out=report["left_out"],
+        settings=[(name, str(value)) for name, value in report["config"].items()],
+    )
+
+
+def write_sft(path: Path, report: Mapping[str, Any]) -> Path:
+    """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file."""
+    page, title = sft_page(report), f"sft: {report['name'] or report['path']}"
+    return write_report(path, "report_training.html", title=title, facts=page.facts, notes=report["notes"], page=page)
 
 
 def _comparison(name: str, modes: Mapping[str, Any], report: Mapping[str, Any]) -> ComparisonTable:

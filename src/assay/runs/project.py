@@ -38,6 +38,8 @@ from assay.runs.settings import (
     SimulateSettings,
     StartSettings,
     TracesCloseSettings,
+    TracesExportSettings,
+    TracesForgetSettings,
     TracesImportSettings,
     TracesListSettings,
     TracesRateSettings,
@@ -87,6 +89,8 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "traces rate": (TracesRateSettings,),
     "traces close": (TracesCloseSettings,),
     "traces import": (TracesImportSettings,),
+    "traces export": (TracesExportSettings,),
+    "traces forget": (TracesForgetSettings,),
     "traces score": (TracesScoreSettings,),
     "agent run": (AgentRunSettings,),
 }

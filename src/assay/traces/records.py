@@ -17,6 +17,7 @@ __all__ = [
     "Transition",
     "Verdict",
     "new_id",
+    "of_tenant",
     "person_digest",
     "subject_digest",
 ]
@@ -46,6 +47,11 @@ def person_digest(name: str) -> str:
 def subject_digest(name: str) -> str:
     """`person_digest` of a data subject's name or id, ignoring case and white space."""
     return person_digest(" ".join(name.casefold().split()))
+
+
+def of_tenant(subject: str, tenant: str) -> str:
+    """Digest of a data subject (`subject_digest`) within one tenant."""
+    return person_digest(f"{tenant}\0{subject}")
 
 
 @dataclass(kw_only=True)

@@ -8,13 +8,15 @@ from assay.support.times import since
 from assay.traces.store.paging import Cursor, RolloutFilters
 
 __all__ = [
-    "FAILURES", "ROLLOUT_FIELDS", "RUN_FIELDS", "SPLITS", "STATUSES", "cursor_of", "given", "number_of",
-    "rollout_filters",
+    "DOWNLOADS", "FAILURES", "MOST_DOWNLOADED", "ROLLOUT_FIELDS", "RUN_FIELDS", "SPLITS", "STATUSES", "cursor_of",
+    "given", "number_of", "rollout_filters",
 ]  # fmt: skip
 
 SPLITS = ("train", "val", "gate", "test")
 STATUSES = ("done", "failed", "error", "running")
 FAILURES = tuple(kind.value for kind in FailureKind)
+DOWNLOADS = ("sft", "preferences", "transitions")  # kinds of `assay export` that need no rubric
+MOST_DOWNLOADED = 1_000  # rollouts
 ROLLOUT_FIELDS = (
     "program", "text", "status", "split", "phase", "source", "failure", "least", "most", "since", "run", "task",
     "deployment", "arm",

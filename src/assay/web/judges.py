@@ -14,6 +14,7 @@ from assay.errors import AssayError, StoreError
 from assay.judges.labels import Item, load_labels
 from assay.judges.questions import Question, known_questions
 from assay.reports.cards import attack_rows, card_page, drift_facts
+from assay.reports.drift import drift_charts
 from assay.reports.raters import disagreements, growth, items_of, label_rows, verdicts_of
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -158,6 +159,7 @@ def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: 
             "audits": [(run, report) for run, report in judge.audits],
             "attacks": attack_rows(judge.audits[0][1]) if judge.audits else [],
             "drifts": [(run, report, drift_facts(report)) for run, report in judge.drifts],
+            "drift_charts": drift_charts([(run["started_at"], report) for run, report in judge.drifts]),
             "commands": list(_commands(judge, store_flag)),
         },
     )  # fmt: skip

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +18,17 @@ from assay.traces.store import tables as schema
 from assay.traces.store.paging import Cursor, RolloutFilters, RolloutPage, calls_from, rollout_page
 from assay.traces.store.rows import rollout_of
 from assay.web.conversation import tools_of, turns_of
-from assay.web.filters import FAILURES, SPLITS, STATUSES, cursor_of, number_of, rollout_filters
+from assay.web.datasets import dataset_values
+from assay.web.filters import (
+    DOWNLOADS,
+    FAILURES,
+    MOST_DOWNLOADED,
+    SPLITS,
+    STATUSES,
+    cursor_of,
+    number_of,
+    rollout_filters,
+)  # fmt: skip
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
 
@@ -41,6 +52,7 @@ def rollouts_view(store: Store, query: Mapping[str, str]) -> View:
             "older": link("rollouts", **values, before=older) if older else "",
             "newer": link("rollouts", **values, after=newer) if newer else "",
             "newest": "" if first else link("rollouts", **values), "searched": page.searched,
+            "downloads": DOWNLOADS, "most": MOST_DOWNLOADED,
         },
         part="rollouts_part.html",
         every_s=0 if not first else RUNNING_S if _runs_are_going_on(store) else _WAITING_S,
@@ -74,8 +86,14 @@ def one_rollout(store: Store, rollout_id: str) -> Rollout:
     return rollout_of(row)
 
 
-def rollout_view(store: Store, rollout_id: str, query: Mapping[str, str], *, store_flag: str | None) -> View:
-    """One rollout: its task, calls, verdicts, rating, and the rollouts around it in the filtered list."""
+def rollout_view(
+    store: Store, rollout_id: str, query: Mapping[str, str], *, where: str | Path | None, store_flag: str | None
+) -> View:
+    """One rollout: its task, calls, verdicts, rating, and the rollouts around it in the filtered list.
+
+    Args:
+        where: the store's location, next to which datasets are.
+    """
     rollout = one_rollout(store, rollout_id)
     values, filters = rollout_filters(query)
     first = _first_call(query)
@@ -100,6 +118,7 @@ def rollout_view(store: Store, rollout_id: str, query: Mapping[str, str], *, sto
             "run_link": _run_link(store, rollout),
             **_around(store, rollout, values, filters),
             **rating_values(rollout),
+            **dataset_values(store, rollout, where),
             "commands": list(_commands(rollout, store_flag)),
         },
         part="rollout_part.html",

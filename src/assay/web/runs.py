@@ -10,7 +10,6 @@ from assay.reports.compiled import compile_page
 from assay.reports.results import result_lines
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, pretty
-from assay.reports.training import training_page
 from assay.support.times import since
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
@@ -18,6 +17,7 @@ from assay.traces.store.paging import rollouts_of_run
 from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, given
 from assay.web.rendering import View, link
+from assay.web.trainings import training_of
 
 __all__ = ["COUNTED", "RUNNING_S", "run_page", "runs_page"]
 
@@ -77,7 +77,7 @@ def run_page(
             better_first=better_first,
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
-    trained = report if run["kind"] == "train" and report.get("curves") else None
+    trained = training_of(store, run, report, run_folder(where, run["id"]))
     running, commands = run["status"] == "running", []
     resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
     if resume is not None:
@@ -95,7 +95,7 @@ def run_page(
             "artifact": report.get("artifact"),
             "study": None if tuned is None else tuned_page(tuned),
             "decided": [] if tuned is None else tuned_words(tuned),
-            "trained": None if trained is None else training_page(trained),
+            "trained": trained,
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
@@ -107,7 +107,7 @@ def run_page(
             "commands": commands,
         },
         part="run_part.html",
-        every_s=RUNNING_S if running and counts else 0,
+        every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
 
 

@@ -1,8 +1,7 @@
 """The HTTP server of the local page: routes, access, headers, and parts that the browser loads again.
 
 Queries run in threads of their own. Who may do what is in `assay.web.access`, what a page shows in `assay.web.runs`,
-`rollouts`, `compare`, `judges`, `labelling`, `data` and
-`deployments`.
+`rollouts`, `datasets`, `selection`, `compare`, `judges`, `labelling`, `data` and `deployments`.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from assay.reports.texts import pretty, readable
 from assay.support.scrubbing import add_secrets, message
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report
-from assay.web import compare, rollouts, runs
+from assay.web import compare, datasets, rollouts, runs
 from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
 from assay.web.rendering import STATIC, View, link, render, static_file
 
@@ -33,6 +32,7 @@ __all__ = ["LocalPage", "reachable"]
 _LOG = logging.getLogger("assay.web")
 _THREADS = 4
 _MOST_BODY = 64 << 10  # bytes of a form
+_PART = 256 << 10  # bytes of a download that are read at once
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
@@ -69,10 +69,12 @@ class LocalPage:
         app.router.add_get("/runs/{run}", self._run)
         app.router.add_get("/runs/{run}/report", self._report)
         app.router.add_get("/rollouts", self._rollouts)
+        app.router.add_post("/rollouts/export", self._download)
         app.router.add_get("/rollouts/{rollout}", self._rollout)
         app.router.add_get("/rollouts/{rollout}/json", self._rollout_json)
         app.router.add_get("/rollouts/{rollout}/calls/{t}", self._call_json)
         app.router.add_post("/rollouts/{rollout}/rating", self._rate)
+        app.router.add_post("/rollouts/{rollout}/dataset", self._add)
         app.router.add_get("/compare", self._compare)
         app.router.add_get("/judges", self._judges)
         app.router.add_get("/judges/{judge}", self._judge)
@@ -226,8 +228,9 @@ class LocalPage:
 
     async def _rollout(self, request: web.Request) -> web.Response:
         view = await self._query(
-            rollouts.rollout_view, request.match_info["rollout"], request.query, store_flag=self._store_flag
-        )
+            rollouts.rollout_view, request.match_info["rollout"], request.query,
+            where=self._where, store_flag=self._store_flag,
+        )  # fmt: skip
         return self._answer(request, view)
 
     async def _rollout_json(self, request: web.Request) -> web.Response:
@@ -305,6 +308,32 @@ class LocalPage:
             return self._html(render("rating.html", rollout=rated, csrf=self.access.csrf, filters={}, **values))
         filters = {name: value for name, value in request.query.items() if name != "token"}
         return web.Response(status=303, headers={"Location": link("rollouts", rated.id, **filters)})
+
+    async def _add(self, request: web.Request) -> web.Response:
+        form = await self._changing_form(request)
+        rollout = await self._query(rollouts.one_rollout, request.match_info["rollout"])
+        added = await self._query(datasets.add_to_dataset, rollout, form, where=self._where)
+        if request.headers.get("HX-Request") == "true":
+            values = await self._query(datasets.dataset_values, rollout, self._where, added)
+            return self._html(render("dataset.html", rollout=rollout, csrf=self.access.csrf, filters={}, **values))
+        filters = {name: value for name, value in request.query.items() if name != "token"}
+        return web.Response(status=303, headers={"Location": link("rollouts", rollout.id, **filters)})
+
+    async def _download(self, request: web.Request) -> web.StreamResponse:
+        from assay.web.selection import download  # the packages of exports are loaded with the first download
+
+        form = await self._changing_form(request)
+        export = await self._query(download, request.query, form)
+        with export.file:
+            response = web.StreamResponse(headers={**_HEADERS, "Cache-Control": "no-store"})
+            response.content_type = "application/x-ndjson"
+            response.headers["Content-Disposition"] = f'attachment; filename="{export.name}"'
+            await response.prepare(request)
+            loop = asyncio.get_running_loop()
+            while part := await loop.run_in_executor(self._threads, export.file.read, _PART):
+                await response.write(part)
+        await response.write_eof()
+        return response
 
     async def _static(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from assay.api.deploy.judge_replays import replay_judges
 from assay.api.deploy.replay import replay
 from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
 from assay.deployment.deployments import Deployment, Deployments
@@ -31,7 +32,7 @@ def advanced(
 ) -> Decision:  # fmt: skip
     """Replays what a shadow step needs, decides, and tells the hooks. Safe to call by several processes at once.
 
-    Watches come first. Of a promoted deployment nothing else is evaluated.
+    Watches come first, with the replays of judges that they need. Of a promoted deployment nothing else is evaluated.
 
     Args:
         rubric: scores replayed rollouts.
@@ -42,6 +43,8 @@ def advanced(
     if deployment.state.status == RUNNING and deployment.plan.steps[deployment.state.step].shadow:
         replay(deployments, deployment, rubric=rubric, store=opened.url, most=most, progress=progress)
     moment = time.time() if now is None else now
+    if replay_judges(deployments, deployment, store=opened.url, now=moment, progress=progress):
+        deployment = deployments.get(deployment.id)
     if (alarm := watched(deployments, deployment, moment)) is not None:
         notify(deployment, alarm, hooks)
         if alarm.action != "alarm":

@@ -12,7 +12,7 @@ from assay.deployment.assignment import CANDIDATE
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.rollout_values import SHADOW
 from assay.errors import AssayError, DeploymentError
-from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.stored import task_of
 from assay.rubrics import Rubric
 from assay.traces import Rollout
@@ -62,7 +62,7 @@ def replay(
     version = deployments.registry.version(f"{deployment.agent}@{deployment.candidate}")
     loaded = LoadedVersion(deployments.registry.folder_of(version))
     recorded = recorded[:most]
-    with (progress or SilentProgress()).bar(f"replay on {version.name}", len(recorded)) as advance:
+    with default_progress(progress).bar(f"replay on {version.name}", len(recorded)) as advance:
         for name in recorded:
             _run(loaded, opened.rollout(name), rubric, opened.url, version.name, deployment.id)
             advance(1)

@@ -6,7 +6,7 @@ from typing import Unpack
 from assay.deployment.plan import Plan, default_plan, load_plan
 from assay.deployment.simulation import SimulationReport, simulate
 from assay.deployment.traffic import Traffic
-from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.progress import Progress, default_progress
 from assay.runs.settings.deploy import SimulateSettings
 from assay.runs.settings.store_options import SimulateOptions
 from assay.support.keywords import takes
@@ -26,7 +26,7 @@ def simulate_plan(*, progress: Progress | None = None, **options: Unpack[Simulat
     settings = SimulateSettings(**options)
     traffic = Traffic(**{field.name: getattr(settings, field.name) for field in fields(Traffic)})
     plan = plan_of(settings.plan, settings.goal)
-    with (progress or SilentProgress()).bar("simulated deployments", settings.runs) as advance:
+    with default_progress(progress).bar("simulated deployments", settings.runs) as advance:
         return simulate(
             plan, traffic, runs=settings.runs, seed=settings.seed, interval=settings.interval, on_run=advance
         )

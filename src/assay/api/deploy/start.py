@@ -14,9 +14,12 @@ from assay.deployment.simulation import SimulationReport, simulate
 from assay.deployment.suite_records import suite_of
 from assay.deployment.suites import Suite, SuiteResult
 from assay.deployment.traffic import Traffic
-from assay.errors import DeploymentError
+from assay.deployment.watches import Watch
+from assay.errors import ConfigError, DataError, DeploymentError
 from assay.evaluation.progress import Progress
 from assay.evaluation.statistics import mean_interval
+from assay.judges.quality.drift import AnchorSet
+from assay.runs.anchors import ANCHORS
 from assay.runs.settings.deploy import StartSettings
 from assay.runs.settings.store_options import StartOptions
 from assay.sources.trust import trusts
@@ -77,6 +80,7 @@ def start_deployment(
     plan = plan_of(settings.plan, settings.goal)
     if settings.metrics:
         plan = replace(plan, metrics=(*plan.metrics, *map(metric_of, settings.metrics)))
+    plan = replace(plan, watch=tuple(map(_found, plan.watch)))
     with Store(store) as opened:
         deployments = Deployments(opened.engine)
         version = deployments.registry.version(candidate)
@@ -103,6 +107,24 @@ def start_deployment(
         }  # fmt: skip
         deployment = None if dry_run else deployments.start(candidate, plan, checks=checked)
     return StartReport(deployment=deployment, checks=checks, suite=result, expected=expected)
+
+
+def _found(watch: Watch) -> Watch:
+    """The watch with absolute paths, because other processes evaluate it.
+
+    Raises:
+        ConfigError: the judge of the watch, or its anchors, cannot be read.
+    """
+    if watch.judge is None:
+        return watch
+    anchors = Path(watch.judge) / ANCHORS if watch.anchors is None else Path(watch.anchors)
+    try:
+        AnchorSet.load(anchors)
+    except DataError as error:
+        raise ConfigError(f"the watch of {watch.name} has no anchors to replay: {error}") from None
+    return replace(
+        watch, judge=str(Path(watch.judge).absolute()), anchors=watch.anchors and str(Path(watch.anchors).absolute())
+    )
 
 
 def _run(suite: Suite, folder: str, store: str | Path | None, progress: Progress | None) -> SuiteResult:

@@ -19,7 +19,7 @@ from assay.api.improve.steps import STEPS, check_improvement, program_name
 from assay.api.train import Retained, train
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.evaluation.comparison import Comparison
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers.finetuning import SFTSettings, train_sft
@@ -91,7 +91,7 @@ def improve(
     config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})
     check_improvement(config, model=settings.get("model"))
     folder, order = home_of(store) / "improve" / name, config.order
-    progress, place = progress or SilentProgress(), Path(out) if out else home_of(store) / "artifacts" / name
+    progress, place = default_progress(progress), Path(out) if out else home_of(store) / "artifacts" / name
     check_place(place.resolve())
     shared = {key: value for key, value in settings.items() if key not in _IMPROVE_ONLY}
     training = dict(config.sft or {}), dict(config.grpo or {}), list(config.retention), monitor

@@ -9,7 +9,7 @@ from assay.api.judge.items import need_fields, rated_items
 from assay.api.judge.session import at_work, built_judge, judge_settings, spent_by
 from assay.datasets.sources import iter_rows
 from assay.errors import ModelError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.evaluation.judged import judge_items
 from assay.judges.loading import AnyJudge
 from assay.judges.quality.attacks import load_attacks
@@ -52,7 +52,7 @@ def audit_judge(
     """
     named = {"cases": cases, "labels": labels, "attack": attack}
     config, lm = judge_settings(JudgeAuditSettings, judge, lm, cases or labels or "", {**options, **named})
-    built, progress = built_judge(judge, config.scale, lists=True), progress or SilentProgress()
+    built, progress = built_judge(judge, config.scale, lists=True), default_progress(progress)
     bases = (
         load_bases(iter_rows(cases))
         if cases

@@ -19,7 +19,7 @@ from assay.datasets import SPLITS
 from assay.datasets.memory import data_spec
 from assay.deployment import load_artifact
 from assay.errors import BudgetExceeded, ConfigError
-from assay.evaluation import Progress, Session, SilentProgress
+from assay.evaluation import Progress, Session, default_progress
 from assay.judges import Judge, split_items
 from assay.judges.labels import Item, LabelSplits
 from assay.judges.quality.audit import negatives
@@ -73,7 +73,7 @@ def compile_judge(
         judge=name, labels=labels, **{**settings, **({"model": lm.model} if lm is not None else {})}
     )
     search = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
-    built, progress = _built(judge, config), progress or SilentProgress()
+    built, progress = _built(judge, config), default_progress(progress)
     parents = compiled_parts(judge) if isinstance(judge, str) else []
     config = replace(config, salt=_salt_of(config, parents, store))
     items = rated_items(labels, built, config.rename, store)

@@ -11,7 +11,7 @@ from assay.api.judge.session import OPTIONAL, at_work, built_judge, judge_settin
 from assay.datasets.sources import iter_rows
 from assay.deployment.artifact import is_artifact
 from assay.errors import ConfigError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.evaluation.judged import judge_items
 from assay.judges import Judge
 from assay.judges.labels import make_items
@@ -50,7 +50,7 @@ def replay_anchors(
         if not isinstance(judge, str) or not is_artifact(judge):
             raise ConfigError("only a compiled judge has anchors of its own; name a file with anchors=…")
         anchors = Path(judge) / ANCHORS
-    path, progress = Path(anchors), progress or SilentProgress()
+    path, progress = Path(anchors), default_progress(progress)
     named = {"anchors": str(path), "freeze": freeze}
     config, lm = judge_settings(JudgeDriftSettings, judge, lm, freeze or str(path), {**options, **named})
     config = replace(config, cache=False)

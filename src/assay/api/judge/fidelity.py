@@ -8,7 +8,7 @@ import dspy
 from assay.api.judge.session import usage_of
 from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.judges.quality.fidelity import Interview, fidelity_card, interview
 from assay.programs import RuleBasedUser, SimulatedUser, UserProgram, load_program
 from assay.runs.arguments import resolve_lm
@@ -50,7 +50,7 @@ def audit_user(
     program, tasks = _user_of(user), load_tasks(data)[: config.tasks]
     if lacking := next((task.id for task in tasks if "user" not in task.inputs), None):
         raise DataError(f"task {lacking!r} has no input 'user' with a goal and facts")
-    progress = progress or SilentProgress()
+    progress = default_progress(progress)
     with open_run(config, lm=lm, progress=progress, store=store) as run:
         runs: list[Interview | None] = []
         problems: list[str] = []

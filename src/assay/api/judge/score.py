@@ -15,7 +15,7 @@ from assay.api.judge.session import OPTIONAL, at_work, built_judge, judge_settin
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import renamed
 from assay.errors import BudgetExceeded
-from assay.evaluation import Progress, SilentProgress, mean_interval
+from assay.evaluation import Progress, default_progress, mean_interval
 from assay.evaluation.judged import Judged, judge_items
 from assay.judges import Item, Judge
 from assay.judges.labels import make_items
@@ -52,7 +52,7 @@ def score_rows(
         ModelError: a model of the judge did not answer.
     """
     config, lm = judge_settings(JudgeScoreSettings, judge, lm, data, options)
-    built, progress, rename = built_judge(judge, config.scale), progress or SilentProgress(), config.rename
+    built, progress, rename = built_judge(judge, config.scale), default_progress(progress), config.rename
     rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
     items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
     need_fields(built, items, optional=OPTIONAL)

@@ -21,7 +21,7 @@ from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Lease, Loops, L
 from assay.deployment.pool import read_manifest
 from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, DataError, DeploymentError
-from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.progress import Progress, default_progress
 from assay.runs.opening import home_of
 from assay.runs.settings.loop import LoopSettings
 from assay.sources.trust import trusts
@@ -87,7 +87,7 @@ def run_loop(
         loop = loops.get(agent)
         if loop is None or not loop.enabled:
             return LoopRunReport(agent=agent, action="stopped", reason="the loop was stopped", dry_run=dry_run)
-        run = _Run(agent, settings, opened, store, progress or SilentProgress())
+        run = _Run(agent, settings, opened, store, default_progress(progress))
         if dry_run:
             return run.dry()
         lease = loops.acquire(agent, lease_s=settings.lease_s)

@@ -7,6 +7,7 @@ from typing import Any
 from assay.api.loop.state import loop_file
 from assay.deployment.cycles import due_in, position, spent
 from assay.deployment.deployments import Deployments
+from assay.deployment.judge_drift import judge_watches
 from assay.deployment.loops import Loops, LoopStep, time_of
 from assay.deployment.monitoring import loop_figures
 from assay.errors import AssayError, DeploymentError
@@ -30,7 +31,8 @@ class LoopStatusReport(ReportRepr):
         spent: calls and dollars of seven days, with `budget`.
         deployment: the active deployment.
         figures: convergence, forgetting, hacks, clean, live, suite, deployments: each with value, limit and ok.
-        alarms: names of the figures beyond their limits.
+        judges: the judges that the newest deployment is watched by, each with its newest replay of anchors.
+        alarms: names of the figures beyond their limits, and watches of judges that gave an alarm.
         steps: the steps of the newest cycle.
     """
 
@@ -46,6 +48,7 @@ class LoopStatusReport(ReportRepr):
     budget: dict[str, float | None]
     deployment: dict[str, Any] | None
     figures: list[dict[str, Any]]
+    judges: list[dict[str, Any]]
     alarms: list[str]
     steps: list[dict[str, Any]]
 
@@ -75,6 +78,8 @@ def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path
         with opened.engine.connect() as connection:
             now = time_of(connection)
         steps, active = loops.steps(agent), deployments.active(agent)
+        newest = next(iter(deployments.all(agent, limit=1)), None)
+        judges = [] if newest is None else judge_watches(deployments, newest)
         figures = loop_figures(
             opened.engine, agent, steps, LoopLimits() if settings is None else settings.limits,
             suite_limit=_suite_limit(settings), now=now,
@@ -90,7 +95,11 @@ def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path
         budget={name: getattr(settings, f"max_{name}", None) for name in ("calls", "cost_usd")},
         deployment=None if active is None else {"id": active.id, "status": active.state.status, "share": active.share},
         figures=[figure.to_dict() for figure in figures],
-        alarms=[figure.name for figure in figures if figure.ok is False],
+        judges=judges,
+        alarms=[
+            *(figure.name for figure in figures if figure.ok is False),
+            *(row["watch"] for row in judges if row["ok"] is False),
+        ],
         steps=[_shown(step) for step in steps if step.cycle == max(other.cycle for other in steps)],
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import dspy
 
 from assay.api.tune.study import facts_of, objective_of, space_of, storage_of, study_to_show
 from assay.errors import ConfigError, MissingExtra
-from assay.evaluation import Progress, SilentProgress
+from assay.evaluation import Progress, default_progress
 from assay.evaluation.metrics import Budget
 from assay.models import Meter
 from assay.optimizers.parameters import Point
@@ -90,7 +90,7 @@ def parameter_impact(
     program = resolve_program(program)
     lm, settings = resolve_model(program, lm, options)
     config = program_settings(ImpactSettings, program, rubric, data, lm, settings)
-    progress = progress or SilentProgress()
+    progress = default_progress(progress)
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     with open_job(
         config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=("val",)

@@ -23,7 +23,7 @@ from assay.api.tune.workers import helped
 from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError
-from assay.evaluation import Progress, RecordedProgram, SilentProgress
+from assay.evaluation import Progress, RecordedProgram, default_progress
 from assay.evaluation.comparison import Comparison, compare, ended_early
 from assay.evaluation.metrics import Budget
 from assay.evaluation.sequential import SequentialTest
@@ -101,7 +101,7 @@ def tune(
     config = program_settings(TuneSettings, program, rubric, data, lm, settings)
     if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
         raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
-    progress = progress or SilentProgress()
+    progress = default_progress(progress)
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     _check_folders(out, apply)
     single = config.of_one_worker()

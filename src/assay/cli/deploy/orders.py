@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from assay.cli.options import dry_run_option, json_option, reason_option, rubric_option, store_option, trust_option
-from assay.cli.shared import Console, open_store, print_json
+from assay.cli.shared import Console, open_store, print_json, show_judges
 from assay.cli.wording import in_flags
 
 __all__ = ["advance_command", "history_command", "order_commands", "status_command"]
@@ -52,6 +52,7 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
         unscored = f", {values['unscored']} unscored" if values["unscored"] else ""
         score = "–" if values["score"] is None else f"{values['score']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
         click.echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
+    show_judges(data["judges"])
     click.echo(f"decision: {data['decision']} ({data['rule']}): {in_flags(data['reason'])}")
 
 

@@ -9,7 +9,7 @@ import click
 
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import Decorator, dry_run_option, json_option, out_option, store_option, trust_option
-from assay.cli.shared import Console, open_store, print_json
+from assay.cli.shared import Console, open_store, print_json, show_judges
 from assay.cli.wording import in_flags
 from assay.runs.settings import LoopInstallSettings
 
@@ -110,6 +110,7 @@ def _show(data: dict[str, Any]) -> None:
         limit = "no limit" if figure["limit"] is None else f"limit {figure['limit']:g}"
         mark = {True: "ok", False: "ALARM", None: "–"}[figure["ok"]]
         click.echo(f"{mark:5}  {figure['name']:12} {value}{span}, {limit} (n = {figure['n']})")
+    show_judges(data["judges"])
 
 
 @click.command("install")

@@ -1,24 +1,32 @@
 """`assay traces forget`: delete the data of one person."""
 
+from typing import Any
+
 import click
 
+from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.cli.wording import counted
+from assay.runs.settings import TracesForgetSettings
 
 __all__ = ["forget_command"]
 
 
 @click.command("forget")
 @click.argument("subject")
+@settings_flags(TracesForgetSettings)
 @store_option()
 @json_option()
-def forget_command(subject: str, store: str | None, as_json: bool) -> None:
-    """Delete all rollouts of the data subject SUBJECT, and list the exports and artifacts made from them."""
+def forget_command(subject: str, store: str | None, as_json: bool, **values: Any) -> None:
+    """Delete all rollouts of the data subject SUBJECT, and list the exports and artifacts made from them.
+
+    --versions retire also takes the versions made from them out of use. A champion stays in production: deploy another.
+    """
     from assay.api.traces import forget_subject
 
     open_store(store).close()  # refuses a store that does not exist, which `forget_subject` would create
-    report = forget_subject(subject, store=store)
+    report = forget_subject(subject, store=store, **command_settings(values, TracesForgetSettings))
     if as_json:
         print_json(report)
         return
@@ -35,3 +43,18 @@ def forget_command(subject: str, store: str | None, as_json: bool) -> None:
         )
     for path in report["made_from_them"]:
         click.echo(f"made from them before: {path}")
+    for row in report["versions"]:
+        _show_version(row)
+
+
+def _show_version(row: dict[str, Any]) -> None:
+    aliases = f" ({', '.join(row['aliases'])})" if row["aliases"] else ""
+    rolled_back = f"; its deployment {row['deployment']} is rolled back" if row["deployment"] else ""
+    done = "retired" if row["retired"] else "holds their data"
+    click.echo(f"{row['version']}{aliases}: {done}{rolled_back}")
+    if row["is_champion"]:
+        click.echo(
+            f"WARNING: {row['version']} is the champion and stays in production with data of the erased person. Deploy "
+            "a version without it, or set the alias champion",
+            err=True,
+        )

@@ -131,8 +131,8 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
         values: new values of the anchors, in order; None for unscored ones.
         made_by: what determined the new verdicts.
     Returns:
-        JSON-serializable: `alarms`, `changed` (entries of `made_by` that differ: [old, new]), the mean difference, and
-        both statistics with their limits.
+        JSON-serializable: `alarms`, `changed` (entries of `made_by` that differ: [old, new]), the mean difference, both
+        statistics with their limits, and the mean of the squared differences with its standard error.
     """
     pairs = [
         (a.value, value)
@@ -151,6 +151,7 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
         psi_limit = _psi_limit(len(pairs), bins)
     cause = f" Changed: {', '.join(changed)}." if changed else " No recorded setting changed: check the model server."
     mean = float(np.mean([after - before for before, after in pairs])) if pairs else None
+    squares = [(after - before) ** 2 for before, after in pairs]
     alarms = []
     if moved_at is not None:
         alarms.append(
@@ -166,6 +167,9 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
         "n": len(pairs),
         "lost": lost,
         "mean_difference": mean,
+        "mean_square": float(np.mean(squares)) if squares else None,
+        "mean_square_error": float(np.std(squares, ddof=1) / math.sqrt(len(squares))) if len(squares) > 1 else None,
+        "noise": frozen.noise,
         "cusum": chart.peak,
         "cusum_limit": chart.limit,
         "psi": psi,

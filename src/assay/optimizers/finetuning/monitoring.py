@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from assay.reports.training_log import TrainingLog
+
 __all__ = ["TrainingMonitor"]
 
 _WINDOW = 10  # steps of each window of the convergence rule
@@ -18,11 +20,15 @@ class TrainingMonitor:
 
     Converged: Welch's 95 % interval of the difference between the mean reward of the last ten steps and of the ten
     steps before contains 0 and reaches at most 0.1 to either side.
+
+    Args:
+        log: gets every value and alarm as it comes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: TrainingLog | None = None) -> None:
         self.curves: dict[str, dict[int, float]] = defaultdict(dict)
         self.alarms: dict[str, str] = {}
+        self._log = log
 
     def update(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Adds the metrics of a step. Returns the new alarms."""
@@ -31,7 +37,22 @@ class TrainingMonitor:
         before = set(self.alarms)
         for name, alarm in self._alarms().items():
             self.alarms.setdefault(name, f"step {step}: {alarm}")
+        if self._log is not None:
+            self._log.values(step, metrics, self.alarms)
         return [text for name, text in self.alarms.items() if name not in before]
+
+    def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
+        """Adds the scores of an evaluation, by curve."""
+        for name, value in scores.items():
+            self.curves[name][step] = value
+        if self._log is not None:
+            self._log.values(step, scores, self.alarms)
+
+    def alarm(self, step: int, name: str, text: str) -> None:
+        """Raises an alarm that no curve shows."""
+        self.alarms[name] = text
+        if self._log is not None:
+            self._log.values(step, {}, self.alarms)
 
     @property
     def evaluated_steps(self) -> set[int]:

@@ -42,7 +42,7 @@ class Recorded:
         DataError: the export is missing, of another kind, changed since it was written, or has nothing to learn from.
     """
 
-    eval_task = engine = None
+    eval_task = engine = log = None
     of_what = "groups with nonzero variance"
 
     def __init__(self, folder: str | Path, config: PolicySettings) -> None:

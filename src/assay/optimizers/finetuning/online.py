@@ -27,6 +27,7 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs import program_version
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.programs.foreign.agent import ForeignAgent
+from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric
 from assay.traces import Rollout
 from assay.traces.messages.dialects import chat_messages
@@ -41,6 +42,7 @@ class Rollouts:
     Args:
         monitor: monitor rubric. Its scores are logged as the curve `monitor`, never trained on.
         schedule: of a curriculum: decides which of the tasks a step takes, and which val tasks an evaluation.
+        log: of the run, for its page.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Rollouts:
         *,
         monitor: Rubric | None = None,
         schedule: Schedule | None = None,
+        log: TrainingLog | None = None,
     ) -> None:
         self.eval_task, self.tasks, self.config = eval_task, list(tasks), config
-        self.engine, self.monitor, self.schedule = engine, monitor, schedule
+        self.engine, self.monitor, self.schedule, self.log = engine, monitor, schedule, log
         self._step: tuple[int, list[Task]] | None = None  # the last step of a curriculum, and its tasks
         self.row_stats, self.memory = RowStats(), ValueMemory()
         self.of_what, self.items = "tasks", len(self.tasks)
@@ -213,6 +216,8 @@ class Rollouts:
             "advantages": advantages.get(rollout.id),
         }
         self.row_stats.samples.append(sample)
+        if self.log is not None:
+            self.log.sample(step, rollout.id, advantages.get(rollout.id) or ())
 
 
 def job_of(eval_task: EvalTask, tasks: Sequence[Task]) -> dict[str, Any]:

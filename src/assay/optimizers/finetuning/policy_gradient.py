@@ -109,7 +109,8 @@ class _Training:
         self.source, self.name, self.config = source, name, config
         self.retained, self.work, self.progress = list(retained), work, progress
         self.all_eval_tasks = [*([source.eval_task] if source.eval_task is not None else []), *retained]
-        self.report, self.monitoring = PolicyReport(None, work, config, row_stats=source.row_stats), TrainingMonitor()
+        self.report = PolicyReport(None, work, config, row_stats=source.row_stats)
+        self.monitoring = TrainingMonitor(source.log)
         self.schedule = source.schedule if isinstance(source, Rollouts) else None
         self.best: tuple[float, int, int] | None = None  # score, step, stage of a curriculum
         self.first_scores: dict[str, float] = {}  # first score of each retention task: the reference of max_score_drop
@@ -313,8 +314,7 @@ class _Training:
         for other in self.retained:
             if (score := values.get(f"retained_{other.name}")) is not None:
                 self.first_scores.setdefault(other.name, score)
-        for name, value in values.items():
-            self.monitoring.curves[name][step] = value
+        self.monitoring.evaluated(step, values)
         of_stage = f" (stage {self.schedule.stage.name})" if self.schedule is not None else ""
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         self.progress.say(f"step {step}{of_stage}: {figures}")
@@ -329,7 +329,8 @@ class _Training:
                 f"step {step}: {losses}, and {self.config.max_score_drop:g} may be lost. "
                 "Raise beta=… or lower learning_rate=…"
             )
-            self.monitoring.alarms["forgetting"], self.score_dropped = self.report.stopped, True
+            self.monitoring.alarm(step, "forgetting", self.report.stopped)
+            self.score_dropped = True
             return False
         stage = 0 if self.schedule is None else self.schedule.position  # that was evaluated
         if self.schedule is not None:

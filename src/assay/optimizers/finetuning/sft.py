@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import Cancelled, ConfigError, DataError
-from assay.evaluation.progress import Progress, SilentProgress
+from assay.evaluation.progress import Progress, default_progress
 from assay.models.chat_templates import template_of_tokenizer
 from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
@@ -84,7 +84,7 @@ def train_sft(
         Cancelled: a signal came; a checkpoint was written.
         ModelError: the loss was not a finite number before there was any checkpoint, or memory or disk ran out.
     """
-    progress = progress or SilentProgress()
+    progress = default_progress(progress)
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
     with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready(SFT_MEMORY):
         return _train(work, name, config, data, resume, progress)

@@ -74,6 +74,19 @@ class ServeSettings(Settings):
         "advance evaluates it.",
         ge=0,
     )  # fmt: skip
+    otlp: str = setting(
+        "off",
+        "What is sent to an OTLP/HTTP endpoint as it comes: metrics; structure, also the rollouts that have ended, "
+        "without their texts; content, with them.",
+        choices=("off", "metrics", "structure", "content"),
+    )
+    otlp_endpoint: str | None = setting(
+        None, "OTLP/HTTP address, to which /v1/traces and /v1/metrics are added; by default "
+        "$OTEL_EXPORTER_OTLP_ENDPOINT.", metavar="URL",
+    )  # fmt: skip
+    otlp_tenants: Sequence[str] = setting(
+        (), "Tenant whose rollouts are sent too; repeatable.", metavar="NAME", flag="--otlp-tenant", many=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,6 +94,9 @@ class ServeSettings(Settings):
             raise ConfigError(f"agent_rubric={self.agent_rubric!r} would have no effect without agent")
         if self.advance_s != _ADVANCE_S and not self.agent:
             raise ConfigError(f"advance_s={self.advance_s!r} would have no effect without agent")
+        if self.otlp == "off" and (self.otlp_endpoint is not None or self.otlp_tenants):
+            named = "otlp_endpoint" if self.otlp_endpoint is not None else "otlp_tenants"
+            raise ConfigError(f"{named}={getattr(self, named)!r} would have no effect with otlp='off'")
 
     @property
     def answering(self) -> str | None:

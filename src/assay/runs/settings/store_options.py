@@ -14,6 +14,7 @@ __all__ = [
     "ServeOptions",
     "SimulateOptions",
     "StartOptions",
+    "TracesExportOptions",
     "TracesListOptions",
     "TracesScoreOptions",
 ]
@@ -121,6 +122,9 @@ class ServeOptions(TypedDict, total=False):
     agent: Sequence[str]
     agent_rubric: str | None
     advance_s: float
+    otlp: str
+    otlp_endpoint: str | None
+    otlp_tenants: Sequence[str]
 
 
 class PoolOptions(TypedDict, total=False):
@@ -154,6 +158,18 @@ class TracesListOptions(TypedDict, total=False):
     max_score: float | None
     since: str | None
     limit: int
+
+
+class TracesExportOptions(TypedDict, total=False):
+    """The keywords of `assay.api.rollouts.export_rollouts`."""
+
+    run_id: str | None
+    program: str | None
+    phase: str | None
+    since: str | None
+    tenants: Sequence[str]
+    content: bool
+    endpoint: str | None
 
 
 class TracesScoreOptions(TypedDict, total=False):

@@ -17,6 +17,8 @@ __all__ = [
     "OfRunSettings",
     "RunsListSettings",
     "TracesCloseSettings",
+    "TracesExportSettings",
+    "TracesForgetSettings",
     "TracesImportSettings",
     "TracesListSettings",
     "TracesRateSettings",
@@ -87,6 +89,38 @@ class TracesImportSettings(Settings):
     """Settings of `import_rollouts`."""
 
     score: str | None = setting(None, "Name of the score to import if a trace has several.", metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracesExportSettings(OfRunSettings):
+    """Settings of `export_rollouts`."""
+
+    program: str | None = selected("Only programs whose name contains this text.")
+    phase: str | None = selected("Only this phase, such as deployed for rollouts of production.")
+    since: str | None = selected("Only started since: 30m, 12h, 7d, or a date such as 2026-11-23.", metavar="WHEN")
+    tenants: Sequence[str] = setting(
+        (), "Also rollouts of this tenant; repeatable.", flag="--tenant", metavar="NAME", many=True
+    )
+    content: bool = setting(
+        True, "With inputs, outputs and messages.", flag="--no-content",
+        flag_help="Without inputs, outputs and messages: only names, counts, times, costs and scores.",
+    )  # fmt: skip
+    endpoint: str | None = setting(
+        None, "OTLP/HTTP address, to which /v1/traces is added; by default $OTEL_EXPORTER_OTLP_ENDPOINT.", metavar="URL"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracesForgetSettings(Settings):
+    """Settings of `forget_subject`."""
+
+    tenant: str | None = selected("Erase only what is of this tenant.", metavar="NAME")
+    versions: str = setting(
+        "name",
+        "Versions of agents that hold the person's data: name lists them; retire takes them out of all aliases but "
+        "champion and out of deployments, for good.",
+        choices=("name", "retire"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def count_drawn(store: Store, selection: Selection) -> int:
 def _drawn_by_index(selection: Selection) -> list[Any]:
     """Conditions of `Selection.drawn`. Without named values, only indexed columns are used, so that counting reads no
     rows; preflight rollouts are counted in that case."""
-    if any(values for _, values in selection.named().values()):
+    if selection.rollouts or any(values for _, values in selection.named().values()):
         return selection.drawn()
     return [schema.rollouts.c.source.not_in(("outside", *NOT_AGENTS))]
 

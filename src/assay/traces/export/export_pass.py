@@ -135,13 +135,16 @@ class ExportPass:
             return ()
         return rewards, returns(rewards, scheme=config.returns, discount=config.discount)
 
-    def write(self, folder: Path, advance: Callable[[int], None]) -> dict[str, dict[str, Any]]:
+    def write(self, folder: Path, advance: Callable[[int], None], *, parquet: bool = True) -> dict[str, dict[str, Any]]:
         """Write all rows into a folder.
 
+        Args:
+            parquet: Whether transitions are also written as Parquet. Its library takes about 80 MB of memory.
         Returns:
             Rows, bytes and sha256 by file name.
         """
-        with without_gc(), RowWriter(folder, parquet=self.config.kind == "transitions") as writer:
+        encoded = self.config.kind == "transitions"
+        with without_gc(), RowWriter(folder, parquet=parquet and encoded, encoded=encoded) as writer:
             for group in self._groups():
                 self.groups += 1
                 known = self.hider.known([episode.rollout for episode in group])

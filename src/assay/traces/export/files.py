@@ -59,14 +59,15 @@ class RowWriter:
     Args:
         folder: Existing folder to write into.
         parquet: Whether to write `data.parquet`; the rows must be `TransitionRow`s.
+        encoded: Whether the rows are `TransitionRow`s, with JSON columns as text; by default as `parquet`.
     """
 
-    def __init__(self, folder: Path, *, parquet: bool) -> None:
+    def __init__(self, folder: Path, *, parquet: bool, encoded: bool | None = None) -> None:
         self.folder, self.parquet, self.rows = folder, parquet, 0
         self.files: dict[str, dict[str, Any]] = {}
         self._digest, self._waiting = hashlib.sha256(), list[dict[str, Any]]()
         self._buffered: list[bytes] = []
-        self._json = JSON_COLUMNS if parquet else ()
+        self._json = JSON_COLUMNS if (parquet if encoded is None else encoded) else ()
         self._writer: Any = None
         self._size = 0  # bytes of the lines since the last row group
 

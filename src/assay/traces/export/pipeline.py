@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from assay.errors import ConfigError
 from assay.support.reprs import ReportRepr
@@ -26,7 +26,16 @@ from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt
 
-__all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces", "is_export", "preview_export"]
+__all__ = [
+    "ADVANTAGES",
+    "KINDS",
+    "ExportConfig",
+    "ExportReport",
+    "export_rows",
+    "export_traces",
+    "is_export",
+    "preview_export",
+]
 
 
 @dataclass(repr=False)
@@ -94,11 +103,7 @@ def export_traces(
     """
     folder = Path(out).absolute()
     _check_arguments(folder, config, rubric)
-    store.flush()
-    check_named(store, config.selection)
-    splits = SplitFinder(store)
-    sealed, overlap = sealed_tasks(store, splits)
-    run = ExportPass(store, config, sealed, overlap, splits)
+    run = _pass(store, config)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -112,7 +117,7 @@ def export_traces(
         (scratch / "manifest.json").write_text(manifest_text + "\n", encoding="utf-8")
         os.chmod(scratch, 0o755)
         try:
-            claim_salt(store, splits.salt)  # fixes the splits: exported tasks cannot become test tasks later
+            claim_salt(store, run.splits.salt)  # fixes the splits: exported tasks cannot become test tasks later
             # Registered before the folder appears, so that erasure finds it even if this process is killed in between.
             store.put_artifact(str(folder), sorted(run.people))
             os.rename(scratch, folder)
@@ -134,13 +139,39 @@ def preview_export(store: Store, config: ExportConfig) -> dict[str, Any]:
         ConfigError: A setting is invalid.
         DataError: There is nothing to export.
     """
+    run = _pass(store, config)
+    with tempfile.TemporaryDirectory(prefix="assay-preview-") as scratch:
+        return run.manifest(run.write(Path(scratch), lambda _: None, parquet=False))
+
+
+def export_rows(store: Store, config: ExportConfig, *, registered_as: str) -> tuple[BinaryIO, int]:
+    """The rows of an export alone, as a file open for reading that has no name, and their number.
+
+    Args:
+        registered_as: Name under which erasure finds the export.
+    Raises:
+        ConfigError, DataError, UngatedExport: As `export_traces`.
+    """
+    run = _pass(store, config)
+    with tempfile.TemporaryDirectory(prefix="assay-rows-") as scratch:
+        manifest = run.manifest(run.write(Path(scratch), lambda _: None, parquet=False))
+        refuse_ungated(manifest, drawn=count_drawn(store, config.selection))
+        claim_salt(store, run.splits.salt)
+        store.put_artifact(registered_as, sorted(run.people))
+        return (Path(scratch) / "data.jsonl").open("rb"), manifest["rows"]  # the folder is removed, the file stays
+
+
+def _pass(store: Store, config: ExportConfig) -> ExportPass:
+    """A pass over what the store holds now.
+
+    Raises:
+        DataError: Nothing in the store has a selected name.
+    """
     store.flush()
     check_named(store, config.selection)
     splits = SplitFinder(store)
     sealed, overlap = sealed_tasks(store, splits)
-    run = ExportPass(store, config, sealed, overlap, splits)
-    with tempfile.TemporaryDirectory(prefix="assay-preview-") as scratch:
-        return run.manifest(run.write(Path(scratch), lambda _: None))
+    return ExportPass(store, config, sealed, overlap, splits)
 
 
 def _check_arguments(folder: Path, config: ExportConfig, rubric: Mapping[str, bytes] | None) -> None:

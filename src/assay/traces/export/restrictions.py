@@ -48,9 +48,7 @@ class Restrictions:
     def _restricted(
         self, tenant: str | None, consent: str | None, subject: str | None, *, has_terms: bool = True
     ) -> bool:
-        if (tenant is not None and tenant not in self.selection.tenants) or (
-            subject is not None and subject in self._forgotten
-        ):
+        if (tenant is not None and tenant not in self.selection.tenants) or (self._forgotten.covers(subject, tenant)):
             return True
         return (consent is not None and not consents(consent)) or (
             has_terms and consent is None and self.selection.require_consent

@@ -67,6 +67,7 @@ class Selection:
         tenants: Tenants whose rollouts are selected in addition to rollouts without a tenant.
         require_consent: Select only rollouts with a recorded consent.
         rated: Select only rollouts with a human rating.
+        rollouts: Ids of rollouts, at most a few thousand.
     """
 
     runs: tuple[str, ...] = ()
@@ -76,6 +77,7 @@ class Selection:
     tenants: tuple[str, ...] = ()
     require_consent: bool = False
     rated: bool = False
+    rollouts: tuple[str, ...] = ()
 
     def named(self) -> dict[str, tuple[Any, tuple[str, ...]]]:
         """Column and selected values of each filter, by display name."""
@@ -88,9 +90,12 @@ class Selection:
         }
 
     def drawn(self) -> list[Any]:
-        """SQL conditions for the selected runs, programs, task types and sources, regardless of status and consent."""
+        """SQL conditions for the selected runs, programs, task types, sources and ids, regardless of status and
+        consent."""
         r = schema.rollouts
         filters = [column.in_(values) for column, values in self.named().values() if values]
+        if self.rollouts:
+            filters.append(r.c.id.in_(self.rollouts))
         agents = [] if self.sources else [r.c.source.not_in(NOT_AGENTS)]
         return [*filters, *agents, r.c.phase.not_in(NOT_EXPORTED), r.c.source != "outside"]
 
@@ -229,7 +234,7 @@ def read_groups(
                 episode.turns = [Turn(values[1:]) for values in waiting[1]]
                 complete_requests(episode.turns)
                 waiting = next(turns, None)
-            if forgotten and rollout.data_subject and subject_digest(rollout.data_subject) in forgotten:
+            if rollout.data_subject and forgotten.covers(subject_digest(rollout.data_subject), rollout.tenant):
                 episode.turns = []
             if (reason := _exclusion(episode, sealed, splits)) is not None:
                 if exclusions is not None:

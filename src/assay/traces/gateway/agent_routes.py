@@ -1,7 +1,10 @@
 """HTTP handler that runs deployed agents. Permissions are checked before it is called."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -14,6 +17,7 @@ from assay.traces.gateway.request_bodies import json_body
 
 __all__ = ["AgentRoutes", "AgentRunner"]
 
+_MOST_ROLLOUTS = 256  # at once. They have threads of their own: one version that hangs must not hold up the others
 _FIELDS = ("unit", "task_type", "tenant", "data_subject", "consent", "expected")
 
 
@@ -53,11 +57,13 @@ class AgentRoutes:
         self, agents: Mapping[str, AgentRunner], connections: Connections, stats: Callable[[], Mapping[str, Any]]
     ) -> None:
         self.agents, self.connections, self.metrics = agents, connections, Metrics(stats, agents)
+        self._threads = ThreadPoolExecutor(_MOST_ROLLOUTS, "assay-agent")
 
     def add_to(self, app: web.Application) -> None:
         """Adds the routes to an application, with that of the metrics."""
         app.router.add_post("/agents/{agent}", self.run)
         app.router.add_get("/metrics", self.metrics.get)
+        app.on_cleanup.append(self._close)
 
     async def run(self, request: web.Request) -> web.Response:
         """POST /agents/NAME: `{"inputs": {…}, "unit": …}`; returns outputs, rollout and version."""
@@ -77,10 +83,14 @@ class AgentRoutes:
         if "unit" not in body and (unit := request.headers.get("x-assay-unit")):
             body["unit"] = unit
         fields = {key: value for key, value in body.items() if value is not None}
-        prediction = await asyncio.to_thread(self.agents[name], inputs, **fields)
+        call = partial(contextvars.copy_context().run, self.agents[name], inputs, **fields)
+        prediction = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         return web.json_response(
             {"rollout": prediction.rollout, "version": prediction.version, "outputs": _plain(prediction)}
         )
+
+    async def _close(self, _: web.Application) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _plain(prediction: Any) -> dict[str, Any]:

@@ -16,16 +16,17 @@ from assay.traces.importers.files import Part
 from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
 from assay.traces.importers.tools import tools_of
 from assay.traces.importers.values import as_text, count_of, number_of, parsed, usage_of
+from assay.traces.otlp import names
 
 __all__ = ["trace_of"]
 
 Attributes = Mapping[str, Any]
 Event = tuple[str, dict[str, Any]]  # name, attributes
 _CALLS = {"chat", "text_completion", "generate_content"}  # gen_ai.operation.name of LM calls
-_KINDS = ("openinference.span.kind", "langfuse.observation.type", "mlflow.spanType", "traceloop.span.kind")
+_KINDS = (names.KIND, "langfuse.observation.type", "mlflow.spanType", "traceloop.span.kind")
 _LM_KINDS = {"llm", "generation", "chat_model"}
 _INPUTS = (
-    "input.value",
+    names.INPUT,
     "langfuse.observation.input",
     "langfuse.trace.input",
     "mlflow.spanInputs",
@@ -33,17 +34,17 @@ _INPUTS = (
     "request_data",
 )
 _OUTPUTS = (
-    "output.value",
+    names.OUTPUT,
     "langfuse.observation.output",
     "langfuse.trace.output",
     "mlflow.spanOutputs",
     "traceloop.entity.output",
 )
 _JSON = ("mlflow.", "traceloop.entity.")  # values are JSON, also strings
-_MODEL = ("gen_ai.request.model", "langfuse.observation.model.name", "mlflow.llm.model", "llm.model_name")
-_USER = ("user.id", "enduser.id", "langfuse.user.id", "traceloop.association.properties.user_id")
+_MODEL = (names.REQUEST_MODEL, "langfuse.observation.model.name", "mlflow.llm.model", "llm.model_name")
+_USER = (names.USER, "enduser.id", "langfuse.user.id", "traceloop.association.properties.user_id")
 _TENANT = (
-    "tenant.id",
+    names.TENANT,
     "tenant",
     "tenant_id",
     "traceloop.association.properties.tenant_id",
@@ -51,38 +52,27 @@ _TENANT = (
 )
 _SESSION = (
     "session.id",
-    "gen_ai.conversation.id",
+    names.CONVERSATION,
     "langfuse.session.id",
     "traceloop.association.properties.session_id",
 )
-_PROGRAM = ("gen_ai.agent.name", "langfuse.trace.name", "traceloop.entity.name", "service.name")
+_PROGRAM = (names.AGENT, "langfuse.trace.name", "traceloop.entity.name", "service.name")
 _PROMPT_TOKENS = (
-    "gen_ai.usage.input_tokens",
+    names.PROMPT_TOKENS,
     "gen_ai.usage.prompt_tokens",
     "llm.usage.prompt_tokens",
     "llm.token_count.prompt",
 )
 _COMPLETION_TOKENS = (
-    "gen_ai.usage.output_tokens",
+    names.COMPLETION_TOKENS,
     "gen_ai.usage.completion_tokens",
     "llm.usage.completion_tokens",
     "llm.token_count.completion",
 )
 _USAGE = ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
-_COST = ("gen_ai.usage.cost", "gen_ai.usage.total_cost", "llm.cost.total")
+_COST = (names.COST, "gen_ai.usage.total_cost", "llm.cost.total")
 _COSTS = ("langfuse.observation.cost_details", "mlflow.llm.cost")
 _PARAMETERS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
-_SETTINGS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "max_tokens": "max_tokens",
-    "seed": "seed",
-    "stop_sequences": "stop",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "choice.count": "n",
-}
 
 
 def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
@@ -100,16 +90,14 @@ def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
         row = part.value
         events = [*((name, attributes) for name, attributes in row["events"]), *logged.get(row["id"], ())]
         trace.spans.append(_span(row["id"] or f"#{number}", part.where, row, events))
-        trace.marks += [
-            _mark(attributes, part.where) for name, attributes in events if name == "gen_ai.evaluation.result"
-        ]
+        trace.marks += [_mark(attributes, part.where) for name, attributes in events if name == names.EVALUATION]
     trace.spans = _joined_streams(trace.spans, {part.value["id"]: part.value["attributes"] for part in spans})
     top = sorted(spans, key=lambda part: bool(part.value["parent"]))  # attributes of the root span have priority
     attributes = [{**part.value["resource"], **part.value["attributes"]} for part in top]
     trace.user, trace.tenant, trace.session = (_first_text(attributes, names) for names in (_USER, _TENANT, _SESSION))
     trace.program, trace.version = (
         _first_text(attributes[:1], _PROGRAM) or "",
-        _first_text(attributes, ("service.version",)) or "",
+        _first_text(attributes, (names.SERVICE_VERSION,)) or "",
     )
     return trace
 
@@ -165,7 +153,7 @@ def _span(span_id: str, where: str, row: Mapping[str, Any], events: list[Event])
     for name, event_attributes in events:
         if name == "gen_ai.client.inference.operation.details":
             attributes = {**event_attributes, **attributes}
-    operation = attributes.get("gen_ai.operation.name")
+    operation = attributes.get(names.OPERATION)
     operation = operation if isinstance(operation, str) else None
     does: LMCall | ToolUse | None = None
     kinds = {as_text(_first(attributes, (name,))).lower() for name in _KINDS}
@@ -182,8 +170,9 @@ def _span(span_id: str, where: str, row: Mapping[str, Any], events: list[Event])
         end=row["end"],
         error=row["error"],
         does=does,
-        inputs=attributes.get("gen_ai.input.messages", _first(attributes, _INPUTS)),
-        outputs=attributes.get("gen_ai.output.messages", _first(attributes, _OUTPUTS)),
+        inputs=attributes.get(names.INPUT_MESSAGES, _first(attributes, _INPUTS)),
+        outputs=attributes.get(names.OUTPUT_MESSAGES, _first(attributes, _OUTPUTS)),
+        own={name: value for name, value in attributes.items() if name.startswith(names.PREFIX)},
     )
 
 
@@ -198,13 +187,13 @@ def _asks(attributes: Attributes, kinds: set[str]) -> bool:
 
 
 def _mark(attributes: Attributes, where: str) -> Mark:
-    label = attributes.get("gen_ai.evaluation.score.label")
+    label = attributes.get(names.EVALUATION_LABEL)
     return Mark(
-        name=as_text(attributes.get("gen_ai.evaluation.name")),
-        value=attributes.get("gen_ai.evaluation.score.value"),
+        name=as_text(attributes.get(names.EVALUATION_NAME)),
+        value=attributes.get(names.EVALUATION_VALUE),
         where=where,
         label=None if label is None else as_text(label),
-        reason=as_text(attributes.get("gen_ai.evaluation.explanation")),
+        reason=as_text(attributes.get(names.EVALUATION_REASON)),
     )
 
 
@@ -216,14 +205,14 @@ def _call(attributes: Attributes, events: list[Event]) -> LMCall:
     raw, answer = body_of(_first(attributes, _INPUTS)), _first(attributes, _OUTPUTS)
     settings = {
         ours: attributes[name]
-        for theirs, ours in _SETTINGS.items()
+        for theirs, ours in names.SETTINGS.items()
         if (name := f"gen_ai.request.{theirs}") in attributes
     }
     parameters = parsed(_first(attributes, _PARAMETERS))
     body = {**raw, **(body_of({**parameters, "messages": []}) if isinstance(parameters, dict) else {}), **settings}
     body["messages"] = _messages(attributes, events) or raw["messages"]
     defined = (
-        attributes.get("gen_ai.tool.definitions")
+        attributes.get(names.TOOLS)
         or _indexed(attributes, "llm.request.functions")
         or _indexed(attributes, "llm.tools")
     )
@@ -231,7 +220,7 @@ def _call(attributes: Attributes, events: list[Event]) -> LMCall:
         body["tools"] = tools
     if model := _first(attributes, _MODEL):
         body["model"] = body.get("model") if "gen_ai.request.model" not in attributes and body.get("model") else model
-    reasons = attributes.get("gen_ai.response.finish_reasons", attributes.get("llm.finish_reason"))
+    reasons = attributes.get(names.FINISH_REASONS, attributes.get("llm.finish_reason"))
     answer_value = _answer(attributes, events)
     usage = usage_of(_first(attributes, _USAGE), answer)
     prompt, completion = (count_of(_first(attributes, names)) for names in (_PROMPT_TOKENS, _COMPLETION_TOKENS))
@@ -245,8 +234,8 @@ def _call(attributes: Attributes, events: list[Event]) -> LMCall:
     return LMCall(
         body=body,
         choices=answers_of(answer if answer_value is None else answer_value, reasons),
-        response_id=as_text(attributes.get("gen_ai.response.id")),
-        answered_by=as_text(_first(attributes, ("gen_ai.response.model", "llm.model_name", "mlflow.llm.model"))),
+        response_id=as_text(attributes.get(names.RESPONSE_ID)),
+        answered_by=as_text(_first(attributes, (names.RESPONSE_MODEL, "llm.model_name", "mlflow.llm.model"))),
         prompt_tokens=usage[0] if prompt is None else prompt,
         completion_tokens=usage[1] if completion is None else completion,
         cost_usd=cost if cost is not None and cost >= 0 else None,
@@ -255,9 +244,7 @@ def _call(attributes: Attributes, events: list[Event]) -> LMCall:
 
 def _messages(attributes: Attributes, events: list[Event]) -> list[dict[str, Any]]:
     """Messages of the request, by the first convention that has them."""
-    messages, system = (
-        parsed(attributes.get(name)) for name in ("gen_ai.input.messages", "gen_ai.system_instructions")
-    )
+    messages, system = (parsed(attributes.get(name)) for name in (names.INPUT_MESSAGES, names.SYSTEM))
     if messages is None:
         parsed_events = [(name.removeprefix("gen_ai.").partition("."), payload) for name, payload in events]
         messages = [
@@ -278,7 +265,7 @@ def _messages(attributes: Attributes, events: list[Event]) -> list[dict[str, Any
 
 def _answer(attributes: Attributes, events: list[Event]) -> Any:
     """The answer, by the first convention that has it; None without one."""
-    if (answer := attributes.get("gen_ai.output.messages")) is not None:
+    if (answer := attributes.get(names.OUTPUT_MESSAGES)) is not None:
         return answer
     if choices := [_choice(_payload(payload)) for name, payload in events if name == "gen_ai.choice"]:
         return choices
@@ -372,12 +359,12 @@ def _lists(node: Any) -> Any:
 def _tool(span_name: str, attributes: Attributes, events: list[Event]) -> ToolUse:
     payloads = {name: _payload(payload) for name, payload in events}
     request, answered = payloads.get("gen_ai.tool.message", {}), payloads.get("gen_ai.choice", {})
-    name = _first(attributes, ("gen_ai.tool.name", "tool.name", "traceloop.entity.name")) or span_name.removeprefix(
+    name = _first(attributes, (names.TOOL, "tool.name", "traceloop.entity.name")) or span_name.removeprefix(
         "execute_tool "
     )
-    call_id = _first(attributes, ("gen_ai.tool.call.id", "tool_call.id", "langfuse.observation.metadata.tool_call_id"))
-    arguments = _first(attributes, ("gen_ai.tool.call.arguments", "tool.parameters", *_INPUTS))
-    result = _first(attributes, ("gen_ai.tool.call.result", *_OUTPUTS))
+    call_id = _first(attributes, (names.TOOL_CALL_ID, "tool_call.id", "langfuse.observation.metadata.tool_call_id"))
+    arguments = _first(attributes, (names.TOOL_ARGUMENTS, "tool.parameters", *_INPUTS))
+    result = _first(attributes, (names.TOOL_RESULT, *_OUTPUTS))
     return ToolUse(
         name=as_text(name),
         call_id=as_text(call_id or request.get("id")),

@@ -258,8 +258,10 @@ def _merged(stored: Rollout, imported: Rollout) -> Rollout:
 
     Ratings and rubric scores that were added in this store are kept.
     """
-    known = {transition.request.get("span") for transition in stored.transitions}
-    added = [t for t in imported.transitions if clean(str(t.request["span"])) not in known]
+    known = {transition.request.get("span", transition.t) for transition in stored.transitions}
+    added = [
+        t for t in imported.transitions if (clean(str(t.request["span"])) if "span" in t.request else t.t) not in known
+    ]
     calls = (
         [replace(t, t=at) for at, t in enumerate(sorted([*stored.transitions, *added], key=_started))]
         if added
@@ -302,7 +304,8 @@ def _prediction(stored: Rollout, imported: Rollout, calls: list[Transition]) -> 
 
 def _first_messages(transitions: list[Transition]) -> dict[str, Any]:
     """Messages of the first call, which replace inputs that were not recorded."""
-    return as_inputs(transitions[0].request["body"]["messages"]) if transitions else {}
+    body = transitions[0].request.get("body") if transitions else None
+    return as_inputs(body["messages"]) if isinstance(body, dict) and "messages" in body else {}
 
 
 def _verdict_key(verdict: Verdict) -> tuple[object, ...]:

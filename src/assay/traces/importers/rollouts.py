@@ -15,6 +15,7 @@ from assay.traces.importers.chat import text_of
 from assay.traces.importers.envelopes import unwrapped
 from assay.traces.importers.fields import as_arguments, as_inputs
 from assay.traces.importers.files import Skipped
+from assay.traces.importers.own import is_newer, own_root, restored
 from assay.traces.importers.spans import LMCall, Span, ToolUse, Trace
 from assay.traces.importers.values import as_text, parsed
 from assay.traces.messages.dialects import answer_of
@@ -43,6 +44,9 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
     Returns:
         The rollout, and a `Skipped` for each part that is not imported.
     """
+    if (exported := own_root(trace)) is not None:
+        yield _own(run_id, trace, exported)
+        return
     calls, wrapped = _calls(trace)
     if not calls:
         yield Skipped(where=trace.where, reason=f"no LM call among its {len(trace.spans)} spans", trace=trace.id)
@@ -83,6 +87,18 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
         rollout.prediction = answer_in(rollout.transitions)
     yield from _scores(rollout, trace, score)
     yield rollout
+
+
+def _own(run_id: str, trace: Trace, root: Span) -> Imported:
+    """A rollout that assay exported, as it was."""
+    if is_newer(root):
+        reason = "a newer version of assay exported it: update assay"
+        return Skipped(where=trace.where, reason=reason, trace=trace.id)
+    try:
+        return restored(Rollout(run_id=run_id), trace, root)
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"its attributes are not those of an export by assay: {type(error).__name__}: {error}"
+        return Skipped(where=trace.where, reason=reason, trace=trace.id)
 
 
 def _failure(status: str, transitions: Sequence[Transition]) -> FailureKind | None:

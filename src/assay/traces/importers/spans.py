@@ -48,6 +48,7 @@ class Span:
     does: LMCall | ToolUse | None = None
     inputs: Any = None
     outputs: Any = None
+    own: dict[str, Any] = field(default_factory=dict)  # attributes of assay's own export
 
 
 @dataclass(kw_only=True)

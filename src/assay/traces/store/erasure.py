@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from assay.datasets.tasks import content_hash
 from assay.traces.messages.dialects import chat_messages
-from assay.traces.records import subject_digest
+from assay.traces.records import of_tenant, subject_digest
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -45,11 +45,15 @@ class Erased:
     calls: list[tuple[dict[str, Any], str, list[str]]] = field(default_factory=list)
 
 
-def erase_subject(store: Store, subject: str) -> Erased:
+def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> Erased:
     """Removes a subject's rollouts, transitions and labels; blanks prompts of other rollouts that show their tasks.
 
     Case and spaces of the name are ignored. Rows of this subject that are written later (by a run in progress, by an
     import) stay in the store but are never exported, also not as a demonstration.
+
+    Args:
+        tenant: erases only what is of this tenant; None erases all of the subject. Prompts of others that show the
+            tenant's tasks are blanked too.
     """
     store.flush()
     r, t, digest, erased = schema.rollouts, schema.transitions, subject_digest(subject), Erased()
@@ -60,44 +64,42 @@ def erase_subject(store: Store, subject: str) -> Erased:
             sa.select(r.c.data_subject).where(r.c.data_subject.is_not(None)).distinct()
         ).scalars()
         spellings = [name for name in names if subject_digest(name) == digest]
+        own = [r.c.data_subject.in_(spellings), *([r.c.tenant == tenant] if tenant is not None else [])]
         # Demonstrations may show a task that never ran: such tasks are in known_tasks only.
         k = schema.known_tasks
-        erased.tasks |= set(connection.execute(sa.select(k.c.task).where(k.c.subject == digest)).scalars())
-        for (text,) in connection.execute(sa.select(r.c.inputs_json).where(r.c.data_subject.in_(spellings))):
+        known = sa.select(k.c.task).where(
+            k.c.subject == digest, *([k.c.tenant == tenant] if tenant is not None else [])
+        )
+        erased.tasks |= set(connection.execute(known).scalars())
+        for (text,) in connection.execute(sa.select(r.c.inputs_json).where(*own)):
             inputs = orjson.loads(text)
             if inputs and (task := content_hash(inputs)[:HASH]):
                 texts.add(task, inputs)
                 erased.tasks.add(task)
                 split = splits.of_inputs(inputs) or "train"
-                rows.append(
-                    {
-                        "task": task,
-                        "text": task_key(inputs),
-                        "split": split,
-                        "tenant": None,
-                        "consent": None,
-                        "subject": digest,
-                    }
-                )
-        ids = sa.select(r.c.id).where(r.c.data_subject.in_(spellings))
+                row = {"task": task, "text": task_key(inputs), "split": split}
+                rows.append({**row, "tenant": tenant, "consent": None, "subject": digest})
+        ids = sa.select(r.c.id).where(*own)
         own_calls = connection.execute(
             sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
         ).all()
         erased.calls += [_call(*row) for row in own_calls]
         f = schema.facts
-        deletion = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), f.c.person == digest))
+        about = f.c.person == digest if tenant is None else sa.and_(f.c.person == digest, f.c.tenant == tenant)
+        deletion = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), about))
         erased.facts = int(connection.execute(deletion).rowcount)
         if erased.facts and connection.dialect.name == "sqlite":
             # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
             connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         for table in (t, schema.labels):
             connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
-        deleted = connection.execute(sa.delete(r).where(r.c.data_subject.in_(spellings)))
+        deleted = connection.execute(sa.delete(r).where(*own))
         erased.removed = int(deleted.rowcount)
         _blank(connection, erased, texts)
         if erased.removed or erased.tasks or erased.facts:
             connection.execute(
-                upsert(store.engine.dialect.name, schema.forgotten), [{"person": digest, "at": time.time()}]
+                upsert(store.engine.dialect.name, schema.forgotten),
+                [{"person": digest if tenant is None else of_tenant(digest, tenant), "at": time.time()}],
             )
     store.put_splits(rows)
     return erased

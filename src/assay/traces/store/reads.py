@@ -12,15 +12,25 @@ import sqlalchemy as sa
 from assay.errors import StoreError, UnknownRollout
 from assay.models.meter import Usage
 from assay.traces.missed import Unrecorded
-from assay.traces.records import Rollout
+from assay.traces.records import Rollout, of_tenant
 from assay.traces.store import counts
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import rollout_of, transition_of
 
-__all__ = ["QUESTION", "StoreReads"]
+__all__ = ["QUESTION", "Forgotten", "StoreReads"]
 
 QUESTION = "question:"  # prefix of keys in `meta`
 _LAST = "\U0010ffff"  # the greatest code point: sorts after every other character
+
+
+class Forgotten(frozenset[str]):
+    """Digests of erased data subjects, of all tenants or of one."""
+
+    def covers(self, subject: str | None, tenant: str | None) -> bool:
+        """Whether rows of a subject (`subject_digest`) and tenant are erased."""
+        if subject is None or not self:
+            return False
+        return subject in self or (tenant is not None and of_tenant(subject, tenant) in self)
 
 
 class StoreReads:
@@ -153,10 +163,10 @@ class StoreReads:
         with self.engine.connect() as connection:
             return {key.removeprefix(QUESTION): value for key, value in connection.execute(query).all()}
 
-    def forgotten(self) -> set[str]:
-        """Digests (`subject_digest`) of the data subjects whose data was erased."""
+    def forgotten(self) -> Forgotten:
+        """The erased data subjects."""
         with self.engine.connect() as connection:
-            return set(connection.execute(sa.select(schema.forgotten.c.person)).scalars())
+            return Forgotten(connection.execute(sa.select(schema.forgotten.c.person)).scalars())
 
     def artifacts_of(self, person: str) -> list[str]:
         """Artifacts and exports made from a person's data (`person_digest`), oldest first."""

@@ -8,7 +8,7 @@ in a file (`assay.traces.store.buffer`). Queries are in `assay.traces.store.read
 
 import itertools
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class Store(DirectWrites):
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = open_engine(self.url)
         self._never_waits = self._closed = False
+        self.on_ended: Callable[[str], None] | None = None
         self._keeper = Keeper(
             self.spill, partial(self.write_batch, patience_s=PATIENCE_S), self._write_leftovers, retry_s=RETRY_S
         )
@@ -85,6 +86,11 @@ class Store(DirectWrites):
         """
         values = {**vars(rollout), "transitions": None}
         self._writer.put("rollouts", rollout.id, partial(rollout_row, values) if interim else rollout_row(values))
+        self._tell_ended(rollout)
+
+    def _tell_ended(self, rollout: Rollout) -> None:
+        if self.on_ended is not None and rollout.ended_at is not None:
+            self.on_ended(rollout.id)
 
     def put_changes(self, rollout: Rollout, *, without: Collection[str] = ()) -> None:
         """Updates the row of a rollout that was put before, except the fields `without`, which may have left memory."""
@@ -96,6 +102,7 @@ class Store(DirectWrites):
         # Every change has a key of its own: a later one may leave out a field that an earlier one of the batch changes.
         row = rollout_row(values)
         self._writer.put("changes", (rollout.id, next(self._numbers)), row, size=len(row.get("prediction_json") or ""))
+        self._tell_ended(rollout)
 
     def put_tool_result(self, rollout_id: str, t: int, index: int, result: str) -> None:
         """Adds the result of a tool call to a transition that was put before, unless the call has an error.

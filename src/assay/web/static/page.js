@@ -4,7 +4,7 @@
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const target = event.target;
-  if (target instanceof Element && target.closest("input, select, textarea, [contenteditable]")) return;
+  if (target instanceof Element && target.closest("input:not([type=checkbox]), select, textarea, [contenteditable]")) return;
   // The arrow keys scroll a focused table or text.
   if (event.key.startsWith("Arrow") && target instanceof Element && target.closest("[tabindex]")) return;
   const match = [...document.querySelectorAll("[data-key]")].find((element) => element.dataset.key === event.key);
@@ -28,6 +28,21 @@ for (const failure of ["htmx:responseError", "htmx:sendError"]) {
     line.textContent = status >= 400 && status !== 401 ? `Not done: the server answered ${status}.` : text;
   });
 }
+// A part that is loaded again keeps open and closed what the reader opened and closed.
+const unfolded = new Map();
+const nameOf = (part, at) => part.id || `${at}:${part.querySelector("summary")?.textContent ?? ""}`;
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.target.id !== "live") return;
+  unfolded.clear();
+  event.target.querySelectorAll("details").forEach((part, at) => unfolded.set(nameOf(part, at), part.open));
+});
+document.addEventListener("htmx:afterSwap", () => {
+  document.querySelectorAll("#live details").forEach((part, at) => {
+    const before = unfolded.get(nameOf(part, at));
+    if (before !== undefined) part.open = before;
+  });
+  unfolded.clear();
+});
 document.addEventListener("htmx:afterOnLoad", () => {
   const line = document.getElementById("connection");
   if (line !== null) line.remove();

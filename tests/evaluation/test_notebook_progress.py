@@ -1,0 +1,44 @@
+"""Progress in a notebook: when it is shown, and what."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from assay.evaluation import NotebookProgress, SilentProgress, default_progress
+
+
+def in_a_kernel(monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+
+
+def test_a_kernel_gets_bars_and_others_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert type(default_progress()) is SilentProgress
+    in_a_kernel(monkeypatch, None)  # IPython is imported by another library
+    assert type(default_progress()) is SilentProgress
+    in_a_kernel(monkeypatch, SimpleNamespace())  # its shell in a terminal
+    assert type(default_progress()) is SilentProgress
+    in_a_kernel(monkeypatch, SimpleNamespace(kernel=object()))
+    assert type(default_progress()) is NotebookProgress
+
+
+def test_a_given_progress_is_kept_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_kernel(monkeypatch, SimpleNamespace(kernel=object()))
+    given = SilentProgress()
+    assert default_progress(given) is given
+
+
+def test_bars_count_and_lines_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = NotebookProgress()
+    with progress.bar("evaluate", 4) as advance:
+        advance(3)
+        progress.say("half of them")
+        advance(1)
+    with progress.bar("search", None) as advance:
+        advance(7)
+    shown = capsys.readouterr()
+    assert shown.out == "half of them\n"
+    assert "evaluate: 100%" in shown.err
+    assert "4/4" in shown.err
+    assert "search: 7it" in shown.err

@@ -1,0 +1,159 @@
+"""Rollouts as OTLP traces: what is exported can be imported as it was, and others can read it by the conventions."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from importing_rows import read
+
+from assay.api.rollouts import export_rollouts, import_rollouts
+from assay.errors import ConfigError, FailureKind
+from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
+from assay.traces.otlp import VERSION, trace_request
+
+ANSWER: dict[str, Any] = {
+    "id": "r-1", "model": "gpt-0613",
+    "choices": [
+        {
+            "index": 0, "finish_reason": "tool_calls",
+            "message": {
+                "role": "assistant", "content": None,
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+                ],
+            },
+        }
+    ],
+}  # fmt: skip
+FINAL: dict[str, Any] = {
+    "id": "r-2",
+    "choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "It is 3."}}],
+}
+ASKED: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 2?"},
+]  # fmt: skip
+
+
+def call(t: int, messages: list[dict[str, Any]], answer: dict[str, Any] | None, **more: Any) -> Transition:
+    body = {"model": "gpt", "messages": messages, "temperature": 0.25, "stop": ["END"]}
+    return Transition(
+        t=t, model="gpt", request={"dialect": "chat", "body": body},
+        response=None if answer is None else {"body": answer}, started_at=1_700_000_000.123456 + t, latency_ms=20.5,
+        prompt_tokens=11, completion_tokens=5, cost_usd=0.25, **more,
+    )  # fmt: skip
+
+
+def full() -> Rollout:
+    """A rollout of production in which every field has a value that is not its default."""
+    told = [*ASKED, ANSWER["choices"][0]["message"], {"role": "tool", "tool_call_id": "c1", "content": "3"}]
+    return Rollout(
+        task_id="task", task_type="sums", group_id="g", sample=2, program="support", program_version="v7",
+        parameters={"temperature": 0.25}, model="gpt", adapters=("a" * 8,), seed=0, split="train", phase="deployed",
+        source="gateway", status="failed", inputs={"messages": "as a name"}, expected={"answer": "3"},
+        metadata={"difficulty": 1}, prediction={"answer": "It is 3."}, error="too late", failure=FailureKind.AGENT,
+        rubric="r@1", score=0.0, coverage=0.5,
+        verdicts=[Verdict(criterion="right", grade=0.0, weight=2.0, reason="it is not", label="no", confidence=0.9)],
+        human_rating=0.25, data_subject="user-7", consent="yes", started_at=1_700_000_000.1,
+        ended_at=1_700_000_003.7, deployment="d1", stage=0, arm="candidate", propensity=0.1, unit="u" * 16,
+        version="support@2", early_tools=[ToolCall(name="look", arguments={}, error="gone")],
+        transitions=[
+            call(0, ASKED, ANSWER, tools=[ToolCall(name="add", arguments={"a": 1, "b": 2}, result="3")],
+                 step_rewards={"parsed": 0.15}, return_=0.4, shown_tasks=("s" * 8,), agent="planner", weights="w"),
+            call(1, told, FINAL, output="It is 3.", thinking_tokens=0, cached=True, constrained=True,
+                 token_ids=(1, 2), logprobs=(-0.5, -0.25)),
+            call(2, told, None, error="429", failure=FailureKind.MODEL),
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.pb"])
+def test_exported_rollouts_are_imported_as_they_were(tmp_path: Path, name: str) -> None:
+    plain = Rollout(id="not hex", program="p", status="done", inputs={"q": "?"}, ended_at=2.0, started_at=1.0, sample=0)
+    with Store(tmp_path / "a.db") as store, Store(tmp_path / "b.db") as other:
+        rollouts = [full(), plain]
+        for rollout in rollouts:
+            store.put_rollout(rollout)
+            for transition in rollout.transitions:
+                store.put_transition(rollout.id, transition)
+        store.flush()
+        report = export_rollouts(store, "otlp", tmp_path / name).to_dict()
+        assert (report["rollouts"], report["transitions"], report["withheld"]) == (2, 3, 0)
+        imported = import_rollouts(other, "otlp", tmp_path / name)
+        assert (imported.rollouts, imported.transitions, imported.skipped) == (2, 3, 0)
+        for rollout in rollouts:
+            stored = other.rollout(rollout.id)
+            assert replace(stored, run_id="") == store.rollout(rollout.id)
+        assert import_rollouts(other, "otlp", tmp_path / name).unchanged == 2
+        assert import_rollouts(store, "otlp", tmp_path / name).unchanged == 2  # where they came from
+
+
+def test_other_tools_read_messages_tools_tokens_and_scores_by_the_conventions(tmp_path: Path) -> None:
+    request = trace_request([full()])
+    spans = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    for span in spans:
+        span["attributes"] = [pair for pair in span["attributes"] if not pair["key"].startswith("assay.")]
+    (tmp_path / "t.jsonl").write_text(json.dumps(request))
+    (rollout,), skipped = read("otlp", tmp_path / "t.jsonl", score="r@1")
+    assert not skipped
+    expected = full()
+    assert (rollout.program, rollout.data_subject, rollout.status) == ("support", "user-7", "failed")
+    assert (rollout.error, rollout.prediction, rollout.score) == ("too late", expected.prediction, 0.0)
+    assert {v.criterion: v.grade for v in rollout.verdicts} == {"right": 0.0, "r@1": 0.0, "human_rating": 0.25}
+    assert rollout.early_tools == expected.early_tools
+    for ours, theirs in zip(rollout.transitions, expected.transitions, strict=True):
+        body = ours.request["body"]
+        assert [m["role"] for m in body["messages"]] == [m["role"] for m in theirs.request["body"]["messages"]]
+        assert body["messages"][:2] == ASKED
+        assert (body["temperature"], body["stop"], ours.model) == (0.25, ["END"], "gpt")
+        names = ("output", "error", "tools", "prompt_tokens", "completion_tokens", "cost_usd")
+        for name in names:
+            assert getattr(ours, name) == getattr(theirs, name), name
+        assert ours.started_at == pytest.approx(theirs.started_at, abs=1e-6)
+        assert ours.latency_ms == pytest.approx(20.5, abs=0.01)
+    answered = rollout.transitions[0].response
+    assert answered is not None
+    asked = answered["body"]["choices"][0]["message"]["tool_calls"][0]
+    assert (asked["id"], json.loads(asked["function"]["arguments"])) == ("c1", {"a": 1, "b": 2})
+
+
+def test_without_content_no_text_of_the_rollout_is_in_the_export() -> None:
+    text = json.dumps(trace_request([full()], content=False))
+    for secret in ("1 + 2", "It is 3", "Be brief", "as a name", "it is not", "too late", "gone", "429", "user-7"):
+        assert secret not in text, secret
+    assert "gen_ai.usage.input_tokens" in text
+
+
+def test_sealed_rollouts_and_those_of_tenants_or_without_consent_are_left_out(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"status": "done", "ended_at": 2.0, "inputs": {"q": "?"}}
+    with Store(tmp_path / "a.db") as store:
+        for more in (
+            {}, {"split": "test"}, {"split": "gate"}, {"tenant": "acme"}, {"consent": "no"}, {"source": "judge"},
+            {"status": "running", "ended_at": None},
+        ):  # fmt: skip
+            store.put_rollout(Rollout(program="p", **{**plain, **more}))
+        store.flush()
+        for tenants, exported in (((), 1), (("acme",), 2)):
+            report = export_rollouts(store, "otlp", tmp_path / "t.jsonl", tenants=tenants)
+            assert (report.rollouts, report.withheld) == (exported, 5 - exported)
+        with pytest.raises(ConfigError, match="no effect with a file"):
+            export_rollouts(store, "otlp", tmp_path / "t.jsonl", endpoint="http://x")
+        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT"):
+            export_rollouts(store, "otlp")
+
+
+def test_exports_of_a_newer_version_and_broken_ones_are_skipped(tmp_path: Path) -> None:
+    for key, value, reason in (
+        ("assay.mapping.version", {"intValue": str(VERSION + 1)}, "update assay"),
+        ("assay.verdicts", {"stringValue": "[1"}, "not those of an export"),
+        ("assay.failure", {"stringValue": "nonsense"}, "not those of an export"),
+    ):
+        request = trace_request([full()])
+        root = request["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
+        root["attributes"] = [*(p for p in root["attributes"] if p["key"] != key), {"key": key, "value": value}]
+        good = trace_request([full()])
+        (tmp_path / "t.jsonl").write_text(f"{json.dumps(request)}\n{json.dumps(good)}\n")
+        rollouts, skipped = read("otlp", tmp_path / "t.jsonl")
+        assert (len(rollouts), len(skipped)) == (1, 1)
+        assert reason in skipped[0].reason

@@ -1,0 +1,34 @@
+"""A store with a training that is at its second step, as its log says."""
+
+from pathlib import Path
+
+from pages import NOW, rollout_of_sums
+
+from assay.reports.training_log import TrainingLog
+from assay.traces import Store
+
+__all__ = ["SAMPLE", "put_training"]
+
+SAMPLE = f"{200:032x}"  # the sample rollout of step 1
+
+
+def put_training(
+    store: Store, folder: Path, *, text: str = "the KL is high", run_id: str = "training", status: str = "running"
+) -> TrainingLog:
+    """A training of nine steps with two sample rollouts, of which the store has the second.
+
+    Args:
+        text: of its alarm, its program and the task of the sample.
+    """
+    config = {"program": text, "model": "embedded/m", "algorithm": "grpo", "steps": 9}
+    store.put_run(run_id, kind="train", config=config, status=status, started_at=NOW)
+    rollout_of_sums(store, 200, run_id=run_id, phase="train", score=0.75, inputs={"question": text})
+    store.flush()
+    log = TrainingLog(folder / "runs" / run_id)
+    log.values(0, {"held_out_greedy": 0.25}, {})
+    log.sample(0, "f" * 32, [0.5])
+    log.values(1, {"reward": 0.25, "criteria/right": 0.5}, {})
+    log.sample(1, SAMPLE, [-0.5])
+    log.values(2, {"reward": 0.5, "criteria/right": 1.0}, {"kl": f"step 2: {text}"})
+    log.values(2, {"held_out_greedy": 0.75}, {"kl": f"step 2: {text}"})
+    return log
