@@ -3,10 +3,10 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import click
 import pytest
@@ -162,6 +162,23 @@ def test_gate_size_flag_sets_the_size_of_one_split() -> None:
 def test_out_of_bounds_value_is_a_usage_error(flags: list[str]) -> None:
     with pytest.raises(click.UsageError):
         command_options([*JOB, *flags], CompileSettings)
+
+
+def test_only_a_setting_of_names_and_values_asks_for_a_name_and_a_value() -> None:
+    for name, kinds in COMMANDS.items():
+        known = {field: setting for kind in kinds for field, setting in settings_of(kind).items()}
+        for option in command_of(name).params:
+            if isinstance(option, click.Option) and option.metavar == "NAME=VALUE" and str(option.name) in known:
+                assert get_origin(known[str(option.name)].plain) is Mapping, f"{name} {option.opts[0]}"
+    assert "--task-type TASK_TYPE" in CliRunner().invoke(group, ["export", "sft", "--help"]).output
+
+
+def test_the_default_cap_of_auto_is_in_the_help_of_the_commands_that_have_it() -> None:
+    for name in ("compile", "improve", "tune", "judge compile"):
+        text = next(
+            str(vars(option)["help"]) for option in command_of(name).params if option.name == "max_search_calls"
+        )
+        assert ("300" in text) == (name in ("compile", "improve")), name
 
 
 def test_a_missing_setting_is_named() -> None:

@@ -127,6 +127,7 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[program]\nmodels = 'x'", "[program] has no setting 'models'; did you mean 'model'?"),
         ("[train.ppo]\nstep = 3", "[train.ppo] has no setting 'step'; did you mean 'steps'?"),
         ("[defaults]\nmax_call = 3", "[defaults] has no setting 'max_call'; did you mean 'max_calls'?"),
+        ("[defaults]\nx = 3", "[defaults] has no setting 'x'; `assay COMMAND --help` lists those of a command"),
         ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
         ("seed = 3", "seed = 3 is outside of a table; put it under [defaults]"),
         ("[compile]\nmax_calls = '5'", "[compile] max_calls='5' must be an integer"),

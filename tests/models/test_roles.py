@@ -15,6 +15,7 @@ from assay.models.registry import find_model
 from assay.models.roles import Endpoint, is_local
 from assay.models.tool_calls import with_tool_calls
 from assay.rubrics import Criterion, JudgeSpec, Rubric
+from assay.runs.opening import client_of
 from assay.runs.settings import CompileSettings
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
@@ -66,6 +67,15 @@ def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it
     with pytest.raises(ConfigError) as error:
         Endpoint(None, "sk-proj-secret").client("openai/x")
     assert "secret" not in str(error.value)
+
+
+def test_the_setting_that_names_an_unset_variable_is_the_one_of_its_role(monkeypatch: Any) -> None:
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    monkeypatch.setenv("MAIN_KEY", KEYS["MAIN_KEY"])
+    config = CompileSettings(program="p", rubric="r", data="d", api_key_env="MAIN_KEY", judge_api_key_env="NO_SUCH")
+    with pytest.raises(ConfigError, match=r"^judge_api_key_env names the environment variable NO_SUCH"):
+        client_of(config, "judge", "openai/x")
+    assert client_of(config, "reflection", "openai/x") == {"api_key": KEYS["MAIN_KEY"]}
 
 
 def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Path, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ import assay
 from assay.api.tune import tune
 from assay.cli import tune as cli_tune
 from assay.cli.main import group
-from assay.errors import ArtifactError, BudgetExceeded, ParameterError
+from assay.errors import ArtifactError, BudgetExceeded, ParameterError, RubricError
 from assay.evaluation import SilentProgress
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
@@ -90,6 +90,18 @@ def test_a_finished_compile_is_reported_again_even_if_its_cap_is_spent(place: Pa
     assert repeated.program.predictors()[0].demos
     assert statuses() == ["done"]
     assert "this run has finished" in progress.text
+
+
+def test_resume_takes_the_latest_run_not_one_that_a_wrong_rubric_ended_before_it(place: Path) -> None:
+    settings = job(Flaky(every=1000), split="val", sizes={"val": 3}, prompt_format="json")
+    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: lable}}\n")
+    with pytest.raises(RubricError, match="lable"):
+        assay.evaluate("mine.py:Mine", **settings)
+    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    first = assay.evaluate("mine.py:Mine", **settings).to_dict()
+    again = assay.evaluate("mine.py:Mine", **settings, resume=True).to_dict()
+    assert again["result"] == first["result"]
+    assert statuses() == ["done", "failed"]
 
 
 @pytest.mark.slow

@@ -86,6 +86,16 @@ def test_the_most_similar_of_several_columns_is_named(place: Path) -> None:
     assert "rename=" not in str(caught.value)
 
 
+@pytest.mark.parametrize("arguments", ["", ", with: {field: intnet}"])
+def test_a_column_of_both_answer_and_data_is_named_as_the_field_of_a_check(place: Path, arguments: str) -> None:
+    (place / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: right, check: exact{arguments}}}\n")
+    with pytest.raises(RubricError) as caught:
+        evaluated(rows(intent="bug", customer="c1"))
+    assert "Name the field in the rubric: {name: right, with: {field: intent}}" in str(caught.value)
+    assert "rename=" not in str(caught.value)
+    assert caught.value.flag == "--no-preflight"
+
+
 def test_a_user_check_that_raises_is_reported_with_its_error(place: Path) -> None:
     (place / "mine.py").write_text(
         "def right(task, prediction, rollout):\n    return task.expected['intent'] == prediction['intent']\n"

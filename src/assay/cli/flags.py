@@ -69,7 +69,7 @@ def _option(setting: Setting, text: str) -> Decorator:
     flags = flag.split("/")
     if get_origin(kind) in (Mapping, Sequence) and (declared.many or get_origin(kind) is Mapping):
         item = int if get_args(kind) == (int,) else str
-        words = declared.metavar or "NAME=VALUE"
+        words = declared.metavar or ("NAME=VALUE" if get_origin(kind) is Mapping else _metavar(flags[0]))
         return click.option(*flags, setting.name, type=item, multiple=True, metavar=words, help=text)
     has_default = setting.default not in (MISSING, None, ())
     metavar = declared.metavar
@@ -82,6 +82,11 @@ def _option(setting: Setting, text: str) -> Decorator:
         metavar=metavar,
         help=text,
     )
+
+
+def _metavar(flag: str) -> str:
+    """The word for a repeatable flag's value: `TASK_TYPE` of `--task-type`."""
+    return flag.removeprefix("--").replace("-", "_").upper()
 
 
 def _default(setting: Setting) -> Any:

@@ -139,8 +139,8 @@ def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
         if not target.is_file():
             if shutil.disk_usage(target.parent).free < 4 * path.stat().st_size:
                 raise ModelError(
-                    f"{target.parent} has too little room for {base.name} with its adapters: "
-                    "free some space, or set ASSAY_HOME to another folder"
+                    f"{target.parent} has too little free space for {base.name} with its adapters: "
+                    "free some, or set ASSAY_HOME to another folder"
                 )
             write_merged(path, [adapter.gguf for adapter in adapters], target)
         os.utime(target)

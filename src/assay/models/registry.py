@@ -186,8 +186,8 @@ def pull_model(name: str, *, say: Say = lambda _: None) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(target.parent).free < 3 * model.size:
             raise ModelError(
-                f"{target.parent} has too little room: {3 * model.size / 1e6:.0f} MB are needed. "
-                "Free some space, or set ASSAY_HOME to another folder"
+                f"{target.parent} has too little free space: {3 * model.size / 1e6:.0f} MB are needed. "
+                "Free some, or set ASSAY_HOME to another folder"
             )
     except OSError as error:
         raise ModelError(f"cannot write to {target.parent}: {error}. Set ASSAY_HOME to a writable folder") from error

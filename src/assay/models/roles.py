@@ -97,9 +97,11 @@ class Endpoint:
             return Endpoint(self.api_base, api_key_env or self.api_key_env)
         return Endpoint(None if api_base == PROVIDER else api_base, api_key_env)
 
-    def client(self, model: str) -> dict[str, Any]:
+    def client(self, model: str, setting: str = "api_key_env") -> dict[str, Any]:
         """Client settings for `get_lm`.
 
+        Args:
+            setting: name of the setting that holds `api_key_env`, for messages.
         Raises:
             ConfigError: the variable is not set, or its name is not a valid variable name.
         """
@@ -109,11 +111,11 @@ class Endpoint:
         if self.api_key_env is not None:
             if not _VARIABLE.fullmatch(self.api_key_env):
                 raise ConfigError(
-                    "api_key_env must be the name of an environment variable, such as MY_KEY, not the key itself"
+                    f"{setting} must be the name of an environment variable, such as MY_KEY, not the key itself"
                 )
             if not (key := os.environ.get(self.api_key_env)):
                 raise ConfigError(
-                    f"api_key_env names the environment variable {self.api_key_env}, which is not set: "
+                    f"{setting} names the environment variable {self.api_key_env}, which is not set: "
                     f"export {self.api_key_env}=…"
                 )
             settings["api_key"] = key

@@ -160,7 +160,7 @@ def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None 
     if base is None and env is None and isinstance(lm, LanguageModel) and not is_embedded(model):
         client = dict(lm.recording.client)  # an embedded model has none: then the address of the settings applies
         return client or program.client(model)
-    return program.role(base, env).client(model)
+    return program.role(base, env).client(model, "api_key_env" if env is None else f"{role}_api_key_env")
 
 
 @contextmanager
@@ -201,8 +201,9 @@ def pinned(name: str) -> Iterator[None]:
 def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
     """The id of the run to open, and whether an earlier process has started it.
 
-    `resume` replays a finished run without calling the model: its process may have been killed before it printed the
-    report.
+    `resume` takes the latest run of the job: an unfinished one that is older was superseded, for example where a check
+    failed on the first tasks and was mended. It replays a finished run without calling the model: its process may have
+    been killed before it printed the report.
     """
     if (pin := _pin.get()) is not None:
         run_id = f"{pin}-{key}"
@@ -210,9 +211,9 @@ def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, 
     earlier = store.runs(key)
     if not resume or not earlier:  # without an earlier run there is nothing to resume
         return f"{key}-{len(earlier) + 1}", False
-    unfinished = [run_id for run_id, status in earlier if status != "done"]
-    if unfinished or cache:
-        return (unfinished or [run_id for run_id, _ in earlier])[-1], True
+    run_id, status = earlier[-1]
+    if status != "done" or cache:
+        return run_id, True
     raise ConfigError(
         "this job has finished, and without a response cache it cannot be replayed: run it anew, without resume=True"
     )

@@ -6,7 +6,7 @@ The command line reads it; Python functions use it only through `assay.project_s
 import functools
 import operator
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
 _ROLE_KEYS = ("model", "api_base", "api_key_env", "thinking")
 _ROLE_SETTINGS = {name: (settings_of(RunSettings)[name],) for name in _ROLE_KEYS}
+_MOST_LISTED = 80  # names in a message; [defaults] has more than twice as many
 _EXPORTS = ("sft", "grpo", "preferences", "transitions")
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 COMMANDS: dict[str, tuple[type[Any], ...]] = {
@@ -277,6 +278,9 @@ def _misfit(setting: Setting, value: Any) -> str | None:
     return None
 
 
-def _hint(name: str, names: Any) -> str:
-    similar = nearest(name, names)
-    return f"did you mean {similar!r}?" if similar else f"there are {', '.join(names)}"
+def _hint(name: str, names: Collection[str]) -> str:
+    if similar := nearest(name, names):
+        return f"did you mean {similar!r}?"
+    if len(names) > _MOST_LISTED:
+        return "`assay COMMAND --help` lists those of a command: --val-size is val_size"
+    return f"there are {', '.join(names)}"

@@ -15,6 +15,7 @@ from assay.errors import ModelError, RubricError
 from assay.evaluation.predictions import rollout_of
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of, grade
+from assay.rubrics.spelling import unfit_arguments
 from assay.traces import Rollout
 from assay.traces.records import Verdict
 
@@ -79,13 +80,17 @@ class Verdicts:
             if c.check is not None and self.missing.get(c.name) and not self._decided_elsewhere(c, tasks)
         ]
         if checks:
-            hints = {pair for c in checks if (pair := self._rename(c)) is not None}
+            named = {c.name: field for c in checks if (field := self._field(c)) is not None}
+            hints = {pair for c in checks if c.name not in named and (pair := self._rename(c)) is not None}
             lines = [
                 f"criterion {c.name!r} could not be graded on {self._tasks_text()}: {self.missing[c.name]}"
                 for c in checks
             ]
             renames = ", ".join(f"{old!r}: {new!r}" for old, new in sorted(hints))
             lines += [f"Where that is a column of the data, rename it: rename={{{renames}}}"] if hints else []
+            lines += [
+                f"Name the field in the rubric: {{name: {name}, with: {{field: {f}}}}}" for name, f in named.items()
+            ]
             lines += [] if hints else [self._fields()]
             flags = [f"--rename {old}={new}" for old, new in sorted(hints)]
             raise RubricError("\n".join([*lines, SKIP]), flag=", ".join([*flags, SKIP_FLAG]))
@@ -158,6 +163,22 @@ class Verdicts:
         _, fields, rollout = self.answered[-1]
         more = tasks[len(self.answered) : len(self.answered) + _MORE]
         return any(grade(criterion, criterion.check, task, dict(fields), rollout).grade is not None for task in more)
+
+    def _field(self, criterion: Criterion) -> str | None:
+        """The one field of both answer and expected outputs that a check can grade; None if there is no such field."""
+        assert criterion.check is not None
+        task, fields, rollout = self.answered[0]
+        if unfit_arguments(criterion.check, {**criterion.arguments, "field": ""}, criterion.source):
+            return None
+        fitting = [
+            name
+            for name in sorted(task.expected.keys() & fields.keys())
+            if grade(
+                replace(criterion, arguments={**criterion.arguments, "field": name}),
+                criterion.check, task, dict(fields), rollout,
+            ).grade is not None
+        ]  # fmt: skip
+        return fitting[0] if len(fitting) == 1 else None
 
     def _rename(self, criterion: Criterion) -> tuple[str, str] | None:
         """An expected column and the name under which the check can use it; None if no column fits or several do."""

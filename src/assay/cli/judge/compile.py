@@ -58,7 +58,7 @@ def _show(data: dict[str, Any]) -> None:
                 number(ceiling[name]),
                 style=style,
             )
-        table.add_row("no verdict", str(before["unscored"]), str(after["unscored"]), "", "")
+        table.add_row("unscored", str(before["unscored"]), str(after["unscored"]), "", "")
         rich.print(table)
         for prefix, side in (("", after), ("raters' ", ceiling)):
             for name, reason in sorted(side["undefined"].items()):

@@ -1,4 +1,4 @@
-"""`assay judge forget`: removes a person's labels."""
+"""`assay judge forget`: removes a rater's labels."""
 
 import click
 

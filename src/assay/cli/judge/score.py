@@ -41,9 +41,9 @@ def _show_scores(data: dict[str, Any]) -> None:
         if data["rows"] != data["n"]
         else ""
     )
-    rich.print(f"{counted(data['n'], 'items')}{several}: {shares}; no verdict {data['unscored']}", markup=False)
+    rich.print(f"{counted(data['n'], 'items')}{several}: {shares}; unscored {data['unscored']}", markup=False)
     for reason in data["why_unscored"]:
-        rich.print(f"note: no verdict: {reason}", markup=False)
+        rich.print(f"note: unscored: {reason}", markup=False)
     if data["interval"]:
         rich.print(
             "mean value {:.3f}, 95 % [{:.3f}, {:.3f}] by this judge".format(data["mean"], *data["interval"]),

@@ -137,7 +137,7 @@ def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> Non
     lost = (after.unscored - before.unscored) / len(splits.gate)
     if lost > LOST:
         outcome.notes.append(
-            f"on gate it gives no verdict on {lost:.0%} more of the items than its parent: it does not replace it"
+            f"on gate it leaves {lost:.0%} more of the items unscored than its parent: it does not replace it"
         )
     outcome.replaces = outcome.gate["low"] is not None and outcome.gate["low"] > 0 and lost <= LOST
 

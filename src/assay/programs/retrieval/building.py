@@ -83,7 +83,7 @@ def update_index(
     if known and not listed.files:
         raise ConfigError(
             f"the folder {str(folder)!r} has no files, but the index {index!r} has documents of it ({len(known)}). "
-            "If they shall go, remove them with assay index DIR --remove"
+            "To remove them, run assay index DIR --remove"
         )
     counts.skipped.update(listed.skipped)
     counts.examples.update({"unreadable": listed.unreadable[:_NAMES]} if listed.unreadable else {})

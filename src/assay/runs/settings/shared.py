@@ -71,7 +71,7 @@ class CommonSettings(Settings):
     task_timeout: float = setting(
         DEFAULT_S,
         "Time limit in seconds of one run with its tools, of one check and of one judge. A run that exceeds it fails; "
-        "a check or judge gives no verdict. The limit of one tool call is a quarter of it.",
+        "the criterion of a check or judge is unscored. The limit of one tool call is a quarter of it.",
         gt=0,
         metavar="SECONDS",
         job=RESUMED,
@@ -234,10 +234,7 @@ class SearchSettings(CommonSettings):
     """The cap on a search."""
 
     max_search_calls: int | None = setting(
-        None,
-        "Maximum number of LM calls of the search; by default 300 with optimizer auto, otherwise no limit.",
-        ge=0,
-        job=RESUMED,
+        None, "Maximum number of LM calls of the search; by default no limit.", ge=0, job=RESUMED
     )
 
 
@@ -291,6 +288,12 @@ class DecisionSettings(ProgramSettings):
 class PromptSettings(SearchSettings, ReflectionSettings, DecisionSettings):
     """Settings of the prompt search."""
 
+    max_search_calls: int | None = setting(
+        None,
+        "Maximum number of LM calls of the search; by default 300 with optimizer auto, otherwise no limit.",
+        ge=0,
+        job=RESUMED,
+    )
     optimizer: str = setting(
         "auto",
         "Optimizer: auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, "

@@ -143,8 +143,8 @@ class TracesScoreSettings(JudgeModelSettings):
         metavar="SECONDS",
     )
     preflight: bool = preflight_of(
-        "Stop if a judge gives no verdict on any of the first three rollouts with an answer.",
-        "Go on if a judge gives no verdict on the first three rollouts with an answer.",
+        "Stop if a judge leaves each of the first three rollouts with an answer unscored.",
+        "Continue if a judge leaves the first three rollouts with an answer unscored.",
     )
 
     def __post_init__(self) -> None:
