@@ -120,15 +120,32 @@ class Raises(dspy.Module):
         raise RuntimeError("no user today")
 
 
+class Exits(dspy.Module):
+    def forward(self, profile: Any, messages: Any) -> Any:
+        raise SystemExit(3)
+
+
+class Floods(dspy.Module):
+    def forward(self, profile: Any, messages: Any) -> Any:
+        return dspy.Prediction(message="word " * 200_000, ended="")
+
+
 class Mute(dspy.Module):
     def forward(self, profile: Any, messages: Any) -> Any:
         return dspy.Prediction(text="hello")
+
+
+def test_a_long_message_is_cut_as_in_a_conversation() -> None:
+    (task, *_) = load_tasks(DATA)
+    assert {len(message["content"]) for message in interview(Floods(), task).messages[::2]} == {2000}
 
 
 def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refused(own_folder: Path) -> None:
     report = audit_user(Raises(), data=DATA, tasks=2, lm=scripted_lm(lambda request: "{}"))
     assert (report["failed"], report["passed"]) == (2, False)
     assert "no user today" in report["why_failed"][0]
+    report = audit_user(Exits(), data=DATA, tasks=2, lm=scripted_lm(lambda request: "{}"))
+    assert (report["failed"], report["passed"]) == (2, False)
     with pytest.raises(DataError, match="UserProgram"):
         audit_user(Mute(), data=DATA, tasks=1, lm=scripted_lm(lambda request: "{}"))
     with pytest.raises(ConfigError, match="callable"):

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 
 import assay
 from assay.datasets.tasks import make_task
-from assay.errors import FailureKind, ProgramError, Unscored
+from assay.errors import EnvironmentFailed, FailureKind, ProgramError
 from assay.models.failures import failure_of_program, is_agent_failure
 from assay.programs import Converse, load_program, program_inputs
 from assay.programs.agent import GUIDE
@@ -109,21 +110,58 @@ class Broken(dspy.Module):
         self.answer = answer
 
     def forward(self, profile: Any, messages: Any) -> Any:
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
 
 @pytest.mark.parametrize(
     "answer",
-    [RuntimeError("no user today"), None, dspy.Prediction(text="hello"), dspy.Prediction(message="x", ended="maybe")],
+    [
+        RuntimeError("no user today"),
+        SystemExit(3),
+        None,
+        dspy.Prediction(text="hello"),
+        dspy.Prediction(message=None, ended=""),
+        dspy.Prediction(message="x", ended="maybe"),
+    ],
 )
 def test_a_user_that_fails_leaves_the_run_unscored(answer: Any) -> None:
-    with pytest.raises(Unscored, match="simulated user Broken") as caught:
+    with pytest.raises(EnvironmentFailed, match="simulated user Broken") as caught:
         run(scripted_lm(clerk), Converse(user=Broken(answer)))
     kind = failure_of_program(caught.value)
-    assert kind is FailureKind.JUDGE
+    assert kind is FailureKind.ENVIRONMENT
     assert not is_agent_failure(kind)
+
+
+def test_a_user_that_fails_or_hangs_in_one_conversation_does_not_end_the_evaluation(tmp_path: Path) -> None:
+    class Moody(dspy.Module):
+        def forward(self, profile: Any, messages: Any) -> Any:
+            if profile["goal"] == "raise":
+                raise RuntimeError("no user today")
+            while profile["goal"] == "hang":
+                time.sleep(0.01)
+            return dspy.Prediction(message="bye", ended="done")
+
+    inputs = [{"service": "s", "form": ["day"], "user": {"goal": goal}} for goal in ("go", "raise", "hang")]
+    evaluation = assay.evaluate(
+        Converse(user=Moody()),
+        rubric="converse",
+        data=[{"inputs": row, "expected": {"outcome": {"day": "Friday"}}, "split": "val"} for row in inputs],
+        lm=scripted_lm(clerk),
+        store=tmp_path / "s.db",
+        task_timeout=0.4,
+        preflight=False,
+    ).evaluation
+    assert (len(evaluation), evaluation.unscored) == (3, 2)
+    with Store(tmp_path / "s.db") as store:
+        failures = {rollout.inputs["user"]["goal"]: rollout.failure for rollout in find_rollouts(store, equal={})}
+    assert failures == {"go": None, "raise": FailureKind.ENVIRONMENT, "hang": FailureKind.ENVIRONMENT}
+
+
+def test_a_users_message_that_is_not_unicode_is_not_the_agents_failure() -> None:
+    user = Broken(dspy.Prediction(message="my file \udcff", ended=""))
+    assert run(scripted_lm(clerk), Converse(user=user)).messages[0]["content"] == "my file ?"
 
 
 def test_a_users_calls_are_recorded_apart_and_exports_leave_them_out(tmp_path: Path) -> None:

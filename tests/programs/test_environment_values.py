@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from assay.datasets import Task
@@ -14,6 +15,17 @@ class Corridor(Environment):
         return EnvironmentStep(observation="")
 
 
+def test_numbers_of_numpy_are_taken() -> None:
+    step = EnvironmentStep(observation="", reward=np.float32(0.5), done=np.bool_(True))  # type: ignore[arg-type]
+    assert (step.reward, step.done) == (0.5, True)
+    assert type(step.reward) is float
+    assert type(step.done) is bool
+
+
+def test_an_observation_that_is_not_unicode_reaches_the_model() -> None:
+    assert EnvironmentStep(observation="a file \udcff.txt").observation == "a file ?.txt"
+
+
 def test_seeds_come_from_the_task() -> None:
     one = Task(id="1", inputs={"seed": 5, "a": 1})
     assert environment_seed(one) == 5
@@ -24,7 +36,20 @@ def test_seeds_come_from_the_task() -> None:
 
 
 def test_steps_and_agents_refuse_wrong_values() -> None:
-    for wrong in ({"observation": 3}, {"reward": math.inf}, {"reward": True}, {"done": 1}, {"actions": ("",)}):
+    for wrong in (
+        {"observation": 3},
+        {"reward": math.inf},
+        {"reward": True},
+        {"reward": "1"},
+        {"reward": 10**400},
+        {"reward": np.float32("nan")},
+        {"done": 1},
+        {"actions": ("",)},
+        {"actions": "left"},
+        {"actions": tuple(f"action {at}" for at in range(10_000))},
+        {"info": None},
+        {"info": ["door"]},
+    ):
         with pytest.raises(ConfigError):
             EnvironmentStep(**{"observation": "", **wrong})
     with pytest.raises(ProgramError, match="makes an environment"):

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 
 from assay.datasets import Task
@@ -152,6 +153,16 @@ def test_the_older_interface_is_refused_with_the_way_out() -> None:
     lm = scripted_lm(lambda request: json.dumps({"action": "0"}))
     with dspy.context(lm=lm), pytest.raises(EnvironmentFailed, match="older gym, which returns four values"):
         agent(seed=0)
+
+
+def test_a_large_array_needs_render() -> None:
+    class Pixels(Doors):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            return np.zeros((84, 84)), {}
+
+    with pytest.raises(ConfigError, match=r"array of 7,056 numbers: pass render"):
+        GymEnvironment(Pixels()).reset(task())
+    assert GymEnvironment(Pixels(), render=lambda seen: f"{seen.shape}").reset(task()).observation == "(84, 84)"
 
 
 def test_an_agent_plays_a_gym_environment_and_closes_it() -> None:

@@ -112,6 +112,24 @@ def test_erasure_of_a_person_removes_facts_of_their_rollouts_and_about_them(url:
         assert memory.recall(query, subject="Bob") == []
 
 
+def test_a_name_is_the_same_person_in_both_unicode_forms(tmp_path: Path) -> None:
+    composed, decomposed = "Jos\u00e9", "Jose\u0301"
+    with Store(tmp_path / "s.db") as store:
+        memory = Memory(store)
+        memory.remember(composed, "555-1234", about="phone")
+        memory.remember(decomposed, "555-9876", about="phone")
+        assert [fact.text for fact in memory.recall("phone", subject=composed)] == ["555-9876"]
+        for name in (composed, decomposed):
+            store.put_rollout(Rollout(task_id="t", inputs={"question": name}, data_subject=name))
+    report = forget_subject(decomposed, store=tmp_path / "s.db")
+    assert (report["removed"], report["facts_removed"]) == (2, 2)
+
+
+def test_a_person_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="subject=None must be the name of a person"):
+        Memory(tmp_path / "s.db").remember(None, "555-1234")  # type: ignore[arg-type]
+
+
 def test_the_words_of_an_erased_fact_leave_the_file(tmp_path: Path) -> None:
     memory = Memory(tmp_path / "s.db")
     memory.remember("Ada", "the passphrase is xylophone")

@@ -285,3 +285,20 @@ def test_numpy_integers_are_valid_sizes() -> None:
         adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), sizes={"val": np.int64(1)}
     ).to_dict()
     assert report["result"]["n"] == 1
+
+
+def test_a_program_that_changes_its_inputs_does_not_change_the_task(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def appends(numbers: list[int], form: dict[str, list[str]]) -> str:
+        seen.append((list(numbers), list(form["fields"])))
+        numbers.append(9)
+        form["fields"].append("more")
+        return "1"
+
+    rows = [{"inputs": {"numbers": [1], "form": {"fields": ["day"]}}, "expected": {"answer": "1"}, "split": "val"}]
+    report = assay.evaluate(appends, rubric=rubric(), data=rows, samples=2, threads=1, store=tmp_path / "s.db")
+    assert seen == [([1], ["day"])] * 3  # the preflight is one of them
+    with assay.traces.Store(tmp_path / "s.db") as store:
+        assert [rollout.inputs["numbers"] for rollout in store.rollouts()] == [[1]] * 3
+    assert report.evaluation.mean == 1.0

@@ -10,7 +10,17 @@ from typing import Any, NoReturn
 
 from assay.errors import DataError
 
-__all__ = ["OWNERS", "SPLITS", "EmptyInputs", "Task", "consent_text", "make_task", "missing_inputs", "owners_of"]
+__all__ = [
+    "OWNERS",
+    "SPLITS",
+    "EmptyInputs",
+    "Task",
+    "consent_text",
+    "make_task",
+    "missing_inputs",
+    "own_containers",
+    "owners_of",
+]
 
 OWNERS = ("tenant", "data_subject", "consent")  # columns that identify the owner of the data; stored in the metadata
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata", *OWNERS}
@@ -57,6 +67,16 @@ _encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str).enco
 
 def content_hash(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(_encode(inputs).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def own_containers(value: Any) -> Any:
+    """The value with lists and dictionaries of its own, at any depth; other objects are shared.
+
+    A program gets its inputs so: one that appends to a list among them would change the task for all later runs.
+    """
+    if type(value) is dict:
+        return {key: own_containers(item) for key, item in value.items()}
+    return [own_containers(item) for item in value] if type(value) is list else value
 
 
 def consent_text(value: Any) -> str:

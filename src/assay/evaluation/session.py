@@ -15,7 +15,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets import Task
-from assay.datasets.tasks import content_hash, owners_of
+from assay.datasets.tasks import content_hash, own_containers, owners_of
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
@@ -265,7 +265,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
             with sample_scope(self.sample), self._settings():
-                return within_limit(lambda: as_prediction(self.program(**inputs)), "the run")
+                return within_limit(lambda: as_prediction(self.program(**own_containers(inputs))), "the run")
         except (AssayError, KeyboardInterrupt):
             raise  # a missing package, a wrong setting, the store: the user has to correct it; it is never a score
         except BaseException as error:

@@ -12,23 +12,34 @@ from typing import Any, ClassVar, Literal
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from assay.errors import DataError, ProgramError, Unscored
+from assay.errors import DataError, ProgramError
 from assay.models import count_tokens
+from assay.models.failures import stop_in
+from assay.models.limits import current_tool_limit, limited, within_limit
 from assay.programs.agent import GUIDE, Agent
 from assay.programs.conversation_guide import ConversationGuide
 from assay.programs.memory import Memory
 from assay.programs.parameters import AgentParameters
-from assay.programs.simulated_users import ENDINGS, RuleBasedUser, SimulatedUser, UserProgram, plain_value
+from assay.programs.simulated_users import (
+    ENDINGS,
+    MESSAGE_CHARS,
+    RuleBasedUser,
+    SimulatedUser,
+    UserProgram,
+    plain_value,
+    user_failure,
+)
 from assay.programs.thinking import thought_field
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import aside, current_rollout
 from assay.traces.records import Rollout
+from assay.traces.store.rows import clean
 
 __all__ = ["Converse"]
 
 USERS = ("rules", "model")
 _FINISH, _GO_ON, _NONE = "finish", "go_on", "none"
-_REPLY, _QUESTION, _VALUE, _MESSAGE = 300, 120, 80, 2000  # characters
+_REPLY, _QUESTION, _VALUE = 300, 120, 80  # characters
 _RECALLED = 5  # facts among which the value of a field is found
 _TURNS = 20  # the default of max_steps
 
@@ -183,7 +194,11 @@ class Converse(Agent):
         return dspy.Prediction(reply=reply, history=talk.history, outcome=talk.outcome, finished=talk.asked == _FINISH)
 
     def _said(self, profile: Any, messages: Sequence[Mapping[str, str]]) -> Any:
-        """The user's next message. A failure of the simulated user leaves the run unscored: it is not the agent's."""
+        """The user's next message.
+
+        Raises:
+            EnvironmentFailed: the user raised, took too long, or returned something else.
+        """
         user, rollout = self._user.program, current_rollout()
         own = Rollout(
             task_id=rollout.task_id if rollout else "",
@@ -197,25 +212,26 @@ class Converse(Agent):
             data_subject=rollout.data_subject if rollout else None,
             consent=rollout.consent if rollout else None,
         )
-        asks = not isinstance(user, RuleBasedUser)
         try:
             with dspy.context(trace=[]):
-                if not asks:
+                if isinstance(user, RuleBasedUser):
                     turn = user(profile=profile, messages=messages)
                 else:
-                    with aside(own):
-                        turn = user(profile=profile, messages=copy.deepcopy(list(messages)))
-            message, ended = str(turn.message)[:_MESSAGE], str(turn.ended or "")
+                    with aside(own), limited(current_tool_limit()):
+                        earlier = copy.deepcopy(list(messages))
+                        turn = within_limit(lambda: user(profile=profile, messages=earlier), "its turn")
+            message, ended = turn.message, str(turn.ended or "")
         except DataError:
             raise
-        except Exception as error:
-            raise Unscored(f"the simulated user {type(user).__name__} failed: {error_text(error)}") from error
+        except (Exception, SystemExit) as error:
+            if (stop := stop_in(error)) is not None:
+                raise stop from error
+            raise user_failure(user, f"failed: {error_text(error)}") from error
+        if not isinstance(message, str):
+            raise user_failure(user, f"returned message={message!r}; it must be text")
         if ended not in ENDINGS:
-            raise Unscored(
-                f"the simulated user {type(user).__name__} returned ended={ended!r}; it must be one of "
-                f"{', '.join(map(repr, ENDINGS))}"
-            )
-        return dspy.Prediction(message=message, ended=ended)
+            raise user_failure(user, f"returned ended={ended!r}; it must be one of {', '.join(map(repr, ENDINGS))}")
+        return dspy.Prediction(message=clean(message[:MESSAGE_CHARS]), ended=ended)
 
     def _reply(self, talk: _Talk, message: str) -> str:
         """Reads the message, chooses what to ask, and words the reply. Updates the talk."""

@@ -115,8 +115,10 @@ class Memory:
         and `recall` returns the newer one first.
 
         Raises:
-            ConfigError: subject or text is empty.
+            ConfigError: subject or text is empty, or the subject is no text: facts about nobody would be shared.
         """
+        if not isinstance(subject, str):
+            raise ConfigError(f"subject={subject!r} must be the name of a person")
         subject, text = _line(subject), _line(text)[:_TEXT]
         if not subject or not text:
             raise ConfigError(f"subject={subject!r} and text={text!r} must not be empty")

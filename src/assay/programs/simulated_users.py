@@ -11,12 +11,22 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import dspy
 
-from assay.errors import DataError
+from assay.errors import DataError, EnvironmentFailed
 from assay.programs.adapters import make_adapter
 
-__all__ = ["ENDINGS", "RuleBasedUser", "SimulatedUser", "UserProfile", "UserProgram", "stated_values"]
+__all__ = [
+    "ENDINGS",
+    "MESSAGE_CHARS",
+    "RuleBasedUser",
+    "SimulatedUser",
+    "UserProfile",
+    "UserProgram",
+    "stated_values",
+    "user_failure",
+]
 
 ENDINGS = ("", "done", "gave_up")
+MESSAGE_CHARS = 2000  # of a user's message; the rest is cut off
 GOODBYE, PERSON, GIVES_UP = (
     "Yes, that is right. Thank you, goodbye.",
     "Can I talk to a real person, please?",
@@ -45,6 +55,11 @@ class UserProgram(Protocol):
             An object with `message` (text) and `ended`: "" to go on, `done` if the goal is reached, `gave_up` if the
             user leaves. With an ending the message is the last one.
         """
+
+
+def user_failure(user: Any, what: str) -> EnvironmentFailed:
+    """The error for a simulated user that failed: it is a part of the environment, and the run is unscored."""
+    return EnvironmentFailed(f"the simulated user {type(user).__name__} {what}")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 import time
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +46,8 @@ def person_digest(name: str) -> str:
 
 
 def subject_digest(name: str) -> str:
-    """`person_digest` of a data subject's name or id, ignoring case and white space."""
-    return person_digest(" ".join(name.casefold().split()))
+    """`person_digest` of a data subject's name or id, ignoring case, white space and the Unicode form of accents."""
+    return person_digest(" ".join(unicodedata.normalize("NFC", name.casefold()).split()))
 
 
 def of_tenant(subject: str, tenant: str) -> str:

@@ -10,6 +10,7 @@ from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
 from assay.evaluation import Progress, default_progress
 from assay.judges.quality.fidelity import Interview, fidelity_card, interview
+from assay.models.limits import within_limit
 from assay.programs import RuleBasedUser, SimulatedUser, UserProgram, load_program
 from assay.runs.arguments import resolve_lm
 from assay.runs.opening import open_run
@@ -60,7 +61,7 @@ def audit_user(
                     runs.append(_recorded(run.recorder, program, task, name))
                 except DataError:
                     raise
-                except Exception as error:  # the user's own failure is a figure of its card
+                except (Exception, SystemExit) as error:  # the user's own failure is a figure of its card
                     runs.append(None)
                     problems.append(error_text(error))
                 advance(1)
@@ -86,6 +87,6 @@ def _recorded(recorder: Recorder, user: UserProgram, task: Any, name: str) -> In
     )
     own.inputs = dict(task.inputs)
     with recorder.rollout(own):
-        conversation = interview(user, task)
+        conversation = within_limit(lambda: interview(user, task), "the interview")
         own.prediction = {"messages": conversation.messages, "ended": conversation.ended}
     return conversation

@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import DataError
-from assay.programs.simulated_users import ENDINGS, UserProfile, UserProgram
+from assay.programs.simulated_users import ENDINGS, MESSAGE_CHARS, UserProfile, UserProgram
 
 __all__ = ["FAULTS", "Interview", "faults_of", "fidelity_card", "interview"]
 
@@ -68,7 +68,10 @@ def interview(user: UserProgram, task: Task) -> Interview:
         turn = user(profile=copy.deepcopy(task.inputs["user"]), messages=copy.deepcopy(messages))
         text, ended = getattr(turn, "message", None), getattr(turn, "ended", None)
         if not isinstance(text, str) or ended not in ENDINGS:
-            raise DataError(f"the user returned message={text!r} and ended={ended!r}; see assay.programs.UserProgram")
+            raise DataError(
+                f"the user returned message={str(text)[:200]!r} and ended={ended!r}; see assay.programs.UserProgram"
+            )
+        text = text[:MESSAGE_CHARS]
         messages.append({"role": "user", "content": text})
         if ended or confirmations == _CONFIRMATIONS:
             return Interview(profile, messages, asked, ended, confirmations > 0)

@@ -21,10 +21,12 @@ from assay.programs.estimate import choice_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
 from assay.traces.recorder import current_rollout
+from assay.traces.store.rows import clean
 
 __all__ = ["EnvironmentAgent", "ShippedEnvironmentAgent"]
 
 _ACTION = 200  # characters of an action without another limit
+_REASON = 2000  # characters of the reason for which an action is refused; it is part of the history
 _SAME = 3  # times that a refused action is written until the run ends
 _UNREAD = "the action could not be read"
 
@@ -109,7 +111,7 @@ class EnvironmentAgent(Agent):
                         raise InvalidAction(_UNREAD)
                     step = play.step(action)
                 except InvalidAction as invalid:
-                    error = str(invalid) or "the action is not possible"
+                    error = clean(str(invalid))[:_REASON] or "the action is not possible"
                 steps.append(_entry(action, step, error, call))
                 if error is not None:
                     step = before

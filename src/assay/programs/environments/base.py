@@ -12,7 +12,7 @@ from assay.errors import ConfigError
 __all__ = ["Environment", "EnvironmentStep", "InvalidAction", "environment_seed"]
 
 
-_LONGEST = 100_000  # characters of an observation
+_LONGEST = 100_000  # characters of an observation, or of all actions together: they are part of every prompt
 
 
 class InvalidAction(ValueError):
@@ -28,10 +28,11 @@ class EnvironmentStep:
     """What an environment returns after `reset` and after each action.
 
     Attributes:
-        observation: as the agent reads it, at most 100,000 characters.
+        observation: as the agent reads it, at most 100,000 characters. What is not valid Unicode is replaced.
         reward: of the action, any finite number, higher is better.
         done: whether the episode has ended.
-        actions: what the agent may do next; it can write nothing else. Empty: any text.
+        actions: what the agent may do next; it can write nothing else. Empty: any text. At most 100,000 characters
+            together.
         info: values for rubrics, such as the true state. JSON values; the agent never sees them.
     Raises:
         ConfigError: a value of another type, a reward that is not finite, or a longer observation.
@@ -51,13 +52,33 @@ class EnvironmentStep:
                 f"observation has {len(self.observation):,} characters; it must have at most {_LONGEST:,}: it is part "
                 "of every prompt"
             )
-        if isinstance(self.reward, bool) or not isinstance(self.reward, int | float) or not math.isfinite(self.reward):
-            raise ConfigError(f"reward={self.reward!r} must be a finite number")
-        if not isinstance(self.done, bool):
+        reward, done = _of_numpy(self.reward), _of_numpy(self.done)
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise ConfigError(f"reward={reward!r} must be a finite number")
+        if not isinstance(done, bool):
             raise ConfigError(f"done={self.done!r} must be True or False")
-        object.__setattr__(self, "actions", tuple(self.actions))
-        if wrong := [action for action in self.actions if not isinstance(action, str) or not action.strip()]:
+        if not isinstance(self.info, Mapping):
+            raise ConfigError(f"info={str(self.info)[:80]!r} must be a mapping of names to values")
+        if isinstance(self.actions, str):
+            raise ConfigError(f"actions={self.actions!r} is one text; it must be a tuple of texts")
+        actions = tuple(self.actions)
+        if wrong := [action for action in actions if not isinstance(action, str) or not action.strip()]:
             raise ConfigError(f"actions must be texts that are not empty, got {wrong[0]!r}")
+        if (size := sum(map(len, actions))) > _LONGEST:
+            raise ConfigError(
+                f"actions has {len(actions):,} actions with {size:,} characters; it must have at most {_LONGEST:,}: "
+                "they are part of every prompt. Leave actions empty and describe them in the instructions"
+            )
+        text = self.observation.encode("utf-8", "replace").decode()  # no model takes lone surrogates
+        for name, value in (("observation", text), ("reward", reward), ("done", done), ("actions", actions)):
+            object.__setattr__(self, name, value)
+
+
+def _of_numpy(value: Any) -> Any:
+    """The Python number of a scalar of numpy, infinity for an integer beyond any float; other values as they are."""
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return math.inf if isinstance(value, int) and abs(value) >= 2**1023 else value
 
 
 @runtime_checkable

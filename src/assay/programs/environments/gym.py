@@ -11,6 +11,7 @@ from assay.programs.environments.base import Environment, EnvironmentStep, Inval
 __all__ = ["GymEnvironment"]
 
 _MOST_ACTIONS = 256  # of a discrete space that the agent chooses from
+_MOST_NUMBERS = 1000  # of an array: numpy abbreviates the text of a larger one
 
 
 class GymEnvironment(Environment):
@@ -23,7 +24,7 @@ class GymEnvironment(Environment):
     Args:
         env: an object with `reset(seed=…)`, `step(action)` and `action_space`.
         actions: names of the discrete actions, in order; by default their numbers.
-        render: makes text of an observation.
+        render: makes text of an observation. By default `str`, and an array of more than 1,000 numbers is refused.
         parse: makes an action of the agent's text, for other action spaces. It raises ValueError for what is none.
         options: of `reset`, made from the task's inputs; by default None.
     Raises:
@@ -35,7 +36,7 @@ class GymEnvironment(Environment):
         env: Any,
         *,
         actions: Sequence[str] = (),
-        render: Callable[[Any], str] = str,
+        render: Callable[[Any], str] | None = None,
         parse: Callable[[str], Any] | None = None,
         options: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
@@ -43,7 +44,7 @@ class GymEnvironment(Environment):
             raise ConfigError(f"{env!r} is no gymnasium environment: it has no {', '.join(missing)}")
         if parse is not None and actions:
             raise ConfigError("actions and parse were both given: names of actions are read without parse")
-        self._env, self._render, self._parse, self._options = env, render, parse, options
+        self._env, self._render, self._parse, self._options = env, render or _rendered, parse, options
         self._first, self._done = 0, False
         self._names: tuple[str, ...] = ()
         if parse is None:
@@ -117,6 +118,19 @@ class GymEnvironment(Environment):
             actions=() if done else names,
             info={**_plain(info), **({"truncated": True} if truncated else {})},
         )
+
+
+def _rendered(observation: Any) -> str:
+    """Text of an observation.
+
+    Raises:
+        ConfigError: it is a large array, such as an image, of which `str` would leave out most.
+    """
+    if hasattr(observation, "ndim") and observation.size > _MOST_NUMBERS:
+        raise ConfigError(
+            f"the observation is an array of {observation.size:,} numbers: pass render"
+        )
+    return str(observation)
 
 
 def _plain(info: Mapping[Any, Any]) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class Erased:
 def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> Erased:
     """Removes a subject's rollouts, transitions and labels; blanks prompts of other rollouts that show their tasks.
 
-    Case and spaces of the name are ignored. Rows of this subject that are written later (by a run in progress, by an
-    import) stay in the store but are never exported, also not as a demonstration.
+    Case, spaces and the Unicode form of accents in the name are ignored. Rows of this subject that are written later
+    (by a run in progress, by an import) stay in the store but are never exported, also not as a demonstration.
 
     Args:
         tenant: erases only what is of this tenant; None erases all of the subject. Prompts of others that show the
