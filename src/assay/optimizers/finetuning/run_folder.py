@@ -4,6 +4,7 @@ Shared by supervised fine-tuning and policy gradient training.
 """
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -224,7 +225,7 @@ POLICY_MEMORY = (
 
 @contextmanager
 def ready(less_memory: str) -> Iterator[None]:
-    """Adds advice to errors where memory or disk ran out. Raises MissingExtra without peft and trl.
+    """Adds advice to errors where memory or disk ran out; frees the model. Raises MissingExtra without peft and trl.
 
     Args:
         less_memory: how a user makes this kind of training need less memory.
@@ -248,6 +249,8 @@ def ready(less_memory: str) -> Iterator[None]:
                     "make room, and add resume=True"
                 ) from error
         raise
+    finally:
+        gc.collect()  # trainer and model refer to each other: without it the next training would add its memory
 
 
 def _ran_out(error: Exception) -> str | None:
