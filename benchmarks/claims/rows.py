@@ -15,7 +15,6 @@ from claims.table import (
     statements,
 )
 
-
 ROWS = (
     Row(
         name="adoption",
