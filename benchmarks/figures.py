@@ -20,7 +20,8 @@ import time
 import traceback
 from pathlib import Path
 
-from claims.rows import GROUPS, ROWS, Group
+from claims.groups import GROUPS, Group
+from claims.rows import ROWS
 from claims.storing import Setting, append, read, record
 from claims.table import page
 

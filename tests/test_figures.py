@@ -34,7 +34,8 @@ def test_the_committed_table_is_that_of_the_committed_records() -> None:
 
 
 def test_every_measurement_can_be_imported() -> None:
-    from claims.rows import GROUPS, ROWS
+    from claims.groups import GROUPS
+    from claims.rows import ROWS
 
     modules = [group.module for group in GROUPS.values() if group.module is not None]
     assert all(callable(importlib.import_module(f"claims.{module}").measure) for module in modules)

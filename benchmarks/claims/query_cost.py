@@ -1,10 +1,11 @@
 """Instructions of SQLite's machine that a query needs, before and after training with `query_cost`.
 
 The questions are those about the clinic in `sql.py`, of which the database has indexes of town and patient. The policy
-starts from a warm-up on right queries that mostly compare by LIKE, which no index serves, and sometimes by `=`. GRPO on
-the shipped rubric follows, whose criterion `query_cost` counts among right answers. As a control the same training is
-made without that criterion. All sides answer the same sealed questions greedily; instructions are compared on those
-that all of them answer rightly.
+starts from a warm-up on right queries that mostly compare by LIKE, which no index serves, and sometimes by `=`. It then
+answers train questions at temperature 1, scored by the shipped rubric `text_to_sql`, whose criterion `query_cost`
+counts among right answers, and is fine-tuned on those of its own answers that score at least `LEAST`. As a control it
+is fine-tuned on all of the same answers that have the right rows. All sides answer the same sealed questions greedily;
+instructions are compared on those that all of them answer rightly.
 """
 
 import json
@@ -15,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import assay
+from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.traces.export.gates import Gates
 from claims.sql import CLINIC, made, questions
 from claims.storing import Lines, Measured, Setting
-from claims.trained import train, use_scratch_adapters, warmed_up
+from claims.trained import use_scratch_adapters, warmed_up
 
-PER_KIND, TEST = 60, 40
-SPLITS = ("train", "train", "train", "val", "test", "test", "test")
+PER_KIND, TEST = 120, 90
+SPLITS = ("train", "train", "train", "test", "test", "test", "test")
 WARM, WARM_EPOCHS, WARM_RATE, CHEAP = 64, 3, 1e-3, 0.3  # CHEAP: share of the warm-up's queries that compare by =
-STEPS, GROUP, PROMPTS, RATE = 8, 6, 2, 3e-4
+SAMPLES, EPOCHS, RATE = 6, 2, 5e-4  # answers of each train question; of the training on them
+LEAST = {"cost": 0.9, "control": 0.8}  # scores: 0.92 for the expected query, 0.83 for one that reads a whole table
 PARAMETERS = {"max_steps": 1}
 MOST = 1_000_000  # instructions: a grade is at most 1
 RIGHT = """name: right
@@ -49,32 +53,35 @@ def measure(setting: Setting) -> Measured:
     (folder / "figures.yaml").write_text(FIGURES)
     tasks = written_tasks(setting)
     warm = mostly_dear(setting, tasks)
-    curves = {
-        name: train(
-            setting,
-            "text_to_sql",
-            name,
-            rubric=rubric,
-            data=tasks,
-            model=warm,
-            prompt_format="lean",
-            parameters=PARAMETERS,
-            steps=STEPS,
-            test=TEST,
-            num_generations=GROUP,
-            prompts_per_step=PROMPTS,
-            learning_rate=RATE,
-            max_completion=64,
-            per_device_batch_size=GROUP,
+    assay.collect(
+        "text_to_sql",
+        rubric="text_to_sql",
+        data=tasks,
+        model=warm,
+        n=SAMPLES,
+        prompt_format="lean",
+        parameters={**PARAMETERS, "temperature": 1.0},
+        seed=setting.seed,
+        store=folder / "answers.db",
+        threads=1,
+        progress=Lines(),
+    )
+    rows, models = dict[str, int](), {"before": warm}
+    for name, least in LEAST.items():
+        exported = assay.export(
+            "sft", folder / f"{name}-rows", store=folder / "answers.db", min_quality=least, gates=Gates(min_clean=0)
         )
-        for name, rubric in (("cost", "text_to_sql"), ("control", str(folder / "right.yaml")))
-    }
-    models = {"before": warm, "after": f"{warm}+cost", "control": f"{warm}+control"}
+        settings = SFTSettings(
+            model=warm, epochs=EPOCHS, learning_rate=RATE, min_quality=least, eval_fraction=0.0, seed=setting.seed
+        )
+        rows[name] = exported.rows
+        models[name] = str(train_sft(folder / f"{name}-rows", name, settings, progress=Lines()).name)
+    models["after"] = models.pop("cost")
     grades = {side: answered(setting, tasks, model) for side, model in models.items()}
     right = {side: {task: of["right"] for task, of in tasks_of.items()} for side, tasks_of in grades.items()}
     both = [task for task in right["before"] if all(of[task] == 1 for of in right.values())]
     steps = {side: {task: tasks_of[task]["steps"] * MOST for task in both} for side, tasks_of in grades.items()}
-    facts = {"curves": curves, "steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, "warm_up": WARM * WARM_EPOCHS}
+    facts = {"rows": rows, "answers_a_question": SAMPLES, "warm_up": WARM * WARM_EPOCHS}
     return Measured(values={"right": right, "instructions": steps}, facts=facts)
 
 

@@ -1,6 +1,4 @@
-"""The rows of the table, and the measurements that they read."""
-
-from dataclasses import dataclass
+"""The rows of the table."""
 
 from claims.table import (
     Row,
@@ -16,44 +14,6 @@ from claims.table import (
     share,
     statements,
 )
-
-
-@dataclass(frozen=True)
-class Group:
-    """A measurement. `module` in `claims` has its function `measure`."""
-
-    module: str
-    stronger: bool = False  # needs the stronger model
-
-
-GROUPS = {
-    "sums": Group("sums"),
-    "hand_written": Group("hand_written"),
-    "queues": Group("queues"),
-    "judge": Group("judge"),
-    "refinement": Group("refinement"),
-    "thinking": Group("thinking"),
-    "bfcl": Group("bfcl"),
-    "tool_use": Group("tool_use"),
-    "tool_training": Group("tool_training"),
-    "game": Group("game"),
-    "yields": Group("yields"),
-    "sql": Group("sql"),
-    "query_cost": Group("query_cost"),
-    "any_agent": Group("any_agent"),
-    "delayed_credit": Group("delayed"),
-    "conversations": Group("conversations"),
-    "fidelity": Group("fidelity"),
-    "memory": Group("memory"),
-    "thinking_stronger": Group("thinking_stronger", stronger=True),
-    "minimal_edits": Group("hacking"),
-    "rubric_training": Group("rubric_training"),
-    "document_recall": Group("document_recall"),
-    "documents": Group("documents"),
-    "forgetting": Group("other_task"),
-    "code_repair": Group("code_repair", stronger=True),
-}
-
 
 ROWS = (
     Row(
@@ -151,6 +111,7 @@ ROWS = (
     ),
     Row(
         name="adoption_trained",
+        seeds=(3, 4, 5),
         claim="the same model fine-tuned on the curriculum `tool_use`: adoption on held-out tools",
         goal="from at most 10 % to at least 40 %",
         measurement="tool_training",
@@ -158,13 +119,13 @@ ROWS = (
         cells=gain("adoption", least=0.3, most_before=0.1, least_after=0.4),
         note="`tool_user` without demonstrations, its first decision only. Supervised fine-tuning (LoRA, one epoch) "
         "on 128 runs of a scripted agent that makes the expected decisions of train tasks of the stage `irrelevant`, "
-        "half of which need no tool. Both sides have a threshold of their own, fitted to abstain on 95 % of the val "
-        "tasks that need none: as it comes, the untrained agent calls a tool on 90 to 100 % of all tasks. These are "
-        "some 18 val tasks, which is too coarse. The sizes were set after a pilot with another seed (90): adoption "
-        "rose from 29 to 90 % at an abstention of 100 %.",
+        "half of which need no tool. Both sides have a threshold of their own, fitted to abstain on 98 % of the some "
+        "60 val tasks that need none: as it comes, the untrained agent calls a tool on 90 to 100 % of all tasks. The "
+        "protocol before (seeds 0 to 2) asked for 95 % of some 18 val tasks: adoption 13 to 100 %, abstention 88.7 %.",
     ),
     Row(
         name="abstention_trained",
+        seeds=(3, 4, 5),
         claim="the same: abstention when no tool is needed",
         goal="at least 90 %",
         measurement="tool_training",
@@ -278,11 +239,16 @@ ROWS = (
     ),
     Row(
         name="query_cost",
+        seeds=(3, 4, 5),
         claim="text to SQL: instructions of SQLite's machine, before and after training with `query_cost`",
         goal="-30 %, right rows inside a margin of 5 points",
         measurement="query_cost",
         cells=cheaper("instructions", "right", least=0.3, margin=0.05, unit="instructions"),
-        note="of questions that all sides answer rightly. Before: warmed up on right queries, 70 % of them by LIKE.",
+        note="of questions that all sides answer rightly. Before: warmed up on right queries, 70 % of them by LIKE. "
+        "After: fine-tuned on its own answers to train questions with a score of at least 0.9, which a query as cheap "
+        "as the expected one has. The sizes were set after a pilot with another seed (90). The protocol before, GRPO "
+        "for 8 steps of 12 rollouts (seeds 0 to 2): instructions -48 % [-64, -32], score -14.2 points [-21.7, -7.4], "
+        "n = 120; 16 steps of 24 rollouts at a third of the learning rate lost 5 points of a pilot (n = 40).",
     ),
     Row(
         name="any_agent",

@@ -24,7 +24,7 @@ from claims.storing import Lines, Measured, Setting
 from claims.trained import use_scratch_adapters, warmed_up
 
 THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
-ABSTAIN, SIZE, VAL, TEST = 0.95, 700, 60, 60
+ABSTAIN, SIZE, VAL, TEST = 0.98, 1400, 200, 150
 PAIRS, RATE = 64, 1e-3  # train tasks that need tools, and as many that need none; learning rate
 PARAMETERS = {"temperature": 0.1, "max_steps": 2, "context_length": 5000}
 FIGURES = {"adoption": "adoption_when_needed", "abstention": "abstention_when_not"}

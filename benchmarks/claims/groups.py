@@ -1,0 +1,40 @@
+"""The measurements that the rows of the table read."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Group:
+    """A measurement. `module` in `claims` has its function `measure`."""
+
+    module: str
+    stronger: bool = False  # needs the stronger model
+
+
+GROUPS = {
+    "sums": Group("sums"),
+    "hand_written": Group("hand_written"),
+    "queues": Group("queues"),
+    "judge": Group("judge"),
+    "refinement": Group("refinement"),
+    "thinking": Group("thinking"),
+    "bfcl": Group("bfcl"),
+    "tool_use": Group("tool_use"),
+    "tool_training": Group("tool_training"),
+    "game": Group("game"),
+    "yields": Group("yields"),
+    "sql": Group("sql"),
+    "query_cost": Group("query_cost"),
+    "any_agent": Group("any_agent"),
+    "delayed_credit": Group("delayed"),
+    "conversations": Group("conversations"),
+    "fidelity": Group("fidelity"),
+    "memory": Group("memory"),
+    "thinking_stronger": Group("thinking_stronger", stronger=True),
+    "minimal_edits": Group("hacking"),
+    "rubric_training": Group("rubric_training"),
+    "document_recall": Group("document_recall"),
+    "documents": Group("documents"),
+    "forgetting": Group("other_task"),
+    "code_repair": Group("code_repair", stronger=True),
+}
