@@ -246,7 +246,7 @@ ROWS = (
         cells=cheaper("instructions", "right", least=0.3, margin=0.05, unit="instructions"),
         note="of questions that all sides answer rightly. Before: warmed up on right queries, 70 % of them by LIKE. "
         "After: fine-tuned on its own answers to train questions with a score of at least 0.9, which a query as cheap "
-        "as the expected one has. Trained on all right answers instead, the control kept dear queries with two of three "
+        "as the expected one has. Trained on all right answers instead, the control stayed dear with two of three "
         "seeds (69, 511, 502 instructions). The sizes were set after a pilot (seed 90). The protocol before, GRPO "
         "for 8 steps of 12 rollouts (seeds 0 to 2): instructions -48 % [-64, -32], score -14.2 points [-21.7, -7.4], "
         "n = 120; 16 steps of 24 rollouts at a third of the learning rate lost 5 points of a pilot (n = 40).",
