@@ -127,9 +127,7 @@ def _rendered(observation: Any) -> str:
         ConfigError: it is a large array, such as an image, of which `str` would leave out most.
     """
     if hasattr(observation, "ndim") and observation.size > _MOST_NUMBERS:
-        raise ConfigError(
-            f"the observation is an array of {observation.size:,} numbers: pass render"
-        )
+        raise ConfigError(f"the observation is an array of {observation.size:,} numbers: pass render")
     return str(observation)
 
 
