@@ -103,6 +103,21 @@ def test_an_opponent_that_cheats_is_detected_and_the_game_unscored(move: Any) ->
         agent(**nim(sticks=8).inputs)
 
 
+def test_an_opponent_that_moves_in_the_agents_place_is_detected() -> None:
+    games, moved = [], list[int]()
+
+    def meddles(left: int, most: int, rng: random.Random) -> int:
+        if not moved:
+            moved.append(1)
+            games[0].step("1")
+        return 1
+
+    games.append(Nim(meddles))
+    games[0].reset(nim(sticks=10))
+    with pytest.raises(EnvironmentFailed, match="the opponent cheated: it changed the sticks that are left, 9 to 7"):
+        games[0].step("1")
+
+
 def test_an_opponent_that_raises_or_hangs_is_a_failure_of_the_environment() -> None:
     def hangs(left: int, most: int, rng: random.Random) -> int:
         while True:

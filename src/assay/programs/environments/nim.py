@@ -59,7 +59,12 @@ class Nim(Environment):
         Raises:
             EnvironmentFailed: it is against the rules.
         """
-        reply = (self._opponent or self._partly_best)(self._left, self._rules.most, self._rng)
+        left = self._left
+        reply = (self._opponent or self._partly_best)(left, self._rules.most, self._rng)
+        if self._left != left:
+            raise EnvironmentFailed(
+                f"the opponent cheated: it changed the sticks that are left, {left} to {self._left}"
+            )
         if not self._rules.is_legal(reply, self._left):
             raise EnvironmentFailed(
                 f"the opponent cheated: it took {reply!r} of {self._left} sticks, and a player may take 1 to "

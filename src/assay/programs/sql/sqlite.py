@@ -24,6 +24,8 @@ __all__ = ["SQLite"]
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _MOST_OF_VALUE = 100_000  # bytes of a value; also of a row that the database sorts
+_MOST_OF_PATTERN = 1000  # bytes of a LIKE or GLOB pattern: a set of 30,000 characters took 8 s for one value
+_LONG = re.compile(r"%[-+ 0#!,]*(?:\*|\d{5,}|\d*\.(?:\*|\d{5,}))")  # a conversion with a length of printf
 _UNIT = 10  # instructions between two calls of the progress handler: the cost is exact to so many
 _UNUSABLE = frozenset(
     {
@@ -70,8 +72,11 @@ class SQLite:
                 (sqlite3.SQLITE_LIMIT_COLUMN, 200),
                 (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
                 (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 20),
+                (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _MOST_OF_PATTERN),
             ):
                 opened.setlimit(limit, value)
+            for name in ("printf", "format"):
+                opened.create_function(name, -1, _printf, deterministic=True)
             opened.set_progress_handler(tick, _UNIT)
             try:
                 return self._rows(opened, sql, limits, ticks)
@@ -117,6 +122,17 @@ class SQLite:
         return QueryError(text, "limit" if "too big" in text or "too many" in text else kind)
 
 
+def _printf(*values: Any) -> Any:
+    """SQLite's printf; NULL where it has a long or computed length, as for a result above the limit.
+
+    It is one instruction, which cannot be interrupted: `printf('%.*c', 2000000000, 'x')` took 10 s.
+    """
+    if not values or (isinstance(values[0], str) and _LONG.search(values[0])):
+        return None
+    with closing(sqlite3.connect(":memory:")) as formatter:
+        return formatter.execute(f"SELECT printf({', '.join('?' * len(values))})", values).fetchone()[0]
+
+
 def _is_unusable(error: sqlite3.Error) -> bool:
     """Whether the file itself failed: locked, damaged, away."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE
@@ -134,18 +150,21 @@ def _tables(uri: str, changed: int) -> tuple[Table, ...]:
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
             "ORDER BY name"
         ).fetchall()
-        return tuple(
-            Table(
-                name=name,
-                columns=tuple(
-                    row[0] for row in opened.execute("SELECT name FROM pragma_table_info(?)", (name,)).fetchall()
-                ),
-                references=tuple(
-                    (str(row[0]), str(row[1]))
-                    for row in opened.execute(
-                        'SELECT "from", "table" FROM pragma_foreign_key_list(?)', (name,)
-                    ).fetchall()
-                ),
-            )
-            for (name,) in names
-        )
+        tables = (_table(opened, name) for (name,) in names)
+        return tuple(table for table in tables if table is not None)
+
+
+def _table(opened: sqlite3.Connection, name: str) -> Table | None:
+    """A table or view; None for a view of tables that do not exist, which no query can read."""
+    try:
+        columns = opened.execute("SELECT name FROM pragma_table_info(?)", (name,)).fetchall()
+    except sqlite3.OperationalError as error:
+        if _is_unusable(error):
+            raise
+        return None
+    references = opened.execute('SELECT "from", "table" FROM pragma_foreign_key_list(?)', (name,)).fetchall()
+    return Table(
+        name=name,
+        columns=tuple(row[0] for row in columns),
+        references=tuple((str(row[0]), str(row[1])) for row in references),
+    )
