@@ -88,6 +88,17 @@ def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
     assert json.loads(read(store, "/runs/run-1/report", where=where)) == report
 
 
+def test_a_judge_with_few_items_has_a_page_and_no_interval(store: Store, tmp_path: Path) -> None:
+    put_run(store, "run-1", kind="judge compile")
+    store.flush()
+    folder = tmp_path / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    report = {"test": {"gain": {"mean": 0.125, "low": None, "high": None, "n": 12}}}
+    (folder / "report.json").write_text(json.dumps({"report": report}))
+    text = read(store, "/runs/run-1", where=tmp_path / "page.db")
+    assert "gain on test: +0.125, no interval (too few)" in text
+
+
 def test_an_unfinished_run_shows_the_command_that_resumes_it(store: Store) -> None:
     put_run(store, "run-1", status="stopped")
     store.flush()
