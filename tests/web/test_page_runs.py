@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
 
-from assay.traces import Store
+from assay.traces import Store, Verdict
 from assay.traces.missed import Unrecorded
 from assay.web import runs
 
@@ -97,6 +97,22 @@ def test_a_judge_with_few_items_has_a_page_and_no_interval(store: Store, tmp_pat
     (folder / "report.json").write_text(json.dumps({"report": report}))
     text = read(store, "/runs/run-1", where=tmp_path / "page.db")
     assert "gain on test: +0.125, no interval (too few)" in text
+
+
+def test_an_evaluation_shows_its_scores_and_the_lowest_tasks_first(store: Store) -> None:
+    put_run(store, "run-1")
+    for number, score in ((1, 1.0), (2, 0.25), (3, None)):
+        verdict = Verdict(criterion="right", grade=score or 0.0)
+        rollout_of_sums(store, number, score=score, phase="evaluate", verdicts=[verdict], inputs={"q": f"sum {number}"})
+    store.flush()
+    text = read(store, "/runs/run-1")
+    assert "evaluate of <strong><bdi>sums.py:Sums</bdi></strong>" in text
+    assert "Score 0.625" in text
+    assert "on 3 tasks, 1 of them unscored." in text
+    assert "right 0.25" in text
+    places = [text.index(f"sum {number}") for number in (3, 2, 1)]
+    assert places == sorted(places)
+    assert links_in(text, "/rollouts/")[0] == f"/rollouts/{3:032x}"
 
 
 def test_an_unfinished_run_shows_the_command_that_resumes_it(store: Store) -> None:

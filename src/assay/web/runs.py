@@ -7,11 +7,13 @@ from typing import Any
 
 from assay.cli.repeat import resume_command, run_command
 from assay.reports.compiled import compile_page
+from assay.reports.files import Scores, scores_of
 from assay.reports.results import result_lines
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
+from assay.traces.store.evaluations import evaluations_of
 from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import rollouts_of_run
 from assay.traces.store.usage import usage_of_phases
@@ -92,6 +94,7 @@ def run_page(
         values={
             "run": run,
             "compiled": compiled,
+            "evaluated": _scores(store, run) if run["kind"] == "evaluate" and counts else None,
             "artifact": report.get("artifact"),
             "study": None if tuned is None else tuned_page(tuned),
             "decided": [] if tuned is None else tuned_words(tuned),
@@ -109,6 +112,14 @@ def run_page(
         part="run_part.html",
         every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
+
+
+def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
+    """The scores of a run of `evaluate`; None before its first rollout."""
+    for evaluated in evaluations_of(store, run["id"]):
+        if evaluated.phase == "evaluate":
+            return scores_of(store, run["id"], evaluated, rows=_TASKS)
+    return None
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
