@@ -102,7 +102,8 @@ def test_a_card_with_alarms_is_not_praised(tmp_path: Path) -> None:
 
 
 def test_a_card_of_few_items_is_not_called_sound() -> None:
-    rows = [{"output": f"o{at}", "rater": name, "label": "kind" if at % 2 else "rude"} for at in range(6) for name in "ab"]
+    labels = ["rude", "kind"] * 3
+    rows = [{"output": f"o{at}", "rater": name, "label": label} for at, label in enumerate(labels) for name in "ab"]
     card = judge_card(rows, JudgeSpec(text="Kind?", scale=("rude", "neutral", "kind")))
     shown = card_page({**card, "alarms": []})
     assert "do not show whether it can be trusted" in shown.words

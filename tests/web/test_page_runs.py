@@ -115,6 +115,20 @@ def test_an_evaluation_shows_its_scores_and_the_lowest_tasks_first(store: Store)
     assert links_in(text, "/rollouts/")[0] == f"/rollouts/{3:032x}"
 
 
+def test_a_large_evaluation_is_scored_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SCORED", 2)
+    put_run(store, "run-1")
+    for number in (1, 2, 3):
+        rollout_of_sums(store, number, score=0.5, phase="evaluate")
+    store.flush()
+    text = read(store, "/runs/run-1")
+    assert "Score 0.500" not in text
+    assert "/runs/run-1?count=all" in text
+    asked = read(store, "/runs/run-1?count=all")
+    assert "Score 0.500" in asked
+    assert "A large evaluation" not in asked
+
+
 def test_an_unfinished_run_shows_the_command_that_resumes_it(store: Store) -> None:
     put_run(store, "run-1", status="stopped")
     store.flush()
