@@ -300,6 +300,21 @@ def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
     assert "one answer a call" in host.run(CallableRunner(agent)).answer
 
 
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [(None, "'messages' is required"), ([{"role": "user", "content": 3}], "to be a string or an array")],
+)
+def test_a_request_that_cannot_be_read_is_the_clients_error(host: AgentHost, messages: Any, message: str) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(task, messages=messages)
+        return f"{refused.value.code} {json.loads(refused.value.read())['error']['message']}"
+
+    answer = host.run(CallableRunner(agent)).answer
+    assert answer.startswith("400 the engine of")
+    assert message in answer
+
+
 def test_a_cap_stops_the_job(host: AgentHost) -> None:
     host.session.meter.caps = Caps(calls=2)
     with pytest.raises(BudgetExceeded):
