@@ -1,6 +1,7 @@
 """Agents written without assay, run on the embedded model behind the gateway: what is recorded, and how they fail."""
 
 import dataclasses
+import datetime
 import functools
 import json
 import os
@@ -26,7 +27,7 @@ from assay.models.lm import lm_over
 from assay.optimizers.finetuning.rollout_pool import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
-from assay.programs.foreign.tasks import AgentFailed, answer_of_output
+from assay.programs.foreign.tasks import AgentFailed, AgentTask, answer_of_output
 from assay.traces import Recorder, Store
 from assay.traces.gateway.policy import PolicyGateway
 
@@ -289,6 +290,19 @@ def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: 
     host.store.flush()
     lost = next(row for row in host.store.rollouts(limit=None) if row.id != rollout.id)
     assert (lost.status, lost.failure, lost.score) == ("error", FailureKind.MODEL, None)
+
+
+def test_inputs_of_every_kind_are_written_as_json() -> None:
+    day = datetime.date(2024, 1, 31)
+    for value, written in (
+        (day, "2024-01-31"),
+        (10**30, 10**30),
+        ("\udcff", "\udcff"),
+        ({1: 2}, {"1": 2}),
+        ({3}, "{3}"),
+    ):
+        task = AgentTask(id="t", rollout="r", inputs={"x": value}, model="m", base_url="u", api_key="k")
+        assert json.loads(task.to_json())["inputs"] == {"x": written}
 
 
 def test_several_answers_a_call_are_refused(host: AgentHost) -> None:

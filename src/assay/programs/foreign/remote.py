@@ -40,7 +40,7 @@ class RemoteRunner:
         from assay.traces.gateway.leases import LostLease
 
         # the server's address is the runner's to know: it may reach it by another name
-        document = {**task.to_dict(), "base_url": urlsplit(task.base_url).path}
+        document = {**json.loads(task.to_json()), "base_url": urlsplit(task.base_url).path}
         try:
             reply = self.leases.result(document, check)
         except LostLease as error:
