@@ -230,7 +230,13 @@ def _tried_all(
 ) -> None:
     """The preflight of a training: `_tried` for the program that is trained and for each retention task."""
     job.session.progress.say("preflight: one task, each judge once")
-    _tried(main, job.splits.train, engine, monitor, job.config.max_cost_usd)
+    usual_s = main.session.task_timeout
+    if isinstance(main.recorded.program, ForeignAgent):  # one that hangs is found as soon as in a step
+        main.session.task_timeout = min(usual_s, job.config.policy.rollout_timeout_s)
+    try:
+        _tried(main, job.splits.train, engine, monitor, job.config.max_cost_usd)
+    finally:
+        main.session.task_timeout = usual_s
     for eval_task in retained:
         _tried(eval_task, eval_task.val, engine, None, job.config.max_cost_usd)
 
