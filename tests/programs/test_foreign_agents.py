@@ -209,6 +209,19 @@ def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(host: 
     assert [call.model for call in rollout.transitions] == [host.session.lm.model]
 
 
+def test_later_calls_of_another_model_are_counted_and_named(host: AgentHost) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        said = ask(task)
+        with pytest.raises(urllib.error.HTTPError):
+            ask(task, model="gpt-5")
+        return said
+
+    program = host.program(CallableRunner(agent))
+    recorded = RecordedProgram(program, host.session)
+    TimeoutPool(calls_of([(recorded, TASK)] * 2, host.session), 1, 60).finished(None)
+    assert program.notes() == ["2 runs asked for another model, which was refused: 'gpt-5'"]
+
+
 def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHost) -> None:
     tasks: list[dict[str, Any]] = []
 
