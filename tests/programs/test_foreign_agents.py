@@ -1,7 +1,6 @@
 """Agents written without assay, run on the embedded model behind the gateway: what is recorded, and how they fail."""
 
 import dataclasses
-import datetime
 import functools
 import json
 import os
@@ -27,7 +26,6 @@ from assay.models.lm import lm_over
 from assay.optimizers.finetuning.rollout_pool import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
-from assay.programs.foreign.tasks import AgentFailed, AgentTask, answer_of_output
 from assay.traces import Recorder, Store
 from assay.traces.gateway.policy import PolicyGateway
 
@@ -305,19 +303,6 @@ def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: 
     assert (lost.status, lost.failure, lost.score) == ("error", FailureKind.MODEL, None)
 
 
-def test_inputs_of_every_kind_are_written_as_json() -> None:
-    day = datetime.date(2024, 1, 31)
-    for value, written in (
-        (day, "2024-01-31"),
-        (10**30, 10**30),
-        ("\udcff", "\udcff"),
-        ({1: 2}, {"1": 2}),
-        ({3}, "{3}"),
-    ):
-        task = AgentTask(id="t", rollout="r", inputs={"x": value}, model="m", base_url="u", api_key="k")
-        assert json.loads(task.to_json())["inputs"] == {"x": written}
-
-
 def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
     def agent(task: dict[str, Any]) -> str:
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -362,25 +347,6 @@ def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
     (call,) = rollout_of(prediction).transitions
     assert prediction.answer == call.output
     assert call.token_ids
-
-
-@pytest.mark.parametrize(
-    ("output", "answer"),
-    [
-        (b"5\n", "5"),
-        (b'log\n{"answer": "5", "why": "sum"}\n', {"answer": "5", "why": "sum"}),
-        (b'{"answer": NaN}', '{"answer": NaN}'),
-        (b"[1, 2]", "[1, 2]"),
-        ("neun größer\n".encode(), "neun größer"),
-    ],
-)
-def test_answers_are_read_from_standard_output(output: bytes, answer: Any) -> None:
-    assert answer_of_output(output) == answer
-
-
-def test_output_without_an_answer_is_refused() -> None:
-    with pytest.raises(AgentFailed, match="printed nothing"):
-        answer_of_output(b" \n")
 
 
 @pytest.mark.parametrize(
