@@ -100,10 +100,10 @@ class PolicyUpstream(EmbeddedUpstream):
             self.stopped = stop
             yield json_reply(503, _error(f"the training stops: {stop}", "assay_gateway"))
             return
-        except (ValueError, TypeError) as error:  # the engine cannot read the request: another try would fail too
-            if isinstance(error, AssayError):
+        except (ValueError, TypeError) as unread:  # the engine cannot read the request: another try would fail too
+            if isinstance(unread, AssayError):
                 raise
-            message = f"the engine of {self.name} cannot read the request: {error_text(error)}"
+            message = f"the engine of {self.name} cannot read the request: {error_text(unread)}"
             yield json_reply(400, _error(message, "invalid_request_error"))
             return
         if "choices" not in reply:
