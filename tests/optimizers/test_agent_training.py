@@ -167,6 +167,12 @@ def test_a_command_that_fails_is_shown_by_its_last_words(embedded: str) -> None:
     assert "Traceback" not in str(raised.value)
 
 
+def test_an_agent_that_hangs_ends_the_training_before_weights_are_loaded(embedded: str) -> None:
+    agent = f'{sys.executable} -S -c "import time; time.sleep(600)"'
+    with pytest.raises(ProgramFailed, match=r"took longer than the limit of 0\.2 s"):
+        train(agent=agent, rubric=rubric(), data=DATA, name="mine", model=embedded, rollout_timeout_s=0.2, **SMALL)
+
+
 def test_settings_of_an_agent_are_refused_for_a_program(embedded: str) -> None:
     with pytest.raises(ConfigError, match="agent_model and agent_key would have no effect"):
         train("math_qa", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_model="gpt-5", **SMALL)

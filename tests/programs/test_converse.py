@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 import assay
 from assay.datasets.tasks import make_task
-from assay.errors import EnvironmentFailed, FailureKind, ProgramError
+from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.failures import failure_of_program, is_agent_failure
 from assay.programs import Converse, load_program, program_inputs
 from assay.programs.agent import GUIDE
@@ -277,8 +277,21 @@ def test_users_that_cannot_be_called_are_refused(user: Any) -> None:
 def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
     with pytest.raises(ProgramError, match="user_model='m' applies to user='model' only"):
         Converse(user_model="m")
-    with pytest.raises(ProgramError, match="rename it"):
+    with pytest.raises(DataError, match="rename it"):
         run(scripted_lm(clerk), inputs={**INPUTS, "form": ["finish"]})
+
+
+def test_a_malformed_task_is_named(tmp_path: Path) -> None:
+    row = {"id": "odd one", "inputs": {**INPUTS, "user": {"goal": "g", "facts": ["day"]}}, "split": "val"}
+    with pytest.raises(DataError, match=r"task 'odd one': user=.* must have a 'goal'"):
+        assay.evaluate(
+            Converse(),
+            rubric="converse",
+            data=[row],
+            lm=scripted_lm(clerk),
+            store=tmp_path / "s.db",
+            preflight=False,
+        )
 
 
 def test_converse_is_shipped_under_its_name() -> None:

@@ -12,7 +12,7 @@ from dspy import lm15
 from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
 
 import assay
-from assay.errors import ConfigError, ProgramError
+from assay.errors import ConfigError, DataError, EnvironmentFailed, ProgramError
 from assay.models import with_recording
 from assay.programs import AnswerFromDocuments, Passage, TextRetriever, load_program
 from assay.programs.document_answers import ABSTAINED, quoted
@@ -192,6 +192,46 @@ def test_the_program_answers_from_the_index_of_the_store(tmp_path: Path) -> None
     with dspy.context(lm=reader("38 metres")):
         result = program(question=QUESTION)
     assert (result.answer, result.citation["source"]) == ("38 metres", "1.txt")
+
+
+class Retrieves:
+    """Returns or raises what it is given."""
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def search(self, query: str, k: int = 5) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (RuntimeError("index down"), "the retriever Retrieves raised RuntimeError: index down"),
+        (None, "the retriever Retrieves raised TypeError"),
+        (["38 metres"], "the retriever Retrieves returned '38 metres', which is no Passage"),
+    ],
+    ids=["raises", "nothing", "texts"],
+)
+def test_a_retriever_that_fails_is_not_the_agents_failure(result: Any, message: str) -> None:
+    agent = AnswerFromDocuments(retriever=Retrieves(result))
+    with dspy.context(lm=reader("38 metres")), pytest.raises(EnvironmentFailed, match=message):
+        agent(question=QUESTION)
+
+
+def test_a_passage_that_is_not_unicode_reaches_the_model() -> None:
+    agent = AnswerFromDocuments(retriever=Retrieves([Passage(id="1", text="38 metres \udcff")]))
+    with dspy.context(lm=reader("38 metres")):
+        assert agent(question=QUESTION).answer == "38 metres"
+
+
+def test_documents_of_a_task_are_a_list_and_none_is_not_the_index() -> None:
+    for wrong in ("38 metres", 3, [{"source": "a.md"}]):
+        with pytest.raises(DataError, match="text"):
+            run(reader("38 metres"), wrong)
+    assert run(reader("38 metres"), []).abstained
 
 
 def test_an_artifact_does_not_lose_a_custom_retriever() -> None:

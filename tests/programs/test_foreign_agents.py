@@ -26,7 +26,6 @@ from assay.models.lm import lm_over
 from assay.optimizers.finetuning.rollout_pool import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
-from assay.programs.foreign.tasks import AgentFailed, answer_of_output
 from assay.traces import Recorder, Store
 from assay.traces.gateway.policy import PolicyGateway
 
@@ -208,6 +207,19 @@ def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(host: 
     assert [call.model for call in rollout.transitions] == [host.session.lm.model]
 
 
+def test_later_calls_of_another_model_are_counted_and_named(host: AgentHost) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        said = ask(task)
+        with pytest.raises(urllib.error.HTTPError):
+            ask(task, model="gpt-5")
+        return said
+
+    program = host.program(CallableRunner(agent))
+    recorded = RecordedProgram(program, host.session)
+    TimeoutPool(calls_of([(recorded, TASK)] * 2, host.session), 1, 60).finished(None)
+    assert program.notes() == ["2 runs asked for another model, which was refused: 'gpt-5'"]
+
+
 def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHost) -> None:
     tasks: list[dict[str, Any]] = []
 
@@ -300,6 +312,21 @@ def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
     assert "one answer a call" in host.run(CallableRunner(agent)).answer
 
 
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [(None, "'messages' is required"), ([{"role": "user", "content": 3}], "to be a string or an array")],
+)
+def test_a_request_that_cannot_be_read_is_the_clients_error(host: AgentHost, messages: Any, message: str) -> None:
+    def agent(task: dict[str, Any]) -> str:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(task, messages=messages)
+        return f"{refused.value.code} {json.loads(refused.value.read())['error']['message']}"
+
+    answer = host.run(CallableRunner(agent)).answer
+    assert answer.startswith("400 the engine of")
+    assert message in answer
+
+
 def test_a_cap_stops_the_job(host: AgentHost) -> None:
     host.session.meter.caps = Caps(calls=2)
     with pytest.raises(BudgetExceeded):
@@ -320,25 +347,6 @@ def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
     (call,) = rollout_of(prediction).transitions
     assert prediction.answer == call.output
     assert call.token_ids
-
-
-@pytest.mark.parametrize(
-    ("output", "answer"),
-    [
-        (b"5\n", "5"),
-        (b'log\n{"answer": "5", "why": "sum"}\n', {"answer": "5", "why": "sum"}),
-        (b'{"answer": NaN}', '{"answer": NaN}'),
-        (b"[1, 2]", "[1, 2]"),
-        ("neun größer\n".encode(), "neun größer"),
-    ],
-)
-def test_answers_are_read_from_standard_output(output: bytes, answer: Any) -> None:
-    assert answer_of_output(output) == answer
-
-
-def test_output_without_an_answer_is_refused() -> None:
-    with pytest.raises(AgentFailed, match="printed nothing"):
-        answer_of_output(b" \n")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Agents that runners on other machines execute: leases, heartbeats, results that come late, wrong keys."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -173,6 +174,24 @@ def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Train
     assert done.value() == {"failed": 1}
     assert "exited with 1; it said: 'no luck'" in rollout.error
     assert (rollout.status, rollout.score) == ("failed", 0.0)
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(CYCLE, "Circular reference"), ({("a", "b"): 1}, "keys must be"), ("x" * 9_000_000, "bytes; at most 8,388,608")],
+    ids=["cycle", "keys", "large"],
+)
+def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, answer: Any, reason: str) -> None:
+    runner = CallableRunner(lambda task: {"answer": answer})
+    done = Later(work, runner, trainer.server, patience_s=30, say=lambda _: None, tasks=1)
+    rollout = rollout_of(trainer.run())
+    assert done.value() == {"failed": 1}
+    assert re.search(reason, rollout.error)
+    assert rollout.score == 0.0
 
 
 def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, tmp_path: Path) -> None:

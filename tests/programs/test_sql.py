@@ -14,7 +14,7 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import ConfigError, EnvironmentFailed, FailureKind
+from assay.errors import ConfigError, DataError, EnvironmentFailed, FailureKind
 from assay.programs import TextToSQL, open_database
 from assay.programs.sql.database import QueryError, QueryLimits, Table
 from assay.programs.sql.schema import schema_text
@@ -174,7 +174,7 @@ def test_errors_say_the_names_that_exist(library: str) -> None:
 
 
 def test_a_database_that_does_not_exist_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no file and no URL"):
+    with pytest.raises(DataError, match="is no file and no URL"):
         open_database(str(tmp_path / "none.sqlite"))
 
 

@@ -120,7 +120,7 @@ def train(
         monitored = job.additional_rubric(monitoring) if monitoring is not None else None
         unused = _unused(job, retained, monitored)
         if config.preflight and not rank():
-            _tried_all(main, retained, job, engine, monitored)
+            _tried_all(main, retained, job, engine, monitored, settings.rollout_timeout_s)
         plan = scheduled(job, seed=settings.seed, steps=settings.rollout_steps, progress=progress)
         schedule, tasks = opened.enter_context(plan), job.splits.train
         rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule, log=_log(job))
@@ -226,11 +226,22 @@ class _EvalTasks:
 
 
 def _tried_all(
-    main: EvalTask, retained: Sequence[EvalTask], job: Job, engine: PolicyEngine, monitor: Rubric | None
+    main: EvalTask,
+    retained: Sequence[EvalTask],
+    job: Job,
+    engine: PolicyEngine,
+    monitor: Rubric | None,
+    timeout_s: float,
 ) -> None:
     """The preflight of a training: `_tried` for the program that is trained and for each retention task."""
     job.session.progress.say("preflight: one task, each judge once")
-    _tried(main, job.splits.train, engine, monitor, job.config.max_cost_usd)
+    usual_s = main.session.task_timeout
+    if isinstance(main.recorded.program, ForeignAgent):  # one that hangs is found as soon as in a step
+        main.session.task_timeout = min(usual_s, timeout_s)
+    try:
+        _tried(main, job.splits.train, engine, monitor, job.config.max_cost_usd)
+    finally:
+        main.session.task_timeout = usual_s
     for eval_task in retained:
         _tried(eval_task, eval_task.val, engine, None, job.config.max_cost_usd)
 

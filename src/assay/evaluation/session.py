@@ -16,7 +16,7 @@ from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash, own_containers, owners_of
-from assay.errors import AssayError, ConfigError, FailureKind
+from assay.errors import AssayError, ConfigError, DataError, FailureKind
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, Thinking, sample_scope
@@ -266,6 +266,9 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         try:
             with sample_scope(self.sample), self._settings():
                 return within_limit(lambda: as_prediction(self.program(**own_containers(inputs))), "the run")
+        except DataError as error:  # the task is malformed, which the program found
+            error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])
+            raise
         except (AssayError, KeyboardInterrupt):
             raise  # a missing package, a wrong setting, the store: the user has to correct it; it is never a score
         except BaseException as error:

@@ -373,7 +373,7 @@ def _form_of(form: Any) -> dict[str, str]:
     """Field -> description.
 
     Raises:
-        ProgramError: another form, or a field named like a choice of the agent.
+        DataError: another form, or a field named like a choice of the agent.
     """
     if form is None or form == "":
         return {}
@@ -382,9 +382,9 @@ def _form_of(form: Any) -> dict[str, str]:
     elif isinstance(form, list | tuple):
         fields = {str(name): str(name).replace("_", " ") for name in form}
     else:
-        raise ProgramError(f"form={form!r} must be a list of fields, or a mapping of fields to descriptions")
+        raise DataError(f"form={form!r} must be a list of fields, or a mapping of fields to descriptions")
     if clash := sorted({_FINISH, _GO_ON, _NONE} & fields.keys()):
-        raise ProgramError(f"form has a field named {clash[0]!r}, which the agent uses itself: rename it")
+        raise DataError(f"form has a field named {clash[0]!r}, which the agent uses itself: rename it")
     return fields
 
 

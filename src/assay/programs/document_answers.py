@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from assay.errors import ConfigError, ProgramError
+from assay.errors import AssayError, ConfigError, DataError, EnvironmentFailed, ProgramError
 from assay.models import supports
 from assay.models.scope import alternatives_of
 from assay.programs.agent import WRITTEN_DECISIONS, Agent
@@ -22,6 +22,7 @@ from assay.programs.estimate import choice_odds, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.retrieval import INDEX, DocumentIndex, Passage, Retriever, TextRetriever
 from assay.programs.thinking import thought_field
+from assay.support.scrubbing import error_text
 
 __all__ = ["ABSTAINED", "AnswerFromDocuments", "quoted"]
 
@@ -41,6 +42,7 @@ def quoted(passage: Passage, most: int) -> str:
     text = passage.text if len(passage.text) <= most else f"{passage.text[:most]}…"
     marked = _TAG.sub(lambda match: "‹" if match[0] == "<" else "⟦", text).replace("\n", "\n  ")
     source = re.sub(r"[^\w./ -]", "_", passage.source)[:100]
+    marked = marked.encode("utf-8", "replace").decode()  # no model takes lone surrogates
     return f'<passage source="{source}">{marked}</passage>'
 
 
@@ -138,7 +140,10 @@ class AnswerFromDocuments(Agent):
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
         documents = inputs.get("documents")
-        retriever = TextRetriever(documents) if documents else self.retriever
+        try:
+            retriever = self.retriever if documents is None or documents == "" else TextRetriever(documents)
+        except ConfigError as error:
+            raise DataError(str(error)) from None
         return _Run(self, retriever, str(inputs.get("question", ""))).answered()
 
 
@@ -183,9 +188,7 @@ class _Run:
         def search(query: str) -> str:
             # the question comes first: a written query adds to what it finds, and may be no good
             once = not query.strip() or query.strip().lower() == self.question.strip().lower()
-            parts = [
-                self.retriever.search(text, agent.k) for text in ([self.question] if once else [self.question, query])
-            ]
+            parts = [self._found(text) for text in ([self.question] if once else [self.question, query])]
             passages.extend(_fused(parts, agent.k, self.retrieved))
             return (
                 "\n".join(f"{passage.source}:{passage.line}: {passage.text}" for passage in passages) or "nothing new"
@@ -195,6 +198,23 @@ class _Run:
         self.retrieved |= {passage.id: passage for passage in passages}
         self.searches.append({"query": query, "passages": [passage.id for passage in passages]})
         return passages
+
+    def _found(self, text: str) -> list[Passage]:
+        """What the retriever finds.
+
+        Raises:
+            EnvironmentFailed: it raised, or returned something else.
+        """
+        name = type(self.retriever).__name__
+        try:
+            found = list(self.retriever.search(text, self.agent.k))
+        except AssayError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(f"the retriever {name} raised {error_text(error)}") from error
+        if wrong := [passage for passage in found if not isinstance(passage, Passage)]:
+            raise EnvironmentFailed(f"the retriever {name} returned {str(wrong[0])[:80]!r}, which is no Passage")
+        return found
 
     def _reads(self, passage: Passage) -> bool:
         """Whether a passage answers the question, by the probability of that where the engine gives one."""

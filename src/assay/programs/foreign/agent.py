@@ -35,7 +35,7 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         super().__init__()
         self.name, self.runner = name, runner
         self.gateway: PolicyGateway | None = None  # set while something is run
-        self.counts = Counter[str]()
+        self.counts, self.other_models = Counter[str](), set[str]()
         self.reached = threading.Event()  # the agent has called the model once
 
     def forward(self, **inputs: Any) -> Any:
@@ -55,6 +55,10 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
             except Exception:
                 self._require_model(opened, rollout, failed=True)
                 raise
+            finally:
+                if opened.upstream.other_models:
+                    self.counts["other model"] += 1
+                    self.other_models.update(opened.upstream.other_models)
         self._require_model(opened, rollout, failed=False)
         return answer
 
@@ -97,7 +101,11 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         """What happened to its runs, for a report."""
         late = self.gateway.late_calls if self.gateway is not None else 0
         unused = self.runner.leases.late_results if isinstance(self.runner, RemoteRunner) else 0
+        asked = ", ".join(map(repr, sorted(self.other_models)[:3]))
         lines = {
+            f"{self.counts['other model']} runs asked for another model, which was refused: {asked}": (
+                self.counts["other model"]
+            ),
             f"{self.counts['lost']} runs lost the process that ran the agent": self.counts["lost"],
             f"{self.counts['given up']} runs of the agent took too long and were ended": self.counts["given up"],
             f"{unused} results of runners came after their task had ended, and were refused": unused,

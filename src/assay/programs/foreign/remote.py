@@ -26,6 +26,7 @@ __all__ = ["RemoteRunner", "TaskServer", "work"]
 
 _REQUEST_S = 60.0  # that a request to the server may take
 _RETRY_S = 1.0
+_MOST_BYTES = 8 << 20  # of an answer: the gateway takes bodies of 10 MB
 
 
 class RemoteRunner:
@@ -39,7 +40,7 @@ class RemoteRunner:
         from assay.traces.gateway.leases import LostLease
 
         # the server's address is the runner's to know: it may reach it by another name
-        document = {**task.to_dict(), "base_url": urlsplit(task.base_url).path}
+        document = {**json.loads(task.to_json()), "base_url": urlsplit(task.base_url).path}
         try:
             reply = self.leases.result(document, check)
         except LostLease as error:
@@ -137,6 +138,8 @@ def _execute(runner: AgentRunner, server: TaskServer, leased: Mapping[str, Any])
 
     try:
         result: dict[str, Any] = {"answer": dict(as_prediction(runner.run(task, check)).items())}
+        if (size := len(json.dumps(result, default=str))) > _MOST_BYTES:  # raises for what is no JSON
+            raise AgentFailed(f"the agent's answer has {size:,} bytes; at most {_MOST_BYTES:,} are sent")
     except (_Over, AssayError):
         raise
     except RunnerLost as error:

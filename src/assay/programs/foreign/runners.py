@@ -103,10 +103,8 @@ class CommandRunner:
         self.words = words
 
     def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
-        import orjson
-
         with tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            task_file.write(orjson.dumps(task.to_dict(), default=str))
+            task_file.write(task.to_json())
             task_file.seek(0)
             code = self._exit_code(self._start(task.environment(), task_file, out, err), out, check)
             err.seek(max(0, err.seek(0, os.SEEK_END) - 4 * _STDERR_CHARS))

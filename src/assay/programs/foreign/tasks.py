@@ -50,6 +50,15 @@ class AgentTask:
             "api_key": self.api_key,
         }
 
+    def to_json(self) -> bytes:
+        """`to_dict` as JSON; a value that JSON has no form for, such as a date, becomes text."""
+        import orjson
+
+        try:
+            return orjson.dumps(self.to_dict(), default=str, option=orjson.OPT_NON_STR_KEYS)
+        except TypeError:  # lone surrogates, numbers beyond 64 bits
+            return json.dumps(self.to_dict(), default=str).encode()
+
     def environment(self) -> dict[str, str]:
         """Variables that SDKs of OpenAI and Anthropic read, and the same under names of their own."""
         root = self.base_url.removesuffix("/v1")

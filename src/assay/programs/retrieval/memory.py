@@ -20,10 +20,12 @@ class TextRetriever:
         documents: name -> text; or a list of texts, or of mappings with `text` and optionally `source`.
         passage_chars: characters of a passage; longer texts are split.
     Raises:
-        ConfigError: a document has no text.
+        ConfigError: a document has no text, or `documents` is a single text.
     """
 
     def __init__(self, documents: Mapping[str, str] | Iterable[Any], *, passage_chars: int = 1000) -> None:
+        if isinstance(documents, str | bytes) or not isinstance(documents, Iterable):
+            raise ConfigError(f"documents={str(documents)[:100]!r} must be a list of texts, or of mappings with 'text'")
         self._given = (list(documents.items()) if isinstance(documents, Mapping) else list(documents), passage_chars)
         self._passages: list[Passage] = []
         for at, document in enumerate(self._given[0], 1):

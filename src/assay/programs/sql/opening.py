@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from assay.errors import ConfigError
+from assay.errors import DataError
 from assay.programs.sql.database import Database
 
 __all__ = ["open_database"]
@@ -12,7 +12,7 @@ def open_database(name: str) -> Database:
     """A database by its URL (`postgresql://…`) or the path of an SQLite file.
 
     Raises:
-        ConfigError: there is no such file.
+        DataError: there is no such file.
         MissingExtra: the driver of PostgreSQL is not installed.
     """
     if name.startswith(("postgresql://", "postgres://")):
@@ -21,7 +21,7 @@ def open_database(name: str) -> Database:
         return PostgreSQL(name)
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"database={name!r} is no file and no URL of PostgreSQL")
+        raise DataError(f"database={name!r} is no file and no URL of PostgreSQL")
     from assay.programs.sql.sqlite import SQLite
 
     return SQLite(path)

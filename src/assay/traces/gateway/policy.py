@@ -25,6 +25,7 @@ from assay.models.limits import asking_model
 from assay.models.lm import LanguageModel
 from assay.models.roles import is_embedded
 from assay.models.transports import accounted
+from assay.support.scrubbing import error_text
 from assay.traces.gateway.access import Access
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.embedded_chat import as_called, chat_request, refused, stream_of
@@ -98,6 +99,12 @@ class PolicyUpstream(EmbeddedUpstream):
         except StopRun as stop:
             self.stopped = stop
             yield json_reply(503, _error(f"the training stops: {stop}", "assay_gateway"))
+            return
+        except (ValueError, TypeError) as unread:  # the engine cannot read the request: another try would fail too
+            if isinstance(unread, AssayError):
+                raise
+            message = f"the engine of {self.name} cannot read the request: {error_text(unread)}"
+            yield json_reply(400, _error(message, "invalid_request_error"))
             return
         if "choices" not in reply:
             error = reply.get("error", reply)
