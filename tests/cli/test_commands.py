@@ -371,6 +371,14 @@ def test_a_list_of_rollouts_names_the_version_of_the_program(tmp_path: Path) -> 
     assert re.match(r"name +size +licence +file\nembedded/smollm2-135m +98 MB +Apache-2\.0 +\S", listed)
 
 
+def test_a_list_of_runs_has_a_dash_for_what_a_run_has_not(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.put_run("record-1", kind="record", config={}, status="done", started_at=0.0)
+    output = CliRunner().invoke(group, ["runs", "list", "--store", "s.db"]).output
+    assert output.rstrip().endswith("–  –")
+    assert "None" not in output
+
+
 def test_the_project_of_init_has_no_comments_for_type_checkers(tmp_path: Path) -> None:
     CliRunner().invoke(group, ["init", "made"])
     assert "type: ignore" not in (tmp_path / "made/program.py").read_text()

@@ -79,6 +79,19 @@ def test_the_page_of_a_compile_is_rounded() -> None:
     assert "3333" not in text
 
 
+def test_names_of_task_types_are_no_markup() -> None:
+    types = {"a|b": 0.5, "<img src=x>\u202e": 0.25}
+    side = {**SIDE, "task_types": types}
+    data = {
+        "optimizer": "auto", "winner": "demos 4", "gate": None, "replaces": False, "stopped": None, "notes": [],
+        "calls": 1, "search_calls": 1, "cached": 0, "tokens": 1, "cost_usd": None,
+        "test": {"baseline": side, "compiled": side, "gain": None},
+    }  # fmt: skip
+    text = compile_markdown(data, program="qa.py:QA", model="openai/x")
+    assert r"| tasks of type a\|b | 0.500 | 0.500 |" in text
+    assert "| tasks of type &lt;img src=x>[U+202E] | 0.250 | 0.250 |" in text
+
+
 @pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("–", "–")), ((0.0, 0.5), ("$0.0000", "$0.5000"))])
 def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
     (row,) = [

@@ -70,6 +70,7 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     assert run("deploy", "promote", "support", "--reason", "enough")["status"] == "promoted"
     assert "support@2" in text("registry", "show", "support")
     assert run("deploy", "rollback", "support", "--reason", "complaints")["status"] == "rolled_back"
+    assert "last decision (order): complaints" in text("deploy", "status", "support")
     rules = [row["rule"] for row in run("deploy", "history", "support")["decisions"]]
     assert rules == ["checks", "success", "order", "order"]
     assert [row["aliases"] for row in run("registry", "list", "support")["versions"]] == [

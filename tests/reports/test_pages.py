@@ -210,7 +210,8 @@ def test_an_undefined_template_value_is_an_error(tmp_path: Path) -> None:
 def test_every_page_extends_the_base() -> None:
     folder = importlib.resources.files("assay.reports") / "templates"
     names = {entry.name for entry in folder.iterdir()}
-    parts = {"components.html", "compile_part.html", "card_part.html", "study_part.html", "training_part.html"}
+    parts = {"components.html"}
+    parts |= {f"{name}_part.html" for name in ("compile", "card", "evaluation", "study", "training")}
     kinds = ("compile", "compare", "evaluate", "card", "study", "training")
     assert names == parts | {"report.html"} | {f"report_{kind}.html" for kind in kinds}
     for kind in kinds:

@@ -56,7 +56,8 @@ def test_an_order_is_confirmed_and_kept(store: Store) -> None:
         "confirm": 200, "unknown": 400, "no token": 403, "out of date": 400, "done": 200, "again": 400
     }  # fmt: skip
     assert "something was decided since" in answers["out of date"][1]
-    assert "it is slow &lt;script&gt;" in answers["done"][1]
+    assert "<strong>Rolled back</strong>: <bdi>it is slow &lt;script&gt;" in answers["done"][1]
+    assert "assay deploy advance" not in answers["done"][1]
     deployments = Deployments(store.engine)
     assert deployments.get(DEPLOYMENT).state.status == "rolled_back"
     assert [row["action"] for row in deployments.history(DEPLOYMENT)] == ["rollback"]

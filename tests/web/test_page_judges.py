@@ -44,6 +44,9 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     assert gaps == sorted(gaps, key=lambda gap: -abs(gap))
     assert gaps[0] == -1.0  # rude, and both raters said kind
     assert "It fails 1 of 2 attacks" in text
+    trust = text[text.index("Is it to be trusted?") : text.index("Weighted kappa with raters: ")]
+    assert "It fails 1 of the 2 attacks of its newest" in trust
+    assert "It has <a" in trust  # drifted
     assert text.index(">praise<") < text.index(">empty<")  # failed attacks come first
     assert "verdicts shifted" in text
     assert text.index("How close to an alarm") < text.index("Replays of its anchors")
@@ -96,6 +99,15 @@ def test_a_card_with_alarms_is_not_praised(tmp_path: Path) -> None:
     assert shown.tone == "worse"
     assert "undefined" in shown.words  # the raters used one label
     assert shown.alarms
+
+
+def test_a_card_of_few_items_is_not_called_sound() -> None:
+    labels = ["rude", "kind"] * 3
+    rows = [{"output": f"o{at}", "rater": name, "label": label} for at, label in enumerate(labels) for name in "ab"]
+    card = judge_card(rows, JudgeSpec(text="Kind?", scale=("rude", "neutral", "kind")))
+    shown = card_page({**card, "alarms": []})
+    assert "do not show whether it can be trusted" in shown.words
+    assert "breaks no rule" not in shown.words
 
 
 def test_a_question_remembers_each_source_once(store: Store) -> None:

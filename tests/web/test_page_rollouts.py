@@ -339,7 +339,8 @@ def test_everything_that_a_rollout_may_have_is_shown(store: Store) -> None:
     early = [ToolCall(name="search", arguments={"q": "x"}, result="found", isolation="landlock")]
     rollout = rollout_of_sums(
         store, 1, verdicts=verdicts, early_tools=early, adapters=("a1", "a2"), task_type="sum", coverage=0.5,
-        rubric="math@1", human_rating=0.25, parameters={"temperature": 0.5}, failure=FailureKind.JUDGE,
+        rubric="math@1", human_rating=0.25, parameters={"temperature": 1.23456789}, stage=0,
+        deployment="d1", failure=FailureKind.JUDGE,
     )  # fmt: skip
     running = ToolCall(name="slow", arguments={})
     messages = [{"role": "user", "content": f"message {number}"} for number in range(9)]
@@ -357,7 +358,8 @@ def test_everything_that_a_rollout_may_have_is_shown(store: Store) -> None:
     text = read(store, f"/rollouts/{rollout.id}")
     for part in (
         "the judge did not answer", "not counted", "partly", "0.75", "isolation landlock", "a1, a2", "type sum",
-        "coverage 0.50", "math@1", "rated 0.25", "temperature", "(7 thinking)", ", cached", ", constrained",
+        "coverage 0.50", "math@1", "rated 0.25", "<dd>1.235</dd>", "step 1", "(7 thinking)", ", cached",
+        ", constrained",
         "messages between, with demonstrations from 2 tasks", "calls <code>asked</code>", "no result yet", ">empty<",
     ):  # fmt: skip
         assert part in text, part

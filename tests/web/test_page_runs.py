@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
 
-from assay.traces import Store
+from assay.traces import Store, Verdict
 from assay.traces.missed import Unrecorded
 from assay.web import runs
 
@@ -86,6 +86,47 @@ def test_a_run_shows_its_result_and_notes(store: Store, tmp_path: Path) -> None:
     for part in ("score on test: 0.750 (12 tasks)", "few &lt;tasks&gt;", "the cap of 9 calls"):
         assert part in text
     assert json.loads(read(store, "/runs/run-1/report", where=where)) == report
+
+
+def test_a_judge_with_few_items_has_a_page_and_no_interval(store: Store, tmp_path: Path) -> None:
+    put_run(store, "run-1", kind="judge compile")
+    store.flush()
+    folder = tmp_path / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    report = {"test": {"gain": {"mean": 0.125, "low": None, "high": None, "n": 12}}}
+    (folder / "report.json").write_text(json.dumps({"report": report}))
+    text = read(store, "/runs/run-1", where=tmp_path / "page.db")
+    assert "gain on test: +0.125, no interval (too few)" in text
+
+
+def test_an_evaluation_shows_its_scores_and_the_lowest_tasks_first(store: Store) -> None:
+    put_run(store, "run-1")
+    for number, score in ((1, 1.0), (2, 0.25), (3, None)):
+        verdict = Verdict(criterion="right", grade=score or 0.0)
+        rollout_of_sums(store, number, score=score, phase="evaluate", verdicts=[verdict], inputs={"q": f"sum {number}"})
+    store.flush()
+    text = read(store, "/runs/run-1")
+    assert "evaluate of <strong><bdi>sums.py:Sums</bdi></strong>" in text
+    assert "Score 0.625" in text
+    assert "on 3 tasks, 1 of them unscored." in text
+    assert "right 0.25" in text
+    places = [text.index(f"sum {number}") for number in (3, 2, 1)]
+    assert places == sorted(places)
+    assert links_in(text, "/rollouts/")[0] == f"/rollouts/{3:032x}"
+
+
+def test_a_large_evaluation_is_scored_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SCORED", 2)
+    put_run(store, "run-1")
+    for number in (1, 2, 3):
+        rollout_of_sums(store, number, score=0.5, phase="evaluate")
+    store.flush()
+    text = read(store, "/runs/run-1")
+    assert "Score 0.500" not in text
+    assert "/runs/run-1?count=all" in text
+    asked = read(store, "/runs/run-1?count=all")
+    assert "Score 0.500" in asked
+    assert "A large evaluation" not in asked
 
 
 def test_an_unfinished_run_shows_the_command_that_resumes_it(store: Store) -> None:

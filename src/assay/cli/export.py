@@ -16,6 +16,7 @@ from assay.cli.options import (
 )
 from assay.cli.shared import Console, pop_values, print_json
 from assay.cli.wording import counted, in_flags
+from assay.reports.texts import readable
 from assay.runs.settings.export import OF_KIND, BalanceSettings, ExportSettings, GateSettings, SelectionSettings
 from assay.support.settings import settings_of
 
@@ -145,7 +146,7 @@ def _show(kind: str, data: dict[str, Any]) -> None:
         show_header=False,
     )
     for kind_, count in data["task_types"].items():
-        table.add_row(f"rows of {kind_}", str(count))
+        table.add_row(f"rows of {readable(kind_)}", str(count))
     for reason, count in data["left_out"].items():
         table.add_row(f"left out: {reason}", str(count))
     for problem, count in data["problems"].items():

@@ -37,7 +37,7 @@ def list_(store: str | None, as_json: bool, **values: Any) -> None:
     for run in runs:
         click.echo(
             f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_duration(run):>7}  "
-            f"{run['program']}  {run['model']}"
+            f"{run['program'] or '–'}  {run['model'] or '–'}"
         )
 
 

@@ -111,8 +111,10 @@ def _words(card: Mapping[str, Any]) -> tuple[str, str]:
     within = f" (95 % interval {low:.3f} to {high:.3f})" if low is not None else ", too few for an interval"
     raters = f" Raters reach {reached:.3f} with each other." if reached is not None else ""
     text = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]} with raters: {value:.3f} on {agreement['n']} sealed items"
-    alarms = len(card["alarms"])
-    broken = f" It breaks {alarms} rule{'s' if alarms > 1 else ''}, listed below." if alarms else " It breaks no rule."
+    if alarms := len(card["alarms"]):
+        broken = f" It breaks {alarms} rule{'s' if alarms > 1 else ''}, listed below."
+    else:
+        broken = " It breaks no rule." if low is not None else " So few items do not show whether it can be trusted."
     is_better = low is not None and low > 0 and name != "brier"
     return f"{text}{within}.{raters}{broken}", "worse" if alarms else "better" if is_better else ""
 

@@ -30,36 +30,56 @@ ROWS = 300  # tasks in one file
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredTask:
-    """A task of an evaluation; `score` is None if it was not scored."""
+    """A task of an evaluation; `score` is None if it was not scored. `rollout_id` is the first of its rollouts."""
 
     text: str
     score: float | None
     grades: Mapping[str, float]
+    rollout_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """An evaluation: means with 95 % intervals by criterion and type of task, and its tasks, the lowest score first."""
+    """An evaluation: means with 95 % intervals by criterion and type of task, and its tasks, the lowest score first.
+
+    Attributes:
+        mean: of the scored tasks, with its interval; None if there are none.
+        n: number of tasks, of which `unscored` have no score.
+    """
 
     criteria: Sequence[tuple[str, tuple[float, float, float] | None, int]]
     types: Sequence[tuple[str, tuple[float, float, float] | None, int]]
     tasks: Sequence[ScoredTask]
     left_out: int
+    mean: tuple[float, float, float] | None = None
+    n: int = 0
+    unscored: int = 0
 
 
-def scores_of(store: StoreReads, run_id: str, evaluated: Evaluated) -> Scores:
-    """The scores of an evaluation of a run."""
+def scores_of(store: StoreReads, run_id: str, evaluated: Evaluated, *, rows: int = ROWS) -> Scores:
+    """The scores of an evaluation of a run.
+
+    Args:
+        rows: maximum number of tasks.
+    """
     grades = grades_of(store, run_id, evaluated)
-    rows = [
-        ScoredTask(text=preview(task.inputs, 160) or key, score=task.score, grades=grades.get(key, {}))
+    tasks = [
+        ScoredTask(
+            text=preview(task.inputs, 160) or key, score=task.score, grades=grades.get(key, {}),
+            rollout_id=next(iter(task.rollouts), ""),
+        )
         for key, task in evaluated.tasks.items()
-    ]
-    rows.sort(key=lambda row: (row.score is not None, row.score or 0.0))
+    ]  # fmt: skip
+    tasks.sort(key=lambda row: (row.score is not None, row.score or 0.0))
     criteria, types = (
         [(name, mean_of(values), len(values)) for name, values in parts.items()]
         for parts in (by_criterion(grades), by_type(evaluated))
     )
-    return Scores(criteria=criteria, types=types, tasks=rows[:ROWS], left_out=max(0, len(rows) - ROWS))
+    scored = evaluated.scores
+    return Scores(
+        criteria=criteria, types=types, tasks=tasks[:rows], left_out=max(0, len(tasks) - rows), mean=mean_of(scored),
+        n=len(tasks), unscored=len(tasks) - len(scored),
+    )  # fmt: skip
 
 
 def write_report(

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from assay.reports.texts import readable
+
 __all__ = [
     "NOTHING_TO_COMPARE",
     "compile_markdown",
@@ -34,7 +36,12 @@ def percent(value: float | None) -> str:
 
 def type_label(kind: str) -> str:
     """A row's name for the tasks of a type; tasks without `task_type` are of the type `default`."""
-    return "tasks without a type" if kind == "default" else f"tasks of type {kind}"
+    return "tasks without a type" if kind == "default" else f"tasks of type {readable(kind)}"
+
+
+def _cell(text: str) -> str:
+    """A text in a cell of a Markdown table, in which it is neither markup nor a further cell."""
+    return " ".join(readable(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", r"\|").split())
 
 
 def graded(report: Mapping[str, Any], name: str) -> str:
@@ -95,11 +102,11 @@ def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openi
     elif before and after:
         lines += [f"## Sealed test, {after['n']} tasks", "", "| | baseline | compiled |", "|---|---:|---:|"]
         lines += [f"| score | {figure(before['score'])} | {figure(after['score'])} |"]
-        lines += [f"| {name} | {graded(before, name)} | {graded(after, name)} |" for name in after["criteria"]]
+        lines += [f"| {_cell(name)} | {graded(before, name)} | {graded(after, name)} |" for name in after["criteria"]]
         lines += [f"| {' | '.join(row)} |" for row in tool_rows([before, after])]
         if len(after["task_types"]) > 1:
             lines += [
-                f"| {type_label(kind)} | {figure(before['task_types'].get(kind))} | {figure(value)} |"
+                f"| {_cell(type_label(kind))} | {figure(before['task_types'].get(kind))} | {figure(value)} |"
                 for kind, value in after["task_types"].items()
             ]
         lines += [

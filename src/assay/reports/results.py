@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from assay.reports.markdown import with_interval
+
 __all__ = ["result_lines"]
 
 
@@ -14,6 +16,6 @@ def result_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"score on test: {after['score']:.3f} ({after['n']} tasks)"
     for name, gain in (("gate", report.get("gate")), ("test", test.get("gain"))):
         if gain and gain.get("mean") is not None:
-            yield f"gain on {name}: {gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+            yield f"gain on {name}: {with_interval({**gain, 'n': None})}"
     if report.get("artifact"):
         yield f"artifact: {report['artifact']}"

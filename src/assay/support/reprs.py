@@ -13,6 +13,7 @@ _LAST = (
     "rollouts", "rows", "passed", "steps", "best_step", "agreement", "converged", "calls", "cost_usd", "reason",
     "stopped",
 )  # fmt: skip
+_COMPARED = ("a", "b", "gain")  # scores of two sides, and their difference
 _FEW, _MANY = 3, 8  # facts; a report that has fewer than `_FEW` of the names above shows others
 
 
@@ -25,7 +26,8 @@ class ReportRepr:
     def _facts(self) -> list[tuple[str, str]]:
         data: dict[str, Any] = self.to_dict()  # type: ignore[attr-defined]
         facts = [(key, data[key]) for key in _FIRST if data.get(key) is not None]
-        for key, part in (("score", data.get("result")), *(data.get("test") or {}).items()):
+        compared = ((key, data.get(key)) for key in _COMPARED)
+        for key, part in (("score", data.get("result")), *compared, *(data.get("test") or {}).items()):
             if isinstance(part, dict) and part:
                 facts.append((key, measure_text(part)))
         facts += [(key, data[key]) for key in _LAST if isinstance(data.get(key), str | int | float)]

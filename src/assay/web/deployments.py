@@ -72,14 +72,17 @@ def deployment_view(store: Store, name: str, query: Mapping[str, str], *, store_
             "metrics": [] if report is None else list(_metrics(report.decision.readings)),
             "history": list(reversed(history))[:_DECISIONS],
             "orders": [(action, *_ORDERS[action]) for action in _possible(deployment)],
-            "commands": [
-                ("Show it in a terminal", f"assay deploy status {deployment.id}{store_option}"),
-                ("Take its next step, if the numbers allow it", f"assay deploy advance {deployment.id}{store_option}"),
-            ],
+            "commands": list(_commands(deployment, store_option)),
         },
         part="deployment_part.html",
         every_s=RUNNING_S if counts and deployment.state.status == RUNNING else 0,
     )
+
+
+def _commands(deployment: Deployment, store_option: str) -> Iterator[tuple[str, str]]:
+    yield "Show it in a terminal", f"assay deploy status {deployment.id}{store_option}"
+    if deployment.state.status == RUNNING:
+        yield "Take its next step, if the numbers allow it", f"assay deploy advance {deployment.id}{store_option}"
 
 
 def confirm_view(store: Store, name: str, action: str) -> View:

@@ -7,23 +7,26 @@ from typing import Any
 
 from assay.cli.repeat import resume_command, run_command
 from assay.reports.compiled import compile_page
+from assay.reports.files import Scores, scores_of
 from assay.reports.results import result_lines
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
+from assay.traces.store.evaluations import evaluations_of
 from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
-from assay.traces.store.paging import rollouts_of_run
+from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, given
 from assay.web.rendering import View, link
 from assay.web.trainings import training_of
 
-__all__ = ["COUNTED", "RUNNING_S", "run_page", "runs_page"]
+__all__ = ["COUNTED", "RUNNING_S", "SCORED", "run_page", "runs_page"]
 
 RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise
 _ROWS, _TASKS = 50, 100
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
+SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its intervals are computed at once: 0.2 s
 STATUSES = ("running", "done", "stopped", "failed")
 
 
@@ -67,7 +70,10 @@ def run_page(
     """
     run = find_run(store, run_id)
     # Counting reads every rollout and call of the run: of a large one only if it is asked for.
-    counts = query.get("count") == "all" or rollouts_of_run(store, run["id"], most=COUNTED) <= COUNTED
+    asked = query.get("count") == "all"
+    counts = asked or rollouts_of_run(store, run["id"], most=COUNTED) <= COUNTED
+    is_evaluation = run["kind"] == "evaluate"
+    scored = is_evaluation and rollouts_of_run(store, run["id"]) <= (WINDOW if asked else SCORED)
     report = finished_report(where, run["id"]) or {}
     compiled = None
     if run["kind"] == "compile" and counts:
@@ -92,6 +98,8 @@ def run_page(
         values={
             "run": run,
             "compiled": compiled,
+            "evaluated": _scores(store, run) if scored else None,
+            "scores_on_request": is_evaluation and not asked and not scored,
             "artifact": report.get("artifact"),
             "study": None if tuned is None else tuned_page(tuned),
             "decided": [] if tuned is None else tuned_words(tuned),
@@ -109,6 +117,14 @@ def run_page(
         part="run_part.html",
         every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
+
+
+def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
+    """The scores of a run of `evaluate`; None before its first rollout."""
+    for evaluated in evaluations_of(store, run["id"]):
+        if evaluated.phase == "evaluate":
+            return scores_of(store, run["id"], evaluated, rows=_TASKS)
+    return None
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -53,7 +53,9 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
         score = "–" if values["score"] is None else f"{values['score']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
         click.echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
     show_judges(data["judges"])
-    click.echo(f"decision: {data['decision']} ({data['rule']}): {in_flags(data['reason'])}")
+    waits = data["decision"] == "continue" and data["status"] != "running"
+    decision = f"last decision ({data['rule']})" if waits else f"decision: {data['decision']} ({data['rule']})"
+    click.echo(f"{decision}: {in_flags(data['reason'])}")
 
 
 @click.command("history")
