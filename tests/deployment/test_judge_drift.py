@@ -110,7 +110,7 @@ def test_a_drift_must_be_above_the_limit_with_confidence_over_all_replays() -> N
     # of the tenth replay z is that of 0.01 / 110, 3.745: 0.05 - 3.745 * 0.003 = 0.0388
     assert judge_alarm([row(0.0, 0.0)] * 9 + [row(0.05, 0.003)], watch) is None
     assert judge_alarm([row(0.05, 0.003), row(0.0, 0.0, status="failed")], watch) == (
-        False, f"{watch.key}: the judge could not be called: away"
+        False, f"{watch.key}: the anchors could not be replayed: away"
     )  # fmt: skip
     assert judge_alarm([row(0.05, 0.003), row(0.0, 0.0, status="begun")], watch) is not None
     assert judge_alarm([], watch) is None

@@ -18,7 +18,7 @@ from assay.programs.agent import GUIDE
 from assay.testing import scripted_lm
 from assay.testing.contracts import MemoryContract
 from assay.traces.recorder import Recorder
-from assay.traces.records import Rollout, Transition
+from assay.traces.records import Rollout, Transition, person_digest, subject_digest
 from assay.traces.store import Store
 from assay.traces.store.tables import metadata
 
@@ -123,6 +123,20 @@ def test_a_name_is_the_same_person_in_both_unicode_forms(tmp_path: Path) -> None
             store.put_rollout(Rollout(task_id="t", inputs={"question": name}, data_subject=name))
     report = forget_subject(decomposed, store=tmp_path / "s.db")
     assert (report["removed"], report["facts_removed"]) == (2, 2)
+    with Store(tmp_path / "s.db") as store:
+        assert all(store.forgotten().covers(subject_digest(name), None) for name in (composed, decomposed))
+
+
+def test_a_person_is_found_by_the_hash_that_earlier_versions_stored(tmp_path: Path) -> None:
+    """The hash of the name as it came, here with a separate accent."""
+    name = "Jose\u0301"
+    stored = person_digest(name.casefold())
+    with Store(tmp_path / "s.db") as store:
+        store.put_artifact("/somewhere", [stored])
+        store.put_rollout(Rollout(task_id="t", inputs={"question": "?"}, data_subject=name))
+    assert "/somewhere" in forget_subject("Jos\u00e9", store=tmp_path / "s.db")["made_from_them"]
+    with Store(tmp_path / "s.db") as store:
+        assert store.forgotten().covers(stored, None)
 
 
 def test_a_person_must_be_named(tmp_path: Path) -> None:

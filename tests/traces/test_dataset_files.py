@@ -9,8 +9,9 @@ import pytest
 from assay.datasets import load_splits
 from assay.errors import ConfigError, DataError
 from assay.traces import Rollout, Store
-from assay.traces.dataset_files import add_task, dataset_names
+from assay.traces.dataset_files import add_task, dataset_names, why_not_added
 from assay.traces.records import subject_digest
+from assay.traces.store.erasure import erase_subject
 
 
 def rollout(number: int = 1, **fields: Any) -> Rollout:
@@ -59,6 +60,16 @@ def test_owners_are_kept_and_erasure_finds_the_file(tmp_path: Path) -> None:
         "tenant": "north", "data_subject": "ann", "consent": "yes", "metadata": {"level": 2},
     }  # fmt: skip
     assert found == str(path.resolve())
+
+
+def test_a_task_of_a_person_erased_for_one_tenant_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        for number, tenant in enumerate(("north", "south")):
+            store.put_rollout(rollout(number, tenant=tenant, data_subject="ann", consent="yes"))
+        erase_subject(store, "ann", tenant="north")
+        later = {name: rollout(3, tenant=name, data_subject="ann", consent="yes") for name in ("north", "south")}
+        assert why_not_added(store, later["north"]) == "its data was erased"
+        assert why_not_added(store, later["south"]) is None
 
 
 @pytest.mark.parametrize(

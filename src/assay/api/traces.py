@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -24,7 +24,7 @@ from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.traces import Store
-from assay.traces.records import NOT_AGENTS, subject_digest
+from assay.traces.records import NOT_AGENTS, subject_digests
 from assay.traces.store.erasure import erase_subject
 
 __all__ = ["forget_subject", "score_rollouts"]
@@ -134,10 +134,10 @@ def forget_subject(
     settings = TracesForgetSettings(tenant=tenant, versions=versions)
     with Store(store) as opened:
         erased = erase_subject(opened, subject, tenant=settings.tenant)
-        digest = subject_digest(subject)
-        folders = opened.artifacts_of(digest)
-        adapters, paths = _adapters_of(digest, folders)
-        holding = versions_of_erased(Deployments(opened.engine), digest, folders, adapters, policy=settings.versions)
+        digests = subject_digests(subject)
+        folders = opened.artifacts_of(*digests)
+        adapters, paths = _adapters_of(digests, folders)
+        holding = versions_of_erased(Deployments(opened.engine), digests, folders, adapters, policy=settings.versions)
     cache = home_of(store) / "cache" / "responses.db"
     had_data = bool(erased.removed or erased.tasks or erased.prompts)
     answers, unowned = (
@@ -151,14 +151,14 @@ def forget_subject(
     }  # fmt: skip
 
 
-def _adapters_of(digest: str, folders: Sequence[str]) -> tuple[set[str], list[str]]:
+def _adapters_of(digests: Collection[str], folders: Sequence[str]) -> tuple[set[str], list[str]]:
     """Hashes and paths of adapters trained on a person's data, and of adapters trained from one of those.
 
     Adapters under several names may have equal weights, so there may be more paths than hashes.
     """
     hashes, paths = set[str](), list[str]()
     for adapter in sorted(list_adapters(), key=lambda adapter: len(adapter.after)):
-        if _uses_data_of(adapter.made, digest, folders) or hashes & set(adapter.after):
+        if _uses_data_of(adapter.made, digests, folders) or hashes & set(adapter.after):
             hashes.add(adapter.sha256)
             paths.append(str(adapter.path))
     return hashes, sorted(paths)
@@ -172,7 +172,8 @@ def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int
         cache.close()
 
 
-def _uses_data_of(origin: Mapping[str, Any], digest: str, folders: Sequence[str]) -> bool:
+def _uses_data_of(origin: Mapping[str, Any], digests: Collection[str], folders: Sequence[str]) -> bool:
     """Whether an adapter was trained on a person's tasks, or on an export that contains them."""
     text = json.dumps(origin, default=str)
-    return digest in (origin.get("people") or ()) or any(json.dumps(folder) in text for folder in folders)
+    people = set(origin.get("people") or ())
+    return not people.isdisjoint(digests) or any(json.dumps(folder) in text for folder in folders)

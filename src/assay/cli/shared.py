@@ -224,7 +224,7 @@ def show_judges(judges: list[dict[str, Any]]) -> None:
     for row in judges:
         mark = {True: "ok", False: "ALARM", None: "–"}[row["ok"]]
         if row["error"]:
-            result = f"could not be called: {row['error']}"
+            result = f"anchors could not be replayed: {row['error']}"
         elif row["drift"] is None:
             result = "anchors not replayed so far"
         else:

@@ -57,9 +57,10 @@ def write_replay(
         if drift is None or lost > _LOST * (numbers["n"] + lost):
             status, error = FAILED, f"{lost} of {numbers['n'] + lost} anchors have no verdict"
     row = {"watch": watch.key, "status": status, "at": at, "limit": watch.above, "error": error or None, **numbers}
-    reason = {BEGUN: "anchors are replayed", FAILED: f"the judge could not be called: {error}"}.get(status) or _text(
-        row
-    )
+    if status == DONE:
+        reason = _text(row)
+    else:
+        reason = "anchors are replayed" if status == BEGUN else f"the anchors could not be replayed: {error}"
     for _ in range(1 if before is not None else 20):
         state = before or deployments.get(name).state
         decision = Decision(action="replay", rule="watch", reason=f"{watch.key}: {reason}", step=state.step, replay=row)
@@ -69,7 +70,7 @@ def write_replay(
 
 
 def judge_alarm(history: Sequence[Mapping[str, Any]], watch: Watch) -> tuple[bool, str] | None:
-    """What the newest replay shows: whether the judge could be called, and the reason of the alarm; None without one.
+    """The alarm of the newest replay: whether the anchors could be replayed, and the reason. None without an alarm.
 
     The error of all replays of a watch together is bounded: that of replay k is alpha / (k (k + 1)).
     """
@@ -78,7 +79,7 @@ def judge_alarm(history: Sequence[Mapping[str, Any]], watch: Watch) -> tuple[boo
         return None
     newest = results[-1]
     if newest["status"] == FAILED:
-        return False, f"{watch.key}: the judge could not be called: {newest['error']}"
+        return False, f"{watch.key}: the anchors could not be replayed: {newest['error']}"
     _, low = _drift(newest, sum(row["status"] == DONE for row in results))
     if watch.above is None or low is None or low <= watch.above:
         return None

@@ -22,10 +22,10 @@ from assay.support.settings import nearest
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json, clean
 
-__all__ = ["Alias", "Registry", "Version", "current_user"]
+__all__ = ["RETIRED", "Alias", "Registry", "Version", "current_user"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_RETIRED = "retired:"  # prefix of a flag; the number of the version follows
+RETIRED = "retired:"  # prefix of a flag; the number of the version follows
 _LONGEST = 200  # of a user's name, the width of its column
 
 
@@ -234,10 +234,10 @@ class Registry:
         """Numbers of the retired versions of an agent, with the reasons."""
         table = schema.agent_flags
         query = sa.select(table.c.name, table.c.why).where(
-            table.c.agent == agent, table.c.name.startswith(_RETIRED, autoescape=True)
+            table.c.agent == agent, table.c.name.startswith(RETIRED, autoescape=True)
         )
         with self.engine.connect() as connection:
-            return {int(name.removeprefix(_RETIRED)): why for name, why in connection.execute(query)}
+            return {int(name.removeprefix(RETIRED)): why for name, why in connection.execute(query)}
 
     def check_not_retired(self, version: Version) -> None:
         """Raises `DeploymentError` if a version is retired."""
@@ -253,7 +253,7 @@ class Registry:
         user, now = clean(by or current_user())[:_LONGEST], time.time()
         named = tuple(alias for alias, number in self.aliases(version.agent).items() if number == version.number)
         flag = {
-            "agent": version.agent, "name": f"{_RETIRED}{version.number}", "value": "true", "at": now, "by": user,
+            "agent": version.agent, "name": f"{RETIRED}{version.number}", "value": "true", "at": now, "by": user,
             "why": clean(why),
         }  # fmt: skip
         is_new = version.number not in self.retired(version.agent)

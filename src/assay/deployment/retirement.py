@@ -14,12 +14,12 @@ POLICIES = ("name", "retire")
 
 
 def versions_holding(
-    deployments: Deployments, person: str, folders: Collection[str], adapters: Collection[str]
+    deployments: Deployments, person: Collection[str], folders: Collection[str], adapters: Collection[str]
 ) -> list[Version]:
     """The registered versions, of all agents, that hold a person's data.
 
     Args:
-        person: hash of the data subject.
+        person: hashes of the data subject, see `subject_digests`.
         folders: artifacts that were made from the person's data.
         adapters: hashes of adapters that were trained on it.
     """
@@ -28,12 +28,19 @@ def versions_holding(
         version
         for agent in registry.agents()
         for version in registry.versions(agent)
-        if person in version.people or version.artifact in folders or set(version.adapters) & set(adapters)
+        if not set(version.people).isdisjoint(person)
+        or version.artifact in folders
+        or set(version.adapters) & set(adapters)
     ]
 
 
 def versions_of_erased(
-    deployments: Deployments, person: str, folders: Collection[str], adapters: Collection[str], *, policy: str
+    deployments: Deployments,
+    person: Collection[str],
+    folders: Collection[str],
+    adapters: Collection[str],
+    *,
+    policy: str,
 ) -> list[dict[str, Any]]:
     """Names the versions, or retires them.
 

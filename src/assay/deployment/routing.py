@@ -17,7 +17,7 @@ from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.flags import flags_of, matching
 from assay.deployment.preference_settings import Preference
 from assay.deployment.preferences import ROUTED, choice, preference_of, probabilities, qualities
-from assay.deployment.registry import Version
+from assay.deployment.registry import RETIRED, Version
 
 __all__ = ["Assignment", "Router"]
 
@@ -160,7 +160,7 @@ class Router:
         deployment = self.deployments.active(self.agent)
         candidate = None if deployment is None else registry.version(f"{self.agent}@{deployment.candidate}")
         flags = flags_of(self.deployments.engine, self.agent)
-        retired = {int(name.removeprefix("retired:")) for name in flags if name.startswith("retired:")}
+        retired = {int(name.removeprefix(RETIRED)) for name in flags if name.startswith(RETIRED)}
         numbers = {int(value) for name, value in flags.items() if name.startswith("pin:")} - retired
         pinned = {number: registry.version(f"{self.agent}@{number}") for number in numbers}
         preference = preference_of(flags)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, StoreError
 from assay.programs.retrieval.fulltext import TOKENIZER, WORDS, match_of, words_of
 from assay.traces.recorder import current_rollout
-from assay.traces.records import subject_digest
+from assay.traces.records import subject_digest, subject_digests
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine
@@ -228,7 +228,7 @@ class Memory:
         f, tenant, rollout = schema.facts, self._tenant(), current_rollout()
         own = [
             f.c.memory == self.name,
-            f.c.person == subject_digest(subject),
+            f.c.person.in_(subject_digests(subject)),
             f.c.tenant.is_(None) if tenant is None else f.c.tenant == tenant,
         ]
         if rollout is not None and rollout.split and rollout.split not in _SEALED:

@@ -6,6 +6,7 @@ the store, where they can be erased.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +34,9 @@ class TrainingLog:
         self._path = folder / _FILE
 
     def values(self, step: int, values: Mapping[str, float], alarms: Mapping[str, str]) -> None:
-        """Adds values by curve, and all alarms so far by name."""
-        self._append({"step": step, "values": dict(values), "alarms": dict(alarms)})
+        """Adds the finite values by curve, and all alarms so far by name."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}  # JSON has no others
+        self._append({"step": step, "values": finite, "alarms": dict(alarms)})
 
     def sample(self, step: int, rollout_id: str, advantages: Sequence[float]) -> None:
         """Adds a sample rollout, with the advantage of each of its calls that was trained on."""

@@ -56,7 +56,7 @@ def why_not_added(store: Store, rollout: Rollout) -> str | None:
         return f"{rollout.id} has no recorded task"
     if rollout.consent is not None and not consents(rollout.consent):
         return "consent to the use of its data was not given"
-    if rollout.data_subject and subject_digest(rollout.data_subject) in store.forgotten():
+    if rollout.data_subject and store.forgotten().covers(subject_digest(rollout.data_subject), rollout.tenant):
         return "its data was erased"
     return None
 

@@ -21,6 +21,7 @@ __all__ = [
     "of_tenant",
     "person_digest",
     "subject_digest",
+    "subject_digests",
 ]
 
 RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
@@ -46,8 +47,17 @@ def person_digest(name: str) -> str:
 
 
 def subject_digest(name: str) -> str:
-    """`person_digest` of a data subject's name or id, ignoring case, white space and the Unicode form of accents."""
-    return person_digest(" ".join(unicodedata.normalize("NFC", name.casefold()).split()))
+    """`person_digest` of a data subject's name or id, ignoring case and white space."""
+    return person_digest(" ".join(name.casefold().split()))
+
+
+def subject_digests(name: str) -> frozenset[str]:
+    """The `subject_digest` of a name as it is and in both Unicode forms of its accents.
+
+    Stores hold the digest of the form in which a name came, so whoever looks for a person looks for all of these.
+    """
+    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+    return frozenset(map(subject_digest, forms))
 
 
 def of_tenant(subject: str, tenant: str) -> str:

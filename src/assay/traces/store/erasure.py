@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from assay.datasets.tasks import content_hash
 from assay.traces.messages.dialects import chat_messages
-from assay.traces.records import of_tenant, subject_digest
+from assay.traces.records import of_tenant, subject_digests
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -56,19 +56,19 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
             tenant's tasks are blanked too.
     """
     store.flush()
-    r, t, digest, erased = schema.rollouts, schema.transitions, subject_digest(subject), Erased()
+    r, t, digests, erased = schema.rollouts, schema.transitions, subject_digests(subject), Erased()
     texts, rows = TaskTexts(), list[dict[str, Any]]()
     splits = SplitFinder(store)
     with store.engine.begin() as connection:
         names = connection.execute(
             sa.select(r.c.data_subject).where(r.c.data_subject.is_not(None)).distinct()
         ).scalars()
-        spellings = [name for name in names if subject_digest(name) == digest]
+        spellings = [name for name in names if subject_digests(name) & digests]
         own = [r.c.data_subject.in_(spellings), *([r.c.tenant == tenant] if tenant is not None else [])]
         # Demonstrations may show a task that never ran: such tasks are in known_tasks only.
         k = schema.known_tasks
         known = sa.select(k.c.task).where(
-            k.c.subject == digest, *([k.c.tenant == tenant] if tenant is not None else [])
+            k.c.subject.in_(digests), *([k.c.tenant == tenant] if tenant is not None else [])
         )
         erased.tasks |= set(connection.execute(known).scalars())
         for (text,) in connection.execute(sa.select(r.c.inputs_json).where(*own)):
@@ -77,15 +77,15 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
                 texts.add(task, inputs)
                 erased.tasks.add(task)
                 split = splits.of_inputs(inputs) or "train"
-                row = {"task": task, "text": task_key(inputs), "split": split}
-                rows.append({**row, "tenant": tenant, "consent": None, "subject": digest})
+                row = {"task": task, "text": task_key(inputs), "split": split, "tenant": tenant, "consent": None}
+                rows.append({**row, "subject": min(digests)})  # each of them is in `forgotten`
         ids = sa.select(r.c.id).where(*own)
         own_calls = connection.execute(
             sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
         ).all()
         erased.calls += [_call(*row) for row in own_calls]
         f = schema.facts
-        about = f.c.person == digest if tenant is None else sa.and_(f.c.person == digest, f.c.tenant == tenant)
+        about = sa.and_(f.c.person.in_(digests), *([f.c.tenant == tenant] if tenant is not None else []))
         deletion = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), about))
         erased.facts = int(connection.execute(deletion).rowcount)
         if erased.facts and connection.dialect.name == "sqlite":
@@ -97,10 +97,9 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
         erased.removed = int(deleted.rowcount)
         _blank(connection, erased, texts)
         if erased.removed or erased.tasks or erased.facts:
-            connection.execute(
-                upsert(store.engine.dialect.name, schema.forgotten),
-                [{"person": digest if tenant is None else of_tenant(digest, tenant), "at": time.time()}],
-            )
+            people = [digest if tenant is None else of_tenant(digest, tenant) for digest in sorted(digests)]
+            forgotten = [{"person": person, "at": time.time()} for person in people]
+            connection.execute(upsert(store.engine.dialect.name, schema.forgotten), forgotten)
     store.put_splits(rows)
     return erased
 

@@ -168,11 +168,11 @@ class StoreReads:
         with self.engine.connect() as connection:
             return Forgotten(connection.execute(sa.select(schema.forgotten.c.person)).scalars())
 
-    def artifacts_of(self, person: str) -> list[str]:
-        """Artifacts and exports made from a person's data (`person_digest`), oldest first."""
+    def artifacts_of(self, *person: str) -> list[str]:
+        """Artifacts and exports made from a person's data (`person_digest` of each form of the name), oldest first."""
         table = schema.made_from
         with self.engine.connect() as connection:
             rows = connection.execute(
                 sa.select(table.c.artifact, table.c.people_json).order_by(table.c.created_at)
             ).all()
-        return [artifact for artifact, people in rows if person in json.loads(people)]
+        return [artifact for artifact, people in rows if not set(person).isdisjoint(json.loads(people))]
