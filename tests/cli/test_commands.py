@@ -65,7 +65,8 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
             2,
             "must be a number",
         ),
-        (["traces", "list", "--split", "bogus"], 2, "'bogus' is not one of"),
+        (["traces", "list", "--split", "bogus"], 2, "'bogus' must be one of train, val"),
+        (["evaluate", "math_qa", "--split", "vall"], 2, "test. Did you mean 'val'?"),
         (["models", "pull", "nonsense"], 1, "the models are smollm2-135m"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from assay.cli.numbers import Number
+from assay.cli.value_types import Number
 
 __all__ = [
     "Decorator",
