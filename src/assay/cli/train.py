@@ -308,7 +308,8 @@ def _launched(config: str) -> None:
         "-m",
         "assay",
     ]
-    raise SystemExit(subprocess.run([*launcher, *arguments], check=False).returncode)
+    stdout = click.get_current_context().meta.get("stdout")  # with --json, which the first process prints
+    raise SystemExit(subprocess.run([*launcher, *arguments], check=False, stdout=stdout).returncode)
 
 
 def _show_policy(data: Mapping[str, Any]) -> None:
