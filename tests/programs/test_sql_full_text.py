@@ -22,7 +22,7 @@ def indexed(tmp_path: Path) -> str:
 
 def test_tables_inside_of_a_full_text_index_are_not_in_the_schema(indexed: str) -> None:
     tables = {table.name: table.columns for table in open_database(indexed).tables()}
-    assert tables == {name: ("body",) for name in ("notes_data", "search_fts4", "search_fts5")}
+    assert tables == dict.fromkeys(("notes_data", "search_fts4", "search_fts5"), ("body",))
 
 
 def test_a_full_text_index_is_searched_and_not_written(indexed: str) -> None:

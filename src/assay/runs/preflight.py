@@ -29,7 +29,7 @@ from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once
 from assay.optimizers.prompts.estimate import price_of
-from assay.programs.foreign.tasks import AgentFailed
+from assay.programs.foreign.tasks import AgentFailed, RunnerLost
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of
 from assay.runs.jobs import Job
@@ -302,9 +302,10 @@ def _stop(errors: Sequence[Exception], recorded: RecordedProgram) -> None:
         if isinstance(error, EnvironmentFailed):
             cause = f"\n{program_traceback(error.__cause__)}\n" if error.__cause__ is not None else ". "
             raise ProgramFailed(f"{error}{cause}Correct the environment. {SKIP}", flag=SKIP_FLAG)
-        if isinstance(error, AgentFailed):  # its traceback is of the code that ran it
+        if isinstance(error, AgentFailed | RunnerLost):  # its traceback is of the code that ran it
+            what = "the agent" if isinstance(error, AgentFailed) else "the agent, or the machine that runs it"
             raise ProgramFailed(
-                f"on each of the first {len(errors)} tasks {error}. Correct the agent. {SKIP}", flag=SKIP_FLAG
+                f"on each of the first {len(errors)} tasks {error}. Correct {what}. {SKIP}", flag=SKIP_FLAG
             )
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "
