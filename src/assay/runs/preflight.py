@@ -154,7 +154,7 @@ def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult |
     Args:
         scored: lazy: a rollout is scored when it is read, so an unreachable judge ends the job at the first one.
     Raises:
-        ModelError: a judge scored none of their answers.
+        ModelError: a judge scored none of the answers.
     """
     verdicts = Verdicts(rubric)
     with refusals_end_at_once(), without_answers_of(ModelError):
