@@ -52,7 +52,7 @@ class UserProgram(Protocol):
             profile: `goal` (text) and `facts` (name -> value, or an object with `value`), the task's input `user`.
             messages: the conversation so far, each with `role` (`user` or `agent`) and `content`. Empty at the start.
         Returns:
-            An object with `message` (text) and `ended`: "" to go on, `done` if the goal is reached, `gave_up` if the
+            An object with `message` (text) and `ended`: "" to continue, `done` if the goal is reached, `gave_up` if the
             user leaves. With an ending the message is the last one.
         """
 

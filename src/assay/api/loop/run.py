@@ -178,7 +178,7 @@ class _Run:
         return self._report("advance", f"{decision.action} ({decision.rule}): {decision.reason}", dry_run=dry_run)
 
     def _hindrance(self, at: Position) -> str | None:
-        """Why the cycle cannot go on now; None if it can."""
+        """Why the cycle cannot continue now; None if it can."""
         steps, settings = self.loops.steps(self.agent), self.settings
         with self.opened.engine.connect() as connection:
             now = time_of(connection)
