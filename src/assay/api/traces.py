@@ -120,7 +120,7 @@ def forget_subject(
     Args:
         tenant: erases only what is of this tenant. What was made from the person's data is named for all tenants.
         versions: of agents that hold the person's data: name lists them; retire also takes them out of all aliases
-            but champion and out of deployments, for good.
+            but champion and out of deployments, permanently.
     Returns:
         `removed`: number of rollouts, with those of no data subject in which a tool recalled facts about the person.
         `quoting_facts`: ids of other rollouts that quote such a fact; they are not changed.

@@ -109,7 +109,7 @@ def rubric_option(help: str, *, required: bool = False) -> Decorator:
 
 
 def reason_option() -> Decorator:
-    """`--reason` of what a person orders."""
+    """`--reason` of an order."""
     return click.option("--reason", default="", help="Reason, stored in the history.")
 
 

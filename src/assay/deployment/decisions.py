@@ -31,7 +31,7 @@ _RATIO_ALPHA = 0.001  # of the check that units arrive in the planned ratio
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where a deployment stands.
+    """Status of a deployment.
 
     Attributes:
         step: index into the plan's steps.

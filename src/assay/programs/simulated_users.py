@@ -43,7 +43,7 @@ _CLOSES = re.compile(r"\b(confirmed|booked|reserved|all set|completed|goodbye|by
 
 @runtime_checkable
 class UserProgram(Protocol):
-    """A program that speaks for the user of a conversation."""
+    """A program that writes the messages of the user of a conversation."""
 
     def __call__(self, *, profile: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> Any:
         """Returns the user's next message.

@@ -142,7 +142,7 @@ class _Run:
                 self.notifier.notify("failed", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("failed", f"{at.step}: {reason}", at)
             if status == WAITING:
-                if not waited:  # a schedule comes back every few minutes
+                if not waited:  # a schedule calls this every few minutes
                     self.notifier.notify("waiting", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("wait", reason, at)
             if status == ENDED or at.step == "deploy":
