@@ -1,6 +1,6 @@
 """Encodes values of untrusted code as JSON data, and compares them without calling their methods.
 
-`ast.literal_eval` of a `repr` would do for code that follows the protocol. A hostile text can exhaust the parser's stack, and a hostile
+`ast.literal_eval` of a `repr` would do for honest code. A hostile text can exhaust the parser's stack, and a hostile
 set can be built so that its hashes collide: data that is compared as data can do neither. Imports the standard library
 alone, as the scripts inside of the sandbox import this file.
 """
