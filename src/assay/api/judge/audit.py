@@ -73,9 +73,7 @@ def audit_judge(
             judged = judge_items(judge_, items, session, name="audit", split="audit")
             if judged.unscored == len(items):
                 reason = next((reason for reason in judged.reasons if reason), "no reason was given")
-                raise ModelError(
-                    f"all {len(items)} cases are unscored, because the judge returned no verdict: {reason}"
-                )
+                raise ModelError(f"all {len(items)} cases are unscored: the judge returned no verdict: {reason}")
         assessment = assess(pack, items, judged.answers, judge_, pass_at=config.pass_at)
         report = {
             **assessment,

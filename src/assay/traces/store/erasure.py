@@ -87,8 +87,7 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
         about = sa.and_(f.c.person.in_(digests), *([f.c.tenant == tenant] if tenant is not None else []))
         facts = connection.execute(sa.select(f.c.id, f.c.about, f.c.text).where(about)).all()
         recalled = recalled_facts(connection, facts, without=sa.select(r.c.id).where(*own))
-        erased.quoting = sorted(recalled.others)
-        removed = sa.or_(sa.and_(*own), r.c.id.in_(recalled.own))
+        erased.quoting, removed = sorted(recalled.others), sa.or_(sa.and_(*own), r.c.id.in_(recalled.own))
         ids = sa.select(r.c.id).where(removed)
         own_calls = connection.execute(
             sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
