@@ -245,7 +245,7 @@ class Registry:
             raise DeploymentError(f"{version.name} is retired ({why}): make a new version without that data")
 
     def retire(self, version: Version, *, why: str, by: str | None = None) -> tuple[str, ...]:
-        """Retires a version for good: it leaves all aliases but `champion`, and no alias or deployment takes it again.
+        """Retires a version permanently: it leaves all aliases but `champion`, and none can take it again.
 
         Returns:
             The aliases that named it; `champion` among them stays.
