@@ -59,6 +59,12 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
         unscored = f", {values['unscored']} unscored" if values["unscored"] else ""
         score = "–" if values["score"] is None else f"{values['score']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
         click.echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
+    for reading in data["readings"]:
+        champion, candidate, gain, low, high = (
+            "–" if (value := reading[name]) is None else f"{value:{sign}.3f}"
+            for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
+        )
+        click.echo(f"  {reading['metric']}: {champion} and {candidate}, difference {gain} [{low}, {high}]")
     show_judges(data["judges"])
     waits = data["decision"] == "continue" and data["status"] != "running"
     decision = f"last decision ({data['rule']})" if waits else f"decision: {data['decision']} ({data['rule']})"
