@@ -62,9 +62,10 @@ class Reading:
 
 def stored_reading(row: Mapping[str, Any]) -> Reading:
     """A reading as a decision was stored with it; what was unknown is NaN."""
-    known = {name: math.nan if value is None else value for name, value in row.items()}
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in row.items()}
     low, high = (math.nan if bound is None else bound for bound in row["bounds"])
-    return Reading(**{**known, "bounds": (low, high)})
+    values["bounds"] = (low, high)
+    return Reading(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

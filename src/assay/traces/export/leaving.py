@@ -4,11 +4,12 @@ Does not decide by the store's salt alone: a task of production that no job has 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from assay.traces.export.restrictions import Restrictions
 from assay.traces.export.selection import Selection, consents, sealed_tasks
 from assay.traces.messages.dialects import chat_messages
-from assay.traces.records import NOT_AGENTS, Rollout, subject_digest
+from assay.traces.records import NOT_AGENTS, Rollout, Transition, subject_digest
 from assay.traces.shown import message_texts
 from assay.traces.store import Store
 from assay.traces.store.sealing import SEALED, SplitFinder, task_key
@@ -56,12 +57,14 @@ class Leaving:
         if task_key(rollout.inputs) in self._sealed or self._splits.knows_as_sealed(rollout.inputs):
             return False
         return not any(
-            restrictions.refuses_prompt(
-                call.shown_tasks, lambda call=call: message_texts(chat_messages(call.request)), rollout.inputs
-            )
+            restrictions.refuses_prompt(call.shown_tasks, partial(_texts, call), rollout.inputs)
             for call in rollout.transitions
         )
 
     def _is_erased(self, rollout: Rollout) -> bool:
         subject = rollout.data_subject
         return bool(subject) and self._forgotten.covers(subject_digest(str(subject)), rollout.tenant)
+
+
+def _texts(call: Transition) -> list[str]:
+    return message_texts(chat_messages(call.request))
