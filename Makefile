@@ -8,7 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE  # every test process and command would compile
 # locks. The quick tests wait more, and load no model, so memory allows two a core.
 WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 quick: WORKERS := $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_count() or 1)))")
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A worker that dies ends the run: after a restart pytest-xdist may never send the last tests.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: demo docs figures fmt quick tutorials test test-min test-new test-clients check lint chaos clean
 

@@ -42,6 +42,7 @@ def main() -> None:
     for command in commands.choices.values():
         command.add_argument("--results", type=Path, default=RESULTS, help="Folder of seeds.jsonl and seeds.md.")
     arguments = parser.parse_args()
+    arguments.results.mkdir(parents=True, exist_ok=True)
     if arguments.command == "run":
         failed = [name for name in groups(arguments.rows, parser) if not run_group(name, GROUPS[name], arguments)]
     else:

@@ -25,7 +25,8 @@ def test_an_empty_store_says_so(store: Store) -> None:
 def varied(store: Store) -> Store:
     """Rollouts 1 to 6, each different from the first in one thing."""
     rollout_of_sums(store, 1)
-    rollout_of_sums(store, 2, program="other.py:Other", task_id="task-1")
+    second = rollout_of_sums(store, 2, program="other.py:Other", task_id="task-1")
+    store.put_transition(second.id, Transition(t=1, model="m", request={}, failure=FailureKind.LOOP))
     rollout_of_sums(store, 3, score=0.25, split="val", phase="evaluate")
     rollout_of_sums(store, 4, status="failed", failure=FailureKind.PARSE, score=0.0, run_id="run-2")
     rollout_of_sums(store, 5, score=None, source="gateway", inputs={"question": 'Say "Ünder_score 100%" twice'})
@@ -48,6 +49,7 @@ def varied(store: Store) -> Store:
         ("?program=OTHER", [2]),
         ("?status=failed", [4]),
         ("?failure=parse", [4]),
+        ("?failure=loop", [2]),  # of a call: the agent was stopped and then answered
         ("?split=val", [3]),
         ("?phase=evaluate", [3]),
         ("?run=run-2", [4]),

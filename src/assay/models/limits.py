@@ -1,9 +1,9 @@
 """Time limits for code that is not assay's: agents, tools, checks and judges. Imports no model.
 
 A limited call runs in a thread of its own, because a thread that hangs can be abandoned, but not terminated. An
-abandoned thread is stopped at the next line of Python that it executes. A call that hangs in C code keeps its thread
-until that code returns. Code that never releases the interpreter lock (Python's `re` on a bad pattern) cannot be
-limited from within the process.
+exception stops an abandoned thread at the next line of Python that it executes, and is raised again every 5 s until the
+thread ends. A call that hangs in C code keeps its thread until that code returns. Code that never releases the
+interpreter lock (Python's `re` on a bad pattern) cannot be limited from within the process.
 """
 
 import contextvars
@@ -21,6 +21,7 @@ from assay.errors import ConfigError
 
 __all__ = [
     "DEFAULT_S",
+    "STOP_AGAIN_S",
     "TOOL_SHARE",
     "Abandoned",
     "LimitedCall",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 DEFAULT_S = 600.0
+STOP_AGAIN_S = 5.0  # time for the `finally` clauses of an abandoned call
 TOOL_SHARE = 0.25  # share of a run's limit: after a tool that hangs, the agent has time for other tools and its answer
 T = TypeVar("T")
 _limit: ContextVar[float | None] = ContextVar("assay_task_timeout", default=DEFAULT_S)
@@ -140,9 +142,23 @@ class _Job(LimitedCall):
             if self.done:
                 return False
             self.abandoned = True
-        if thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Abandoned))
+        self._stop(thread)
+        threading.Thread(target=self._insist, args=(thread,), name="assay-abandoned", daemon=True).start()
         return True
+
+    def _insist(self, thread: threading.Thread) -> None:
+        """Stop the thread again until it ends. Python drops an exception that arrives in a destructor or in the
+        callback of a weak reference (one in eight, in a call that validates a schema), and the call may catch it."""
+        while True:
+            thread.join(STOP_AGAIN_S)
+            if not thread.is_alive():
+                return
+            self._stop(thread)
+
+    def _stop(self, thread: threading.Thread) -> None:
+        with self.lock:
+            if not self.done and thread.ident is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Abandoned))
 
 
 _job: ContextVar[LimitedCall | None] = ContextVar("assay_limited_job", default=None)

@@ -230,7 +230,7 @@ class PolicyGateway:
         """Base address, without `/v1`. Listens from the first use on."""
         if not self._address:
             threading.Thread(target=self._loop.run_forever, name="assay-policy-gateway", daemon=True).start()
-            port = self._call(self._listen(), _START_S)
+            port = self._call(self._listen())
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
             self._address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         return self._address
@@ -264,8 +264,9 @@ class PolicyGateway:
     async def _on_loop(self, function: Callable[[], T]) -> T:
         return function()
 
-    def _call(self, coroutine: Any, timeout_s: float | None = None) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+    def _call(self, coroutine: Any) -> Any:
+        """Result of a coroutine in the gateway's loop. A loop that was closed meanwhile would give none."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_START_S)
 
     @property
     def late_calls(self) -> int:
@@ -275,7 +276,7 @@ class PolicyGateway:
     def close(self) -> None:
         """Stops listening."""
         if self._listener is not None:
-            self._call(self._listener.close(), _START_S)
+            self._call(self._listener.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._listener = None
 

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 WINDOW = 10_000  # number of rollouts that one page reads at most
-_TOOLS_WINDOW = 2_000  # the same with a filter by tool, which reads their transitions
+_CALLS_WINDOW = 2_000  # the same with a filter by tool or failure, which reads their transitions
 _FIRST = 500  # of these first: most pages are full after a few
 CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
@@ -70,7 +70,8 @@ _NEWEST = Cursor(1e12, "~")  # after every rollout
 class RolloutFilters:
     """Args:
     equal: values by column, of `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, `deployment` and
-        `arm`. Rollouts of judges and simulated users are listed only with their `source`.
+        `arm`. A `failure` is that of the rollout or of one of its calls: an agent that repeated a call until it was
+        stopped may still have answered. Rollouts of judges and simulated users are listed only with their `source`.
     program, text: a part of the program's name and of the task's inputs. Case is ignored as the database does: that of
         ASCII letters on SQLite.
     since: earliest start, in seconds since the epoch.
@@ -156,8 +157,8 @@ def rollout_page(
     """
     if before is not None and after is not None:
         raise ConfigError("before and after exclude each other")
-    if filters.tool:
-        window = min(window, _TOOLS_WINDOW)
+    if filters.tool or "failure" in filters.equal:
+        window = min(window, _CALLS_WINDOW)
     newer = after is not None
     cursor = after or before or _NEWEST
     with store.engine.connect() as connection:
@@ -228,7 +229,11 @@ def _order(*, newer: bool) -> list[Any]:
 
 def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
     table = schema.rollouts
-    conditions = [table.c[name] == value for name, value in filters.equal.items()]
+    conditions = [table.c[name] == value for name, value in filters.equal.items() if name != "failure"]
+    if (failure := filters.equal.get("failure")) is not None:
+        calls = schema.transitions
+        failed = sa.select(calls.c.t).where(calls.c.rollout_id == table.c.id, calls.c.failure == failure)
+        conditions.append((table.c.failure == failure) | failed.exists())
     if "source" not in filters.equal:
         conditions.append(table.c.source.not_in(NOT_AGENTS))
     if filters.program:
