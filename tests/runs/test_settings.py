@@ -148,6 +148,8 @@ def test_no_public_function_takes_untyped_options() -> None:
         ({"sizes": {"val": 0}}, "must be integers >= 1"),
         ({"sizes": {"vall": 3}}, "sizes names"),
         ({"prompt_format": "xml"}, "prompt_format='xml' must be one of json, lean, chat"),
+        ({"prompt_format": "JSN"}, "lean, chat. Did you mean 'json'?"),
+        ({"executor": "rey"}, "executor='rey' must be one of threads, ray. Did you mean 'ray'?"),
         ({"executor": "dask"}, "executor='dask' must be one of threads, ray"),
         ({"parameters": [("a", 1)]}, "must be a mapping of strings to values"),
     ],

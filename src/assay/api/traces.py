@@ -121,9 +121,11 @@ def forget_subject(
     Args:
         tenant: erases only what is of this tenant. What was made from the person's data is named for all tenants.
         versions: of agents that hold the person's data: name lists them; retire also takes them out of all aliases
-            but champion and out of deployments, for good.
+            but champion and out of deployments, permanently.
     Returns:
-        `removed`: number of rollouts. `facts_removed`: what agents remembered from them or of the person.
+        `removed`: number of rollouts, with those of no data subject in which a tool recalled facts about the person.
+        `quoting_facts`: ids of other rollouts that quote such a fact; they are not changed.
+        `facts_removed`: what agents remembered from them or of the person.
         `prompts_emptied`: other calls that showed one of their tasks.
         `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
         versions stored them; all of these are removed. `made_from_them`: paths of artifacts, exports, and adapters
@@ -147,7 +149,7 @@ def forget_subject(
     return {
         "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
-        "unowned_answers_removed": unowned, "made_from_them": [*folders, *paths],
+        "unowned_answers_removed": unowned, "quoting_facts": erased.quoting, "made_from_them": [*folders, *paths],
         "versions": holding,
     }  # fmt: skip
 

@@ -11,9 +11,9 @@ from typing import Any, get_args, get_origin
 
 import click
 
-from assay.cli.numbers import Integer, Number
 from assay.cli.options import Decorator, with_options
 from assay.cli.shared import json_or_text, pairs
+from assay.cli.value_types import Choice, Integer, Number
 from assay.runs.project import COMMANDS, project_settings
 from assay.support.settings import Setting, settings_of
 
@@ -107,7 +107,7 @@ def _default(setting: Setting) -> Any:
 def _type(setting: Setting) -> Any:
     declared, kind = setting.declared, setting.plain
     if declared.choices:
-        return click.Choice(list(declared.choices))
+        return Choice(list(declared.choices))
     if kind not in (int, float):
         return str
     low, high = declared.gt if declared.ge is None else declared.ge, declared.lt if declared.le is None else declared.le

@@ -1,4 +1,4 @@
-"""Decides how a deployment goes on: `advance`. Called by the gateway, the schedule, by hand and by the simulation.
+"""Decides the next step of a deployment: `advance`. Called by the gateway, the schedule, by hand and by the simulation.
 
 Tests are valid however often they are evaluated. Where the numbers come from, and where decisions are written, is
 behind the Protocol `Records`.
@@ -31,7 +31,7 @@ _RATIO_ALPHA = 0.001  # of the check that units arrive in the planned ratio
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where a deployment stands.
+    """Status of a deployment.
 
     Attributes:
         step: index into the plan's steps.

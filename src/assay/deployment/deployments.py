@@ -185,7 +185,7 @@ class Deployments:
         raise DeploymentError(f"deployment {deployment} is being changed by other processes: try again")
 
     def retire(self, version: Version, *, why: str, by: str | None = None) -> str | None:
-        """Retires a version for good, in one transaction with all that follows: it leaves all aliases but `champion`,
+        """Retires a version permanently, in one transaction with all that follows: it leaves all aliases but `champion`,
         and the active deployment of it is rolled back. No alias or deployment takes it again.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Where a deployment stands, and what a person orders. For the command line and the local page; runs no program."""
+"""Status of a deployment, and orders of users. For the command line and the local page; runs no program."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: th
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeploymentReport(ReportRepr):
-    """Where a deployment stands, and the decision that its numbers give now."""
+    """Status of a deployment, and the decision that its numbers give now."""
 
     deployment: Deployment
     decision: Decision
@@ -126,7 +126,7 @@ def notify(deployment: Deployment, decision: Decision, hooks: Sequence[Hook] = (
 
 
 def order(deployments: Deployments, name: str, action: str, *, reason: str = "", by: str | None = None) -> Deployment:
-    """Writes what a person orders, and sends it to the hooks of the plan.
+    """Writes an order of a user, and sends it to the hooks of the plan.
 
     Args:
         action: pause, resume, promote or rollback; a rollback also takes back a promotion.

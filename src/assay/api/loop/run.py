@@ -145,7 +145,7 @@ class _Run:
                 self.notifier.notify("failed", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("failed", f"{at.step}: {reason}", at)
             if status == WAITING:
-                if not waited:  # a schedule comes back every few minutes
+                if not waited:  # a schedule calls this every few minutes
                     self.notifier.notify("waiting", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("wait", reason, at)
             if status == ENDED or at.step == "deploy":
@@ -180,7 +180,7 @@ class _Run:
         return self._report("advance", f"{decision.action} ({decision.rule}): {decision.reason}", dry_run=dry_run)
 
     def _hindrance(self, at: Position) -> str | None:
-        """Why the cycle cannot go on now; None if it can."""
+        """Why the cycle cannot continue now; None if it can."""
         steps, settings = self.loops.steps(self.agent), self.settings
         with self.opened.engine.connect() as connection:
             now = time_of(connection)

@@ -118,7 +118,7 @@ class TracesForgetSettings(Settings):
     versions: str = setting(
         "name",
         "Versions of agents that hold the person's data: name lists them; retire takes them out of all aliases but "
-        "champion and out of deployments, for good.",
+        "champion and out of deployments, permanently.",
         choices=("name", "retire"),
     )
 
