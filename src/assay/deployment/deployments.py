@@ -185,8 +185,8 @@ class Deployments:
         raise DeploymentError(f"deployment {deployment} is being changed by other processes: try again")
 
     def retire(self, version: Version, *, why: str, by: str | None = None) -> str | None:
-        """Retires a version permanently, in one transaction with all that follows: it leaves all aliases but `champion`,
-        and the active deployment of it is rolled back. No alias or deployment takes it again.
+        """Retires a version permanently: it leaves all aliases but `champion`, and the active deployment of it is
+        rolled back, in one transaction. No alias or deployment takes it again.
 
         Returns:
             The id of the deployment that was rolled back, or None.

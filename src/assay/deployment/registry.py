@@ -320,7 +320,7 @@ def check_not_retired_in(connection: sa.Connection, agent: str, number: int) -> 
 
 
 def retire_in(connection: sa.Connection, version: Version, *, why: str, by: str) -> None:
-    """Retires a version permanently: it leaves all aliases but `champion`, and no alias or deployment takes it again."""
+    """Retires a version permanently: no alias but `champion` keeps it, and none takes it again."""
     lock_version(connection, version.agent, version.number)
     flag = {
         "agent": version.agent, "name": f"{RETIRED}{version.number}", "value": "true", "at": time.time(),
