@@ -16,6 +16,7 @@ import pytest
 
 import assay
 from assay.api.agent import run_agent
+from assay.api.deploy.status import advance_deployment
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.fidelity import audit_user
@@ -69,6 +70,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (score_rollouts, settings.TracesScoreSettings, store_options.TracesScoreOptions),
     (export_rollouts, settings.TracesExportSettings, store_options.TracesExportOptions),
     (list_rollouts, settings.TracesListSettings, store_options.TracesListOptions),
+    (advance_deployment, settings.AdvanceSettings, store_options.AdvanceOptions),
     (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
 EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature

@@ -19,7 +19,7 @@ from assay.runs.loading import load_rubric
 from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.runs.rescoring import Rescoring, threads_for
-from assay.runs.settings import TracesForgetSettings, TracesScoreSettings
+from assay.runs.settings import StoredJudgeSettings, TracesForgetSettings, TracesScoreSettings
 from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
@@ -27,7 +27,7 @@ from assay.traces import Store
 from assay.traces.records import NOT_AGENTS, subject_digests
 from assay.traces.store.erasure import erase_subject
 
-__all__ = ["forget_subject", "score_rollouts"]
+__all__ = ["forget_subject", "named_judge", "score_rollouts"]
 
 
 @trusts
@@ -61,7 +61,7 @@ def score_rollouts(
     values: dict[str, Any] = {**options}
     settings = TracesScoreSettings(rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), **values)
     meter = Meter()
-    judge = _judge(settings, meter)
+    judge = named_judge(settings, meter)
     measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), default_progress(progress)
     _require_judges(measure)
     at_once, name = threads_for(measure, settings.threads), f"{measure.name}@{measure.version}"
@@ -86,7 +86,8 @@ def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dic
     return {r.id: (r.status, r.rubric if r.score is not None else None) for r in chosen}
 
 
-def _judge(settings: TracesScoreSettings, meter: Meter) -> LanguageModel | None:
+def named_judge(settings: StoredJudgeSettings, meter: Meter) -> LanguageModel | None:
+    """The model that settings name for a rubric's judges."""
     if (model := settings.judge_model) is None:
         return None
     endpoint = Endpoint(settings.judge_api_base, settings.judge_api_key_env)

@@ -20,6 +20,7 @@ import dspy
 from assay.deployment.asking import has_address
 from assay.deployment.building import check_name, check_program
 from assay.deployment.demands import code_named_in, demand_trust, demands_of_config, wants_trust
+from assay.deployment.demonstrations import with_demonstrations
 from assay.errors import ArtifactError, ConfigError, NoArtifact, ProgramError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
@@ -336,7 +337,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
     if wants_trust(manifest):
         trust.remember(manifest["sha256"], folder)  # an artifact without code can still name an address
     try:
-        program = _built(folder, manifest, program)
+        program = with_demonstrations(_built(folder, manifest, program), manifest)
         settings = manifest["settings"]
         if is_agent(program):
             program.agent_parameters, program.prompt_format = (

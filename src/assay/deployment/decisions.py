@@ -23,7 +23,7 @@ from assay.deployment.readings import (
 )
 from assay.deployment.sequences import betting, obrien_fleming
 
-__all__ = ["Decision", "Records", "State", "advance", "decide"]
+__all__ = ["Decision", "Records", "State", "advance", "decide", "readings_now"]
 
 RUNNING, PAUSED, PROMOTED, ROLLED_BACK = "running", "paused", "promoted", "rolled_back"
 _RATIO_ALPHA = 0.001  # of the check that units arrive in the planned ratio
@@ -115,6 +115,13 @@ def advance(records: Records, name: str, now: float) -> Decision:
     if after != state and not records.write(name, decision, state, after):
         return Decision(action="continue", rule="conflict", reason="another process has just decided", step=state.step)
     return decision
+
+
+def readings_now(plan: Plan, state: State, name: str, records: Records, now: float) -> tuple[Reading, ...]:
+    """The metrics of a deployment's step, in any status. Decides nothing."""
+    if plan.steps[state.step].shadow:
+        return tuple(replayed_reading(plan, metric, records.shadow(name, metric)) for metric in plan.metrics)
+    return tuple(reading_of(plan, state.step, metric, records.evidence(name, metric, now)) for metric in plan.metrics)
 
 
 def _after(plan: Plan, state: State, decision: Decision, now: float) -> State:

@@ -1,17 +1,18 @@
 """Status of a deployment, and orders of users. For the command line and the local page; runs no program."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
-from assay.deployment.decisions import RUNNING, Decision, decide
+from assay.deployment.decisions import RUNNING, Decision, decide, readings_now
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook, Notifier
 from assay.deployment.evidence import mean_of
 from assay.deployment.judge_drift import judge_watches
 from assay.deployment.plan import Metric
+from assay.deployment.readings import stored_reading
 from assay.deployment.sequences import normal_mixture
 from assay.support.reprs import ReportRepr
 
@@ -67,15 +68,28 @@ def status_of(deployments: Deployments, name: str, now: float, decision: Decisio
         if deployment.state.status == RUNNING:
             decision = decide(deployment.plan, deployment.state, deployment.id, deployments, now)
         else:
-            last = [row for row in deployments.history(deployment.id) if row["action"] != "replay"][-1:]
-            decision = Decision(
-                action="continue", rule=last[0]["rule"] if last else "status", step=deployment.state.step,
-                reason=last[0]["reason"] if last else f"the deployment is {deployment.state.status}",
-            )  # fmt: skip
+            decision = _last_decision(deployments, deployment, now)
     metric = next(metric for metric in deployment.plan.metrics if metric.success_gain is not None)
     return DeploymentReport(
         deployment=deployment, decision=decision, arms=_arms(deployments, deployment, metric, now),
         judges=judge_watches(deployments, deployment),
+    )  # fmt: skip
+
+
+def _last_decision(deployments: Deployments, deployment: Deployment, now: float) -> Decision:
+    """Why a deployment that is not running stands where it does, with the numbers that this was decided on.
+
+    If a person ordered it, or a watch gave an alarm, there are none: then those of its rollouts now.
+    """
+    state = deployment.state
+    rows = [row for row in deployments.history(deployment.id) if row["action"] != "replay"]
+    last: Mapping[str, Any] = rows[-1] if rows else {}
+    readings = tuple(map(stored_reading, last.get("readings") or ()))
+    return Decision(
+        action="continue", rule=last.get("rule", "status"), step=state.step,
+        reason=last.get("reason", f"the deployment is {state.status}"),
+        readings=readings or readings_now(deployment.plan, state, deployment.id, deployments, now),
+        requests=(readings and last.get("requests")) or deployments.requests(deployment.id, state.step, now),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
+    AdvanceSettings,
     AgentRunSettings,
     CollectSettings,
     CompareSettings,
@@ -81,6 +82,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "index": (IndexSettings,),
     "deploy simulate": (SimulateSettings,),
     "deploy start": (StartSettings,),
+    "deploy advance": (AdvanceSettings,),
     "loop pool": (PoolSettings,),
     "loop install": (LoopInstallSettings,),
     "judge label": (JudgeLabelSettings,),
