@@ -95,7 +95,7 @@ def theirs(batch: list[Item]) -> int:
             with dspy.context(lm=stock):
                 ask(**item.fields)
             read += 1
-        except Exception:  # stock DSPy could not parse what the model wrote: no verdict, but time spent
+        except Exception:  # stock DSPy could not parse what the model wrote: unscored, but time was spent
             pass
     return read
 

@@ -41,9 +41,10 @@ SETTINGS_IN = ("assay.api", "assay.runs", "assay.optimizers", "assay.traces")
 SETTINGS_CLASS = re.compile(r"^class ([A-Z]\w*(?:Config|Settings))\b", re.MULTILINE)
 EXIT_CODES = {
     "0": "Success.",
-    "1": "A failure: of a model, a program, a gate, or a cap without a result; `--fail-under` not reached, criteria "
-    "below `--min-coverage`, an alarm of `judge audit` or `judge drift`, failed lines of `run --file`.",
-    "2": "Wrong usage: an unknown flag or value, data, a rubric or a program that cannot be read. Nothing was run.",
+    "1": "A failure: of a store, a model, a program, a gate, or a cap without a result; `--fail-under` not reached, "
+    "criteria below `--min-coverage`, an alarm of `judge audit` or `judge drift`, failed lines of `run --file`.",
+    "2": "Wrong usage: an unknown flag or value; data, a rubric, a program, an artifact or a model file that is not "
+    "there or cannot be read; a folder that cannot be written. Nothing was run.",
     "130": "Stopped by Ctrl-C or SIGTERM. `--resume` continues where the command has it.",
 }
 

@@ -39,6 +39,7 @@ CLINIC = Schema("Patient", "Town", "Weight", "Visit", "patients", "visits")
 
 def made(schema: Schema, path: Path, seed: int) -> None:
     """Writes the database."""
+    path.unlink(missing_ok=True)  # of a measurement that was cut off
     rng = random.Random(f"{schema.one}/{seed}")
     key = f"{schema.one}Id"
     with closing(sqlite3.connect(path)) as opened:

@@ -21,6 +21,8 @@ __all__ = [
     "LowCoverage",
     "MissingExtra",
     "ModelError",
+    "NoArtifact",
+    "NoModelFile",
     "OptimizerError",
     "ParameterError",
     "ProgramError",
@@ -106,6 +108,10 @@ class ModelError(AssayError, RuntimeError):
     """A model cannot be found, downloaded, verified or started."""
 
 
+class NoModelFile(ModelError):
+    """A file that the call names as a model is not there, or is none. Nothing was run."""
+
+
 class LoopStopped(RuntimeError):
     """The model repeated itself until it was stopped, or until its limit.
 
@@ -152,6 +158,10 @@ class SandboxError(AssayError, RuntimeError):
 
 class ArtifactError(AssayError, ValueError):
     """An artifact is incomplete, was changed, or has a newer format."""
+
+
+class NoArtifact(ArtifactError):
+    """A folder that the call names is no artifact, or none can be written there. Nothing was run."""
 
 
 class StoreError(AssayError, RuntimeError):

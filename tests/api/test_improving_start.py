@@ -109,13 +109,13 @@ def test_failing_program_stops_before_the_first_step(job: dict[str, Any], server
 def test_unreachable_judge_stops_before_the_first_step(
     job: dict[str, Any], server: Server, order: Sequence[str]
 ) -> None:
-    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+    with pytest.raises(ModelError, match="judge of 'nice' scored none"):
         assay.improve("mine.py:Mine", order=order, **{**job, "rubric": "judged.yaml", "judge_model": "openai/down"})
     assert server.requests.count("m") <= 3
 
 
 def test_judges_of_the_monitor_rubric_are_tried(job: dict[str, Any]) -> None:
-    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+    with pytest.raises(ModelError, match="judge of 'nice' scored none"):
         assay.improve("mine.py:Mine", order=["grpo"], monitor="judged.yaml", **{**job, "judge_model": "openai/down"})
 
 

@@ -265,6 +265,11 @@ def test_a_comparison_refuses_the_model_of_a_role_that_it_does_not_call(place: P
             {},
             "judge_model='openai/of-file' has no effect: no criterion of the rubric 'r' is decided by a judge",
         ),
+        (
+            "[judge]\nthinking = 0",
+            {},
+            "judge_thinking='off' has no effect: no criterion of the rubric 'r' is decided by a judge",
+        ),
         ("", {"sizes": {"val": 3, "test": 5}}, "sizes={'test': 5} has no effect: only tasks of val are run"),
         ("", {}, ""),
     ],

@@ -95,7 +95,7 @@ def test_settings_without_effect_on_a_training_are_noted(place: Path, embedded: 
 @pytest.mark.model
 def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
     for watched in ({"rubric": "judged.yaml"}, {"rubric": "r.yaml", "monitor": "judged.yaml"}):
-        with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+        with pytest.raises(ModelError, match="judge of 'nice' scored none"):
             trained(model=embedded, rename={"label": "intent"}, **watched, **DEAD)
 
 
@@ -108,7 +108,7 @@ def test_program_failing_three_times_alike_stops_training_with_its_location(plac
 
 @pytest.mark.slow
 def test_judges_are_tried_even_if_the_model_gives_no_answer(place: Path) -> None:
-    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+    with pytest.raises(ModelError, match="judge of 'nice' scored none"):
         trained(rubric="judged.yaml", model="some/hub-model", **DEAD)
     with pytest.raises(ConfigError, match="no price is known for"):
         trained(rubric="judged.yaml", model="some/hub-model", max_cost_usd=1.0, **DEAD)

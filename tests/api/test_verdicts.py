@@ -83,7 +83,7 @@ def test_audit_accepts_user_cases(tmp_path: Path) -> None:
         audit_judge(GOOD, cases="c", labels="l", **options(tmp_path))
     with pytest.raises(ConfigError, match="between 0 and 1"):
         audit_judge(GOOD, pass_at=2, **options(tmp_path))
-    with pytest.raises(ModelError, match="no verdict at all"):
+    with pytest.raises(ModelError, match="cases are unscored: the judge returned no verdict"):
         audit_judge(GOOD, **options(tmp_path, lambda request: assay_error()))
 
 

@@ -65,7 +65,8 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
             2,
             "must be a number",
         ),
-        (["traces", "list", "--split", "bogus"], 2, "'bogus' is not one of"),
+        (["traces", "list", "--split", "bogus"], 2, "'bogus' must be one of train, val"),
+        (["evaluate", "math_qa", "--split", "vall"], 2, "test. Did you mean 'val'?"),
         (["models", "pull", "nonsense"], 1, "the models are smollm2-135m"),
     ],
 )
@@ -75,6 +76,21 @@ def test_wrong_usage_and_failures_have_their_exit_codes(args: list[str], code: i
     assert message in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+def test_json_is_alone_on_standard_output_whatever_other_processes_write_there(tmp_path: Path) -> None:
+    """A child process and a native library write to file descriptor 1, past `sys.stdout`."""
+    (tmp_path / "loud.py").write_text(
+        "import os, subprocess\n"
+        "def check(task, prediction, rollout):\n    return 1\n"
+        "subprocess.run(['echo', 'of a child process'])\n"
+        "os.write(1, b'of a native library\\n')\n"
+    )
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: a, check: 'loud.py:check'}\n")
+    done = assay("judge", "lint", str(tmp_path / "r.yaml"), "--json")
+    assert json.loads(done.stdout)
+    assert "of a child process" in done.stderr
+    assert "of a native library" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,7 +129,7 @@ def test_audit_without_verdicts_prints_one_json_object() -> None:
     )
     data = json.loads(done.stdout)
     assert (done.returncode, data["passed"]) == (1, None)
-    assert data["error"].startswith("the judge gave no verdict at all: ")
+    assert data["error"].startswith("all ")
     assert data["error"] in done.stderr
 
 

@@ -50,6 +50,7 @@ def test_jsonl_csv_and_parquet_give_the_same_tasks(tmp_path: Path) -> None:
         ("a.jsonl", b'{"question": "q", "x": [1e999]}\n', r"a\.jsonl:1: not JSON \(1e999 is out of range"),
         ("a.jsonl", b'{"question": "\\ud83d"}\n', r"a\.jsonl:1: unpaired surrogate"),
         ("a.csv", b"question,question\nq,1\n", r"a\.csv:1: the header has the column 'question' twice"),
+        ("a.jsonl", b'{"inputs": 3}\n', r"a\.jsonl:1: inputs='3' must be an object with the task's inputs"),
         ("a.jsonl", b'{"answer": "4"}\n', r"a\.jsonl:1: every input is empty"),
         ("a.jsonl", b"", r"has no tasks"),
         ("a.csv", b"question,answer\nq,1,2\n", r"a\.csv:2: more fields"),

@@ -17,6 +17,7 @@ from assay.deployment.flags import flag_history, flags_of, set_flag
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.registry import Registry
 from assay.deployment.routing import Router
+from assay.deployment.standing import status_of
 from assay.errors import ConfigError, DeploymentError
 from assay.traces import Rollout, Store
 
@@ -134,6 +135,13 @@ def test_a_better_candidate_goes_through_all_steps(store: Store, tmp_path: Path)
     history = deployments.history(deployment.id)
     assert [entry["rule"] for entry in history] == ["step", "success", "step"]
     assert history[1]["readings"][0]["gain"] > 0.2
+    standing = status_of(deployments, deployment.id, 2e9).to_dict()
+    assert standing["readings"] == history[2]["readings"]  # the numbers that it was promoted on stay readable
+    assert (standing["requests"], standing["rule"]) == (history[2]["requests"], "step")
+    deployments.order(deployment.id, "rollback", reason="complaints")
+    ordered = status_of(deployments, deployment.id, 2e9).to_dict()
+    assert ordered["reason"] == "complaints"
+    assert ordered["readings"][0]["candidate"] == pytest.approx(0.95, abs=0.1)  # of its rollouts
 
 
 def test_a_worse_candidate_is_rolled_back_and_gets_no_more_rollouts(store: Store, tmp_path: Path) -> None:

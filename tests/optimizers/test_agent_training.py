@@ -167,6 +167,16 @@ def test_a_command_that_fails_is_shown_by_its_last_words(embedded: str) -> None:
     assert "Traceback" not in str(raised.value)
 
 
+def test_a_command_that_is_killed_at_the_preflight_is_shown_by_its_last_words(embedded: str) -> None:
+    code = "import os; os.write(2, b'no memory'); os.kill(os.getpid(), 9)"
+    with pytest.raises(ProgramFailed) as raised:
+        train(
+            agent=f'{sys.executable} -S -c "{code}"', rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL
+        )
+    assert "was killed by SIGKILL; it said: 'no memory'. Correct the agent, or the machine" in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
 def test_an_agent_that_hangs_ends_the_training_before_weights_are_loaded(embedded: str) -> None:
     agent = f'{sys.executable} -S -c "import time; time.sleep(600)"'
     with pytest.raises(ProgramFailed, match=r"took longer than the limit of 0\.2 s"):

@@ -155,6 +155,6 @@ def test_page_reports_converged_seeds(tmp_path: Path) -> None:
     others = of_other_seeds(first, [first, repeated, longer, warm_up])
     assert others == [repeated]
     assert (
-        "of 2 seeds 1 did, 0 did not, 1 took too few steps"
+        "of 2 seeds 1 converged, 0 did not, 1 took too few steps"
         in write_training(tmp_path / "page.html", first, others).read_text()
     )

@@ -18,7 +18,7 @@ from assay.programs.agent import GUIDE
 from assay.testing import scripted_lm
 from assay.testing.contracts import MemoryContract
 from assay.traces.recorder import Recorder
-from assay.traces.records import Rollout, Transition, person_digest, subject_digest
+from assay.traces.records import Rollout, ToolCall, Transition, person_digest, subject_digest
 from assay.traces.store import Store
 from assay.traces.store.tables import metadata
 
@@ -110,6 +110,35 @@ def test_erasure_of_a_person_removes_facts_of_their_rollouts_and_about_them(url:
     assert [fact.text for fact in memory.history("Bob")] == ["likes coffee"]
     for query in ("phone", "tea", "euros"):
         assert memory.recall(query, subject="Bob") == []
+
+
+def test_erasure_reaches_rollouts_without_a_subject_in_which_facts_were_recalled(url: str) -> None:
+    with Store(url) as store:
+        memory = Memory(store)
+        memory.remember("Ada", "lives in 12 Elm Street", about="address")
+        memory.remember("Bob", "lives in 12 Elm Street too", about="address")
+
+        def recalled(person: str) -> list[ToolCall]:
+            (_, recall, _) = memory.tools(person)
+            return [ToolCall(name="recall", arguments={"query": "lives"}, result=recall("lives"))]
+
+        def rollout(task: str, subject: str | None, tools: list[ToolCall], request: Any = None) -> None:
+            made = Rollout(task_id=task, inputs={"question": task}, data_subject=subject)
+            store.put_rollout(made)
+            store.put_transition(made.id, Transition(t=0, model="m", request=request or {}, tools=tools))
+
+        rollout("recalled", None, recalled("Ada"))
+        rollout("of Bob", None, recalled("Bob"))
+        rollout("of Bob by name", "Bob", recalled("Ada"))
+        rollout("in a prompt", None, [], {"messages": [{"role": "user", "content": "She lives in 12 Elm Street."}]})
+        rollout("neither", None, [])
+        store.flush()
+        ids = {rollout.task_id: rollout.id for rollout in store.rollouts()}
+    report = forget_subject("ada", store=url)
+    assert (report["removed"], report["facts_removed"]) == (1, 1)
+    assert report["quoting_facts"] == sorted(ids[task] for task in ("of Bob", "of Bob by name", "in a prompt"))
+    with Store(url) as store:
+        assert {rollout.task_id for rollout in store.rollouts()} == ids.keys() - {"recalled"}
 
 
 def test_a_name_is_the_same_person_in_both_unicode_forms(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ LOADS = re.compile(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<(?:scrip
 
 def page(text: str) -> CompilePage:
     return CompilePage(
-        decisions=[Decision(split="gate", text=text)], openings=text, race=chart(text), settings=[(text, text, text)],
+        decisions=[Decision(split="gate", text=text)], openings=text, history=chart(text),
+        settings=[(text, text, text)],
         candidates=[CandidateRow(name=text, version=text, n=1, score=0.5, expected=None, dropped=text, is_winner=True)],
         instructions=[(text, changes_of("a", text))], prompts=[(text, changes_of(text, "b"))],
         demonstrations=[Demonstration(text=Clipped(text, 4_000), tasks=[text])], splits=["gate", "test"], split="test",

@@ -226,6 +226,23 @@ def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
     assert numbers == sorted(numbers)
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('weight: "1"', "weight must be a number, found '1'. Write 1, without quotes"),
+        ("weight: 1e3", "weight must be a number, found '1e3'. Write 1000, without quotes"),
+        ("weight: true", "weight must be a number, found True"),
+        ('essential: {cap: "0.5"}', "essential: cap must be a number, found '0.5'. Write 0.5, without quotes"),
+        ("scope: finale", "scope must be 'final' or 'step', found 'finale'. Did you mean 'final'?"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_the_right_one(entry: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(f"name: b\ncriteria:\n- {{name: a, check: exact, {entry}}}\n")
+    with pytest.raises(RubricError) as caught:
+        load_rubric(tmp_path / "r.yaml")
+    assert str(caught.value).endswith(f"r.yaml:3: criterion 'a': {message}")
+
+
 @pytest.mark.parametrize("source", ["gateway", "otlp", None])
 def test_the_only_output_field_is_read_if_none_is_named(source: str | None) -> None:
     rollout = None if source is None else Rollout(source=source)

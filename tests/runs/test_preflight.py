@@ -182,9 +182,24 @@ def test_an_unreachable_judge_stops_every_job_before_it_spends(place: Path, job:
         return dspy.lm15.ServerError("down") if "material to judge" in str(request) else answers(request)
 
     lm = scripted_lm(script)
-    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+    with pytest.raises(ModelError, match="judge of 'nice' scored none"):
         jobs(rubric="judged.yaml", lm=lm)[job]()
     assert lm.scripted.calls < 15
+
+
+def test_a_judge_is_asked_again_after_its_unreadable_answers_stopped_a_preflight(place: Path) -> None:
+    """The answers were in the response cache, and failed the same job after the server was mended."""
+
+    def script(readable: bool) -> Any:
+        return lambda request: "garbage" if "material to judge" in str(request) and not readable else answers(request)
+
+    def run(readable: bool) -> Any:
+        keywords: dict[str, Any] = {"rubric": "judged.yaml", "data": "data.jsonl", "prompt_format": "json"}
+        return assay.evaluate("mine.py:Mine", lm=scripted_lm(script(readable), logprobs=True), **keywords)
+
+    with pytest.raises(ModelError, match="judge of 'nice'"):
+        run(readable=False)
+    assert run(readable=True).evaluation.report()["undecided"] == {}
 
 
 def test_a_judge_is_tried_even_if_no_run_answered(place: Path) -> None:

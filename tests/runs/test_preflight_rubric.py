@@ -178,7 +178,7 @@ def test_a_failed_verdict_is_stored_as_a_judge_failure(place: Path) -> None:
 
     with pytest.raises(
         ModelError,
-        match=r"the judge of 'nice' gave no verdict.*No model was chosen for the judge, so the program's, \S+, judges; "
+        match=r"the judge of 'nice' scored none.*No model was chosen for the judge, so the program's, \S+, judges; "
         r"judge_model names another",
     ):
         evaluated(rows(intent="bug"), scripted_lm(script), rubric="judged.yaml")

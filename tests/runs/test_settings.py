@@ -16,6 +16,7 @@ import pytest
 
 import assay
 from assay.api.agent import run_agent
+from assay.api.deploy.status import advance_deployment
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.fidelity import audit_user
@@ -69,6 +70,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (score_rollouts, settings.TracesScoreSettings, store_options.TracesScoreOptions),
     (export_rollouts, settings.TracesExportSettings, store_options.TracesExportOptions),
     (list_rollouts, settings.TracesListSettings, store_options.TracesListOptions),
+    (advance_deployment, settings.AdvanceSettings, store_options.AdvanceOptions),
     (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
 EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
@@ -146,6 +148,8 @@ def test_no_public_function_takes_untyped_options() -> None:
         ({"sizes": {"val": 0}}, "must be integers >= 1"),
         ({"sizes": {"vall": 3}}, "sizes names"),
         ({"prompt_format": "xml"}, "prompt_format='xml' must be one of json, lean, chat"),
+        ({"prompt_format": "JSN"}, "lean, chat. Did you mean 'json'?"),
+        ({"executor": "rey"}, "executor='rey' must be one of threads, ray. Did you mean 'ray'?"),
         ({"executor": "dask"}, "executor='dask' must be one of threads, ray"),
         ({"parameters": [("a", 1)]}, "must be a mapping of strings to values"),
     ],

@@ -9,9 +9,13 @@ import pytest
 from importing_rows import read
 
 from assay.api.rollouts import export_rollouts, import_rollouts
+from assay.datasets import Task
 from assay.errors import ConfigError, FailureKind
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
+from assay.traces.export.leaving import Leaving
 from assay.traces.otlp import VERSION, trace_request
+from assay.traces.store.erasure import erase_subject
+from assay.traces.store.sealing import store_tasks
 
 ANSWER: dict[str, Any] = {
     "id": "r-1", "model": "gpt-0613",
@@ -126,13 +130,13 @@ def test_without_content_no_text_of_the_rollout_is_in_the_export() -> None:
 
 
 def test_sealed_rollouts_and_those_of_tenants_or_without_consent_are_left_out(tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"status": "done", "ended_at": 2.0, "inputs": {"q": "?"}}
+    plain: dict[str, Any] = {"status": "done", "ended_at": 2.0}
     with Store(tmp_path / "a.db") as store:
-        for more in (
+        for at, more in enumerate((
             {}, {"split": "test"}, {"split": "gate"}, {"tenant": "acme"}, {"consent": "no"}, {"source": "judge"},
             {"status": "running", "ended_at": None},
-        ):  # fmt: skip
-            store.put_rollout(Rollout(program="p", **{**plain, **more}))
+        )):  # fmt: skip
+            store.put_rollout(Rollout(program="p", inputs={"q": f"? {at}"}, **{**plain, **more}))
         store.flush()
         for tenants, exported in (((), 1), (("acme",), 2)):
             report = export_rollouts(store, "otlp", tmp_path / "t.jsonl", tenants=tenants)
@@ -141,6 +145,32 @@ def test_sealed_rollouts_and_those_of_tenants_or_without_consent_are_left_out(tm
             export_rollouts(store, "otlp", tmp_path / "t.jsonl", endpoint="http://x")
         with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT"):
             export_rollouts(store, "otlp")
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_content_of_sealed_tasks_erased_people_and_their_demonstrations_is_left_out(
+    tmp_path: Path, thorough: bool
+) -> None:
+    def rollout(number: int, shown: tuple[str, ...] = (), **more: Any) -> Rollout:
+        inputs = more.pop("inputs", {"q": f"What is the question number {number}?"})
+        calls = [call(0, ASKED, FINAL, shown_tasks=shown)]
+        return Rollout(status="done", ended_at=2.0, inputs=inputs, transitions=calls, **more)
+
+    sealed, of_acme = {"q": "What is in the test split?"}, {"q": "What does acme ask for?"}
+    task = Task(id="a", inputs=of_acme, metadata={"tenant": "acme"})
+    with Store(tmp_path / "a.db") as store:
+        store_tasks(store, {"test": [Task(id="s", inputs=sealed)], "train": [task]})
+        store.put_rollout(Rollout(status="done", data_subject="Ann", inputs={"q": "Who is Ann?"}))
+        assert erase_subject(store, "Ann").removed == 1
+        leaving = Leaving(store, thorough=thorough)
+        assert leaving.permits(rollout(1))
+        assert not leaving.permits(rollout(2, inputs=sealed))
+        assert not leaving.permits(rollout(3, data_subject="Ann"))
+        assert not leaving.permits(rollout(4, shown=(task.content_hash,)))
+        assert Leaving(store, tenants=("acme",), thorough=thorough).permits(rollout(5, shown=(task.content_hash,)))
+        structure = Leaving(store, content=False, thorough=thorough)
+        assert structure.permits(rollout(6, inputs=sealed))  # no text leaves
+        assert not structure.permits(rollout(7, data_subject="Ann"))
 
 
 def test_exports_of_a_newer_version_and_broken_ones_are_skipped(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def test_an_order_is_confirmed_and_kept(store: Store) -> None:
     assert "something was decided since" in answers["out of date"][1]
     assert "<strong>Rolled back</strong>: <bdi>it is slow &lt;script&gt;" in answers["done"][1]
     assert "assay deploy advance" not in answers["done"][1]
+    assert "<h2>Metrics</h2>" in answers["done"][1]
+    assert "error_rate" in answers["done"][1]
     deployments = Deployments(store.engine)
     assert deployments.get(DEPLOYMENT).state.status == "rolled_back"
     assert [row["action"] for row in deployments.history(DEPLOYMENT)] == ["rollback"]

@@ -7,7 +7,7 @@ import pytest
 from judged import put_outputs, put_question
 from pages import Browser, browse, read
 
-from assay.traces import Store
+from assay.traces import Rollout, Store
 
 
 def fields_of(text: str) -> dict[str, str]:
@@ -66,6 +66,22 @@ def test_items_that_others_labelled_come_first_without_their_labels(store: Store
     assert 'aria-current="true"' not in text
     labelled(store, key, who="ann")
     assert len({row["item_id"] for row in store.labels(key)}) == 1
+
+
+@pytest.mark.slow
+def test_labelled_items_stay_after_many_newer_rollouts(store: Store) -> None:
+    key = put_question(store)
+    rollouts = put_outputs(store)
+    labelled(store, key, who="bob", label="rude")
+    (row,) = store.labels(key)
+    for at in range(1_000):
+        store.put_rollout(Rollout(id=f"{at:032x}"[::-1], status="done", started_at=rollouts[-1].started_at + 1 + at))
+    store.flush()
+    page = f"/judges/{key}/label?rater="
+    assert row["output"] in read(store, f"{page}ann")
+    assert row["output"] in read(store, f"{page}ann&run=run-1")
+    assert row["output"] not in read(store, f"{page}ann&run=run-2")
+    assert "Nothing is waiting" in read(store, f"{page}bob")
 
 
 def test_the_last_label_can_be_changed(store: Store) -> None:

@@ -129,7 +129,8 @@ def test_pages_follow_each_other_in_both_directions(store: Store) -> None:
 def test_a_rollout_is_shown_as_a_conversation(store: Store) -> None:
     rollout = rollout_of_sums(store, 7)
     store.flush()
-    text = read(store, f"/rollouts/{rollout.id}").partition("<h2>Task</h2>")[2]
+    top, _, text = read(store, f"/rollouts/{rollout.id}").partition("<h2>Task</h2>")
+    assert "the sum is right" in top
     order = [
         "How much is 7 + 1?",
         "Add.",
@@ -138,7 +139,6 @@ def test_a_rollout_is_shown_as_a_conversation(store: Store) -> None:
         ">8<",
         "tool_executed 0.150",
         "return 1.150",
-        "the sum is right",
     ]
     places = [text.index(part) for part in order]  # fmt: skip
     assert places == sorted(places)
@@ -334,6 +334,7 @@ def test_the_list_of_rollouts_is_reloaded_only_if_it_changed(store: Store) -> No
 
 def test_everything_that_a_rollout_may_have_is_shown(store: Store) -> None:
     verdicts = [
+        Verdict(criterion="long reason", grade=0.0, weight=1.0, reason=f"because {'of this ' * 40}"),
         Verdict(criterion="polite", grade=None, reason="the judge did not answer"),
         Verdict(criterion="short", grade=None, applies=False, scope="step"),
         Verdict(criterion="right", grade=0.5, label="partly", confidence=0.75),

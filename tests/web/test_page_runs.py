@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from compiles import put_compile
 from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
 
 from assay.traces import Store, Verdict
@@ -26,6 +27,17 @@ def listed(store: Store, query: str = "") -> list[str]:
 def test_an_empty_store_says_so(store: Store) -> None:
     assert "The store holds no runs yet." in read(store, "/runs")
     assert "Name two runs" in read(store, "/compare")
+
+
+def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:
+    put_compile(store, tmp_path, run_id="compiled")
+    put_run(store, "evaluated")
+    for number, score in enumerate((0.25, 1.0, None)):
+        rollout_of_sums(store, 5_000 + number, run_id="evaluated", phase="evaluate", score=score)
+    put_run(store, "empty")
+    store.flush()
+    cells = re.findall(r'</span></td><td class="number">([^<]*)</td>', read(store, "/runs", where=tmp_path / "s.db"))
+    assert sorted(cells) == ["0.500 → 0.833", "0.625", "–"]
 
 
 @pytest.mark.parametrize(

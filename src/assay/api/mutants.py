@@ -11,6 +11,7 @@ from assay.datasets.specs import Row, number_of, options_of
 from assay.errors import DataError
 from assay.programs.sandbox import run
 from assay.programs.sandbox.isolation import ISOLATIONS
+from assay.support.settings import one_of
 
 __all__ = ["rows"]
 
@@ -26,7 +27,7 @@ def rows(spec: str) -> Iterator[Row]:
     options = options_of(query, ("size", "seed", "isolation"), f"mutants:{name}")
     isolation = options.get("isolation", "auto")
     if isolation not in ("auto", *ISOLATIONS):
-        raise DataError(f"mutants: isolation={isolation!r} must be one of auto, {', '.join(ISOLATIONS)}")
+        raise DataError(f"mutants: isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
     return mutant_rows(
         name,
         size=number_of(options, "size", 500, at_least=1),

@@ -9,7 +9,7 @@ from assay.api.compare import CompareReport
 from assay.api.compile import CompileReport
 from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
-from assay.errors import ArtifactError, StoreError
+from assay.errors import NoArtifact, StoreError
 from assay.reports.cards import card_page
 from assay.reports.compiled import compile_page
 from assay.reports.files import ROWS, scores_of, write_report
@@ -119,7 +119,7 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
     Args:
         judge: the folder of the artifact.
     Raises:
-        ArtifactError: the folder has no card.
+        NoArtifact: the folder has no card.
         ConfigError: the file cannot be written.
     """
     card, manifest = _json_of(Path(judge) / "card.json"), _json_of(Path(judge) / "manifest.json")
@@ -135,11 +135,11 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
 
 
 def _json_of(file: Path) -> Any:
-    """Raises `ArtifactError` if the file is not there or is no JSON."""
+    """Raises `NoArtifact` if the file is not there or is no JSON."""
     try:
         return json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{file.parent} is not a compiled judge with a card: {error}") from error
+        raise NoArtifact(f"{file.parent} is not a compiled judge with a card: {error}") from error
 
 
 def _evaluation(store: Store, report: EvaluationReport) -> Evaluated:

@@ -34,7 +34,7 @@ from assay.runs.settings import (
 )
 from assay.runs.settings.options import PlanOptions
 from assay.runs.settings.shared import PromptSettings
-from assay.support.settings import settings_of
+from assay.support.settings import one_of, settings_of
 from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
 from assay.traces.store.sealing import resolve_salt
@@ -114,7 +114,7 @@ def plan(
         AssayError: what was wrong, which rule, what to do.
     """
     if kind not in _SETTINGS:
-        raise ConfigError(f"kind={kind!r} must be one of {', '.join(_SETTINGS)}")
+        raise ConfigError(f"kind={kind!r} {one_of(kind, _SETTINGS)}")
     program = full_name(program) if isinstance(program, str) else program
     lm, settings = resolve_model(program, lm, options)
     if unknown := sorted(settings.keys() - settings_of(_SETTINGS[kind]).keys()):

@@ -25,6 +25,7 @@ from assay.models import LanguageModel, with_recording
 from assay.models.failures import failure_of_run, is_agent_failure
 from assay.rubrics import Rubric, load_rubric
 from assay.support.scrubbing import error_text
+from assay.support.settings import one_of
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.recorded_fields import CallFields, RolloutFields, check_fields
 from assay.traces.records import new_id
@@ -129,7 +130,7 @@ def _check_values(fields: RolloutFields) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
             raise ConfigError(f"{name}={value!r} must be a number between 0 and 1")
     if fields.get("split", "") not in ("", *SPLITS):
-        raise ConfigError(f"split={fields['split']!r} must be one of {', '.join(SPLITS)}, or empty")
+        raise ConfigError(f"split={fields['split']!r} {one_of(fields['split'], SPLITS, other='empty')}")
     if fields.get("consent") is not None:
         fields["consent"] = consent_text(fields["consent"])
 

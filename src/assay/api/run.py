@@ -26,7 +26,6 @@ from assay.runs.lock import answered_within
 from assay.runs.opening import opened_store
 from assay.runs.settings import DEFAULT_MODEL, RunSettings
 from assay.runs.settings.options import RunOptions
-from assay.runs.shown_tasks import carried_by
 from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
 from assay.traces import Recorder, Rollout
@@ -108,8 +107,6 @@ def predictor(
         if salt is not None:  # rollouts may be of sealed tasks; the salt identifies them
             claim_salt(opened, salt)
         recorder = Recorder(opened)
-        if artifact is not None:
-            recorder.carried = carried_by(artifact)
         lm = get_lm(name, observers=[recorder.observe], **_endpoint(config, artifact).client(name))
         if artifact:
             check_pinned(artifact, lm)

@@ -19,7 +19,7 @@ from assay.runs.loading import load_rubric
 from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.runs.rescoring import Rescoring, threads_for
-from assay.runs.settings import TracesForgetSettings, TracesScoreSettings
+from assay.runs.settings import StoredJudgeSettings, TracesForgetSettings, TracesScoreSettings
 from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
@@ -27,7 +27,7 @@ from assay.traces import Store
 from assay.traces.records import NOT_AGENTS, subject_digests
 from assay.traces.store.erasure import erase_subject
 
-__all__ = ["forget_subject", "score_rollouts"]
+__all__ = ["forget_subject", "named_judge", "score_rollouts"]
 
 
 @trusts
@@ -61,7 +61,7 @@ def score_rollouts(
     values: dict[str, Any] = {**options}
     settings = TracesScoreSettings(rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), **values)
     meter = Meter()
-    judge = _judge(settings, meter)
+    judge = named_judge(settings, meter)
     measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), default_progress(progress)
     _require_judges(measure)
     at_once, name = threads_for(measure, settings.threads), f"{measure.name}@{measure.version}"
@@ -86,7 +86,8 @@ def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dic
     return {r.id: (r.status, r.rubric if r.score is not None else None) for r in chosen}
 
 
-def _judge(settings: TracesScoreSettings, meter: Meter) -> LanguageModel | None:
+def named_judge(settings: StoredJudgeSettings, meter: Meter) -> LanguageModel | None:
+    """The model that settings name for a rubric's judges."""
     if (model := settings.judge_model) is None:
         return None
     endpoint = Endpoint(settings.judge_api_base, settings.judge_api_key_env)
@@ -120,9 +121,11 @@ def forget_subject(
     Args:
         tenant: erases only what is of this tenant. What was made from the person's data is named for all tenants.
         versions: of agents that hold the person's data: name lists them; retire also takes them out of all aliases
-            but champion and out of deployments, for good.
+            but champion and out of deployments, permanently.
     Returns:
-        `removed`: number of rollouts. `facts_removed`: what agents remembered from them or of the person.
+        `removed`: number of rollouts, with those of no data subject in which a tool recalled facts about the person.
+        `quoting_facts`: ids of other rollouts that quote such a fact; they are not changed.
+        `facts_removed`: what agents remembered from them or of the person.
         `prompts_emptied`: other calls that showed one of their tasks.
         `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
         versions stored them; all of these are removed. `made_from_them`: paths of artifacts, exports, and adapters
@@ -146,7 +149,7 @@ def forget_subject(
     return {
         "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
-        "unowned_answers_removed": unowned, "made_from_them": [*folders, *paths],
+        "unowned_answers_removed": unowned, "quoting_facts": erased.quoting, "made_from_them": [*folders, *paths],
         "versions": holding,
     }  # fmt: skip
 

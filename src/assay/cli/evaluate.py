@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_job, settings_flags
-from assay.cli.numbers import Number
 from assay.cli.options import job_options, report_option
 from assay.cli.shared import (
     Console,
@@ -17,6 +16,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
+from assay.cli.value_types import Number
 from assay.cli.wording import calls_made, counted, in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings

@@ -11,13 +11,22 @@ from typing import Any, get_args, get_origin
 
 import click
 
-from assay.cli.numbers import Integer, Number
 from assay.cli.options import Decorator, with_options
 from assay.cli.shared import json_or_text, pairs
+from assay.cli.value_types import Choice, Integer, Number
 from assay.runs.project import COMMANDS, project_settings
 from assay.support.settings import Setting, settings_of
 
-__all__ = ["SPLITS", "command_job", "command_settings", "is_artifact", "is_set", "of_project", "settings_flags"]
+__all__ = [
+    "SPLITS",
+    "command_job",
+    "command_settings",
+    "drop_unused_judge",
+    "is_artifact",
+    "is_set",
+    "of_project",
+    "settings_flags",
+]
 
 _MODEL = ("model", "api_base", "api_key_env", "thinking")
 SPLITS = ("train", "val", "gate", "test")
@@ -98,7 +107,7 @@ def _default(setting: Setting) -> Any:
 def _type(setting: Setting) -> Any:
     declared, kind = setting.declared, setting.plain
     if declared.choices:
-        return click.Choice(list(declared.choices))
+        return Choice(list(declared.choices))
     if kind not in (int, float):
         return str
     low, high = declared.gt if declared.ge is None else declared.ge, declared.lt if declared.le is None else declared.le
@@ -201,6 +210,14 @@ def is_set(name: str) -> bool:
     """Whether an option is on the command line, or in an environment variable that it reads."""
     source = click.get_current_context().get_parameter_source(name)
     return source in (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+
+
+def drop_unused_judge(settings: dict[str, Any]) -> None:
+    """Removes what the project file says about a judge's model if no model is named, but not a flag of this call."""
+    if "judge_model" not in settings:
+        for name in ("judge_api_base", "judge_api_key_env", "judge_thinking"):
+            if not is_set(name):
+                settings.pop(name, None)
 
 
 def _sizes(values: dict[str, Any], project: Mapping[str, Any]) -> dict[str, Any]:

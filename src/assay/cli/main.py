@@ -11,7 +11,7 @@ import click
 from assay import __version__
 from assay.support.scrubbing import scrub_logs, scrubbed
 
-__all__ = ["command_of", "how_to_continue", "main"]
+__all__ = ["command_of", "exit_code", "how_to_continue", "main"]
 
 _COMMANDS = {
     "agent": "Run an agent for `assay train` on another machine.",
@@ -80,18 +80,12 @@ def main() -> None:
     from assay.errors import (
         AssayError,
         BudgetExceeded,
-        ConfigError,
-        DataError,
-        ParameterError,
-        ProgramError,
-        RubricError,
         StopRun,
     )
 
     signal.signal(signal.SIGTERM, _terminate)
     scrub_logs()
     sys.stdout, sys.stderr = scrubbed(sys.stdout, texts=True), scrubbed(sys.stderr)
-    wrong_usage = (ConfigError, DataError, ParameterError, ProgramError, RubricError)
     code = 0
     try:
         ended = group(standalone_mode=False)  # what a command's `ctx.exit` was given
@@ -103,7 +97,7 @@ def main() -> None:
         from assay.cli.wording import message_of
 
         print(f"assay: {message_of(error, command_of(sys.argv[1:]))}", file=sys.stderr)
-        code = 2 if isinstance(error, wrong_usage) else 1
+        code = exit_code(error)
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         from assay.cli.wording import in_flags
 
@@ -118,6 +112,14 @@ def main() -> None:
         print(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", file=sys.stderr)
         code = 1
     _leave(code)
+
+
+def exit_code(error: Exception) -> int:
+    """2 for wrong usage, which includes a named file or folder that cannot be used; 1 for a failure."""
+    from assay.errors import ConfigError, DataError, NoArtifact, NoModelFile, ProgramError, RubricError
+
+    wrong_usage = (ConfigError, DataError, NoArtifact, NoModelFile, ProgramError, RubricError)
+    return 2 if isinstance(error, wrong_usage) else 1
 
 
 def command_of(arguments: list[str]) -> Any:

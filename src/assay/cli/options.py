@@ -5,14 +5,15 @@ Each is defined once. Flags of settings are made by `assay.cli.flags`.
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
-from assay.cli.numbers import Number
+from assay.cli.value_types import Number
+from assay.support.scrubbing import scrubbed
 
 __all__ = [
     "Decorator",
@@ -108,7 +109,7 @@ def rubric_option(help: str, *, required: bool = False) -> Decorator:
 
 
 def reason_option() -> Decorator:
-    """`--reason` of what a person orders."""
+    """`--reason` of an order."""
     return click.option("--reason", default="", help="Reason, stored in the history.")
 
 
@@ -148,12 +149,36 @@ def min_coverage_option() -> Decorator:
     )
 
 
+@contextmanager
+def _stdout_apart() -> Iterator[TextIO]:
+    """Standard output as a file of its own; inside, file descriptor 1, which other processes inherit, is standard
+    error.
+    """
+    try:
+        if sys.stdout.fileno() != 1:
+            raise OSError  # what a test or a caller has put in its place is not written by other processes
+        sys.stdout.flush()
+        apart = os.dup(1)
+    except OSError:
+        yield sys.stdout
+        return
+    try:
+        os.dup2(2, 1)
+        with open(apart, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False) as file:
+            yield scrubbed(file, texts=True)
+    finally:
+        os.dup2(apart, 1)
+        os.close(apart)
+
+
 def json_option(help_text: str = "One JSON object on standard output, nothing else.") -> Decorator:
-    """`--json`. From then on all other output, including that of the user's program, goes to standard error."""
+    """`--json`. From then on all other output goes to standard error: that of the user's program, of child processes
+    and of native libraries.
+    """
 
     def redirect(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
         if value:
-            ctx.meta["stdout"] = sys.stdout
+            ctx.meta["stdout"] = ctx.with_resource(_stdout_apart())
             ctx.with_resource(redirect_stdout(sys.stderr))
         return value
 

@@ -77,10 +77,13 @@ def _run_rows(
     """Writes one line per row. Returns the number of failed rows."""
     from assay.api.run import predictor
     from assay.errors import DataError
+    from assay.support.places import check_writable
 
     failed, console = 0, Console()
     if file != "-" and ":" not in file and not Path(file).exists():
         raise DataError(f"no such file: {file}")
+    if out:
+        check_writable(out, "out")
     # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before
     # anything is run or written.
     total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)

@@ -308,7 +308,8 @@ def _launched(config: str) -> None:
         "-m",
         "assay",
     ]
-    raise SystemExit(subprocess.run([*launcher, *arguments], check=False).returncode)
+    stdout = click.get_current_context().meta.get("stdout")  # with --json, which the first process prints
+    raise SystemExit(subprocess.run([*launcher, *arguments], check=False, stdout=stdout).returncode)
 
 
 def _show_policy(data: Mapping[str, Any]) -> None:
@@ -322,10 +323,10 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         f"trained on ({seconds}); "
         f"weights of step {data['best_step']}"
     )
-    settled = {None: "too few steps to tell whether it converged", True: "converged", False: "not converged"}[
+    settled = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}[
         data["converged"]
     ]
-    rich.print(f"{settled}: the mean reward of the last ten steps beside that of the ten before", markup=False)
+    rich.print(f"{settled}: the mean reward of the last ten steps, compared with that of the ten before", markup=False)
     if data["agreement"] is not None:
         rich.print(
             f"llama.cpp, which serves it, writes the same greedy text as torch for "

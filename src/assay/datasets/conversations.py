@@ -12,6 +12,7 @@ from typing import Any
 
 from assay.datasets.conversation_words import FIELDS, OWN, SERVICES, Field
 from assay.errors import DataError
+from assay.support.settings import one_of
 
 __all__ = ["MEETINGS", "conversation_rows"]
 
@@ -42,7 +43,7 @@ def conversation_rows(
     if not 0 <= changes <= 1:
         raise DataError(f"conversations: changes={changes!r} must be a probability")
     if meeting not in MEETINGS:
-        raise DataError(f"conversations: meeting={meeting!r} must be one of {', '.join(MEETINGS)}")
+        raise DataError(f"conversations: meeting={meeting!r} {one_of(meeting, MEETINGS)}")
     if meeting != "only" and facts[0] <= len(OWN):
         raise DataError(
             f"conversations: facts={facts[0]}-{facts[1]} must be above {len(OWN)} for two meetings, since each has the "

@@ -12,6 +12,7 @@ from typing import Any
 
 from assay.datasets.specs import number_of, options_of
 from assay.errors import DataError
+from assay.support.settings import one_of
 
 __all__ = ["ENERGY", "HEATS", "HOURS", "MATERIALS", "Experiment", "experiment_rows"]
 
@@ -42,7 +43,7 @@ class Experiment:
         """The experiment of a task; its best plan is drawn from the seed."""
         material, trials, noise = inputs.get("material"), inputs.get("trials", 4), inputs.get("noise", 5.0)
         if material not in MATERIALS:
-            raise DataError(f"experiment: material={material!r} must be one of {', '.join(MATERIALS)}")
+            raise DataError(f"experiment: material={material!r} {one_of(material, MATERIALS)}")
         if not isinstance(trials, int) or not 1 <= trials <= 50:
             raise DataError(f"experiment: trials={trials!r} must be an integer from 1 to 50")
         if not isinstance(noise, int | float) or not 0 <= noise <= 100:

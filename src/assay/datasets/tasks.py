@@ -135,6 +135,8 @@ def make_task(
     if inputs is not None and (missing := sorted(set(inputs) - values.keys())):
         raise missing_inputs(where, missing, {**values, **expected} if isinstance(row.get("inputs"), Mapping) else row)
     if not values or all(value is None or value == "" for value in values.values()):
+        if not isinstance(wrong := row.get("inputs"), Mapping) and wrong not in (None, ""):
+            raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")
         raise EmptyInputs(where)
     for name, value in {**values, **expected}.items():
         if isinstance(value, float) and not math.isfinite(value):

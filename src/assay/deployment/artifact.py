@@ -20,7 +20,8 @@ import dspy
 from assay.deployment.asking import has_address
 from assay.deployment.building import check_name, check_program
 from assay.deployment.demands import code_named_in, demand_trust, demands_of_config, wants_trust
-from assay.errors import ArtifactError, ConfigError, ProgramError
+from assay.deployment.demonstrations import with_demonstrations
+from assay.errors import ArtifactError, ConfigError, NoArtifact, ProgramError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, Thinking, get_lm
@@ -240,14 +241,12 @@ def _data_of(manifest: Mapping[str, Any]) -> Path | None:
 
 
 def check_place(folder: Path) -> None:
-    """Raises `ArtifactError` if `save_artifact` could not write there. Call it before a run."""
+    """Raises `NoArtifact` if `save_artifact` could not write there. Call it before a run."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-").cleanup()
     except OSError as error:
-        raise ArtifactError(
-            f"cannot write the artifact to {folder}: {error}. Choose another folder with out=…"
-        ) from error
+        raise NoArtifact(f"cannot write the artifact to {folder}: {error}. Choose another folder with out=…") from error
 
 
 def _place(ready: Path, folder: Path) -> Path:
@@ -338,7 +337,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
     if wants_trust(manifest):
         trust.remember(manifest["sha256"], folder)  # an artifact without code can still name an address
     try:
-        program = _built(folder, manifest, program)
+        program = with_demonstrations(_built(folder, manifest, program), manifest)
         settings = manifest["settings"]
         if is_agent(program):
             program.agent_parameters, program.prompt_format = (

@@ -13,7 +13,7 @@ _TOLERANCE_S = 60.0  # of clocks
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """The cycle that is to go on.
+    """The cycle that is to be continued.
 
     Attributes:
         cycle: its number, from 1.

@@ -1,4 +1,4 @@
-"""Decides how a deployment goes on: `advance`. Called by the gateway, the schedule, by hand and by the simulation.
+"""Decides the next step of a deployment: `advance`. Called by the gateway, the schedule, by hand and by the simulation.
 
 Tests are valid however often they are evaluated. Where the numbers come from, and where decisions are written, is
 behind the Protocol `Records`.
@@ -23,7 +23,7 @@ from assay.deployment.readings import (
 )
 from assay.deployment.sequences import betting, obrien_fleming
 
-__all__ = ["Decision", "Records", "State", "advance", "decide"]
+__all__ = ["Decision", "Records", "State", "advance", "decide", "readings_now"]
 
 RUNNING, PAUSED, PROMOTED, ROLLED_BACK = "running", "paused", "promoted", "rolled_back"
 _RATIO_ALPHA = 0.001  # of the check that units arrive in the planned ratio
@@ -31,7 +31,7 @@ _RATIO_ALPHA = 0.001  # of the check that units arrive in the planned ratio
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where a deployment stands.
+    """Status of a deployment.
 
     Attributes:
         step: index into the plan's steps.
@@ -115,6 +115,13 @@ def advance(records: Records, name: str, now: float) -> Decision:
     if after != state and not records.write(name, decision, state, after):
         return Decision(action="continue", rule="conflict", reason="another process has just decided", step=state.step)
     return decision
+
+
+def readings_now(plan: Plan, state: State, name: str, records: Records, now: float) -> tuple[Reading, ...]:
+    """The metrics of a deployment's step, in any status. Decides nothing."""
+    if plan.steps[state.step].shadow:
+        return tuple(replayed_reading(plan, metric, records.shadow(name, metric)) for metric in plan.metrics)
+    return tuple(reading_of(plan, state.step, metric, records.evidence(name, metric, now)) for metric in plan.metrics)
 
 
 def _after(plan: Plan, state: State, decision: Decision, now: float) -> State:

@@ -7,7 +7,7 @@ process leaves all of them or none.
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,16 @@ from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, D
 from assay.deployment.evidence import Arms
 from assay.deployment.plan import Metric, Plan
 from assay.deployment.readings import Paired
-from assay.deployment.registry import Registry, Version, current_user, move_alias
+from assay.deployment.registry import (
+    Registry,
+    Version,
+    check_not_retired_in,
+    current_user,
+    lock_version,
+    move_alias,
+    retire_in,
+    retired_in,
+)
 from assay.deployment.rollout_values import arms_of, pairs_of, requests_of, units_of
 from assay.errors import ConfigError, DeploymentError
 from assay.traces.records import new_id
@@ -81,7 +90,6 @@ class Deployments:
             raise DeploymentError(f"{version.name} is already the champion")
         for number in (champion, version.number):
             self.registry.folder_of(self.registry.version(f"{version.agent}@{number}"))
-        self.registry.check_not_retired(version)
         now, user = time.time(), by or current_user()
         row = {
             "id": new_id(), "agent": version.agent, "champion": champion, "candidate": version.number,
@@ -90,6 +98,8 @@ class Deployments:
         }  # fmt: skip
         try:
             with self.engine.begin() as connection:
+                lock_version(connection, version.agent, version.number)
+                check_not_retired_in(connection, version.agent, version.number)
                 connection.execute(sa.insert(schema.deployments).values(**row))
                 if checks is not None:
                     connection.execute(sa.insert(schema.deployment_decisions).values(**_first(row, checks)))
@@ -164,9 +174,6 @@ class Deployments:
             undo = action == "rollback" and before.status == PROMOTED
             if before.status not in allowed and not undo:
                 raise DeploymentError(f"deployment {current.id} is {before.status}: {action} is not possible")
-            if undo or action == "promote":
-                number = current.champion if undo else current.candidate
-                self.registry.check_not_retired(self.registry.version(f"{current.agent}@{number}"))
             status = {"pause": PAUSED, "resume": RUNNING, "promote": PROMOTED, "rollback": ROLLED_BACK}[action]
             after = State(
                 step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
@@ -176,6 +183,27 @@ class Deployments:
             if self._write(current, decision, before, after, by or current_user()):
                 return decision
         raise DeploymentError(f"deployment {deployment} is being changed by other processes: try again")
+
+    def retire(self, version: Version, *, why: str, by: str | None = None) -> str | None:
+        """Retires a version permanently: it leaves all aliases but `champion`, and the active deployment of it is
+        rolled back, in one transaction. No alias or deployment takes it again.
+
+        Returns:
+            The id of the deployment that was rolled back, or None.
+        """
+        table, user = schema.deployments, by or current_user()
+        of_it = sa.select(table).where(table.c.active == version.agent, table.c.candidate == version.number)
+        with self.engine.begin() as connection:
+            retire_in(connection, version, why=why, by=user)
+            row = connection.execute(of_it.with_for_update()).mappings().first()
+            if row is None:
+                return None
+            active = _deployment(row)
+            decision = Decision(action="rollback", rule="order", reason=f"the candidate is retired: {why}",
+                                step=active.state.step)  # fmt: skip
+            after = replace(active.state, status=ROLLED_BACK, version=active.state.version + 1)
+            self._write_in(connection, active, decision, active.state, after, user)
+            return active.id
 
     # -- `Records`
     def state(self, name: str) -> tuple[Plan, State]:
@@ -199,6 +227,18 @@ class Deployments:
         return self._write(self.get(name), decision, before, after, "assay")
 
     def _write(self, deployment: Deployment, decision: Decision, before: State, after: State, by: str) -> bool:
+        with self.engine.begin() as connection:
+            return self._write_in(connection, deployment, decision, before, after, by)
+
+    def _write_in(
+        self, connection: sa.Connection, deployment: Deployment, decision: Decision, before: State, after: State,
+        by: str,
+    ) -> bool:  # fmt: skip
+        """Writes a decision in the transaction of `connection`; False if the state is no longer `before`.
+
+        Raises:
+            DeploymentError: the version that would become the champion is retired.
+        """
         table, now = schema.deployments, time.time()
         changed = (
             sa.update(table)
@@ -219,26 +259,19 @@ class Deployments:
             "rule": decision.rule, "reason": clean(decision.reason), "numbers_json": as_json(numbers), "at": now,
             "by": clean(by)[:200],
         }  # fmt: skip
-        with self.engine.begin() as connection:
-            if not connection.execute(changed).rowcount:
-                return False
-            connection.execute(sa.insert(schema.deployment_decisions).values(**row))
-            self._move_aliases(connection, deployment, before, after, by, decision.reason)
+        moves = _moves(deployment, before, after)
+        if moves:
+            lock_version(connection, deployment.agent, moves["champion"])
+        if not connection.execute(changed).rowcount:
+            return False
+        connection.execute(sa.insert(schema.deployment_decisions).values(**row))
+        if moves:
+            check_not_retired_in(connection, deployment.agent, moves["champion"])
+            retired = retired_in(connection, deployment.agent)
+            for alias, number in moves.items():
+                why = f"deployment {deployment.id}: {decision.reason}"
+                move_alias(connection, deployment.agent, alias, 0 if number in retired else number, by=by, why=why)
         return True
-
-    def _move_aliases(
-        self, connection: sa.Connection, deployment: Deployment, before: State, after: State, by: str, why: str
-    ) -> None:
-        """Promotion makes the candidate the champion and keeps the old one as `previous`; a rollback of a promotion
-        takes both back."""
-        if after.status == PROMOTED:
-            moves = {"previous": deployment.champion, "champion": deployment.candidate}
-        elif after.status == ROLLED_BACK and before.status == PROMOTED:
-            moves = {"champion": deployment.champion, "previous": deployment.candidate}
-        else:
-            return
-        for alias, number in moves.items():
-            move_alias(connection, deployment.agent, alias, number, by=by, why=f"deployment {deployment.id}: {why}")
 
     def versions(self, deployment: Deployment) -> dict[str, Version]:
         """The two versions, by arm."""
@@ -246,6 +279,19 @@ class Deployments:
             "champion": self.registry.version(f"{deployment.agent}@{deployment.champion}"),
             "candidate": self.registry.version(f"{deployment.agent}@{deployment.candidate}"),
         }
+
+
+def _moves(deployment: Deployment, before: State, after: State) -> dict[str, int]:
+    """Versions by the aliases that a change moves, the champion first.
+
+    Promotion makes the candidate the champion and keeps the old one as `previous`; a rollback of a promotion takes both
+    back.
+    """
+    if after.status == PROMOTED:
+        return {"champion": deployment.candidate, "previous": deployment.champion}
+    if after.status == ROLLED_BACK and before.status == PROMOTED:
+        return {"champion": deployment.champion, "previous": deployment.candidate}
+    return {}
 
 
 def _first(row: Mapping[str, Any], checks: Mapping[str, Any]) -> dict[str, Any]:

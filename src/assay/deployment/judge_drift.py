@@ -55,7 +55,7 @@ def write_replay(
         numbers.update(drift=drift, low=low)
         lost = numbers["lost"]
         if drift is None or lost > _LOST * (numbers["n"] + lost):
-            status, error = FAILED, f"{lost} of {numbers['n'] + lost} anchors have no verdict"
+            status, error = FAILED, f"{lost} of {numbers['n'] + lost} anchors are unscored"
     row = {"watch": watch.key, "status": status, "at": at, "limit": watch.above, "error": error or None, **numbers}
     if status == DONE:
         reason = _text(row)

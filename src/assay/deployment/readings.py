@@ -10,7 +10,16 @@ from assay.deployment.evidence import Arms, Cell, difference, mean_of
 from assay.deployment.plan import Metric, Plan
 from assay.deployment.sequences import betting, normal_mixture
 
-__all__ = ["Paired", "Reading", "beyond_limit", "known_or_zero", "reading_of", "replayed_reading", "uncomparable"]
+__all__ = [
+    "Paired",
+    "Reading",
+    "beyond_limit",
+    "known_or_zero",
+    "reading_of",
+    "replayed_reading",
+    "stored_reading",
+    "uncomparable",
+]
 
 _SHADOW, _GUARD, _GAIN = "shadow", "guard", "gain"
 _MISSING_ALPHA = 0.001  # of the check that the arms miss equally many values
@@ -49,6 +58,14 @@ class Reading:
                for name, value in vars(self).items()},
             "bounds": [bound if math.isfinite(bound) else None for bound in self.bounds],
         }  # fmt: skip
+
+
+def stored_reading(row: Mapping[str, Any]) -> Reading:
+    """A reading as a decision was stored with it; what was unknown is NaN."""
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in row.items()}
+    low, high = (math.nan if bound is None else bound for bound in row["bounds"])
+    values["bounds"] = (low, high)
+    return Reading(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

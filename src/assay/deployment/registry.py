@@ -22,7 +22,19 @@ from assay.support.settings import nearest
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json, clean
 
-__all__ = ["RETIRED", "Alias", "Registry", "Version", "current_user"]
+__all__ = [
+    "RETIRED",
+    "Alias",
+    "Registry",
+    "Version",
+    "aliases_in",
+    "check_not_retired_in",
+    "current_user",
+    "lock_version",
+    "move_alias",
+    "retire_in",
+    "retired_in",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 RETIRED = "retired:"  # prefix of a flag; the number of the version follows
@@ -204,8 +216,8 @@ class Registry:
 
     def aliases(self, agent: str) -> dict[str, int]:
         """Version number by alias, as they are now."""
-        newest = {change.alias: change.number for change in self.alias_history(agent)}
-        return {alias: number for alias, number in newest.items() if number}
+        with self.engine.connect() as connection:
+            return aliases_in(connection, agent)
 
     def alias_history(self, agent: str) -> list[Alias]:
         """All changes of an agent's aliases, oldest first; the number 0 says that the alias was removed."""
@@ -225,45 +237,21 @@ class Registry:
         if alias.isdecimal():
             raise ConfigError(f"alias={alias!r} must not be a number, which names a version")
         version = self.version(name)
-        self.check_not_retired(version)
         with self.engine.begin() as connection:
+            lock_version(connection, version.agent, version.number)
+            check_not_retired_in(connection, version.agent, version.number)
             move_alias(connection, version.agent, alias, version.number, by=by or current_user(), why=why)
         return version
 
     def retired(self, agent: str) -> dict[int, str]:
         """Numbers of the retired versions of an agent, with the reasons."""
-        table = schema.agent_flags
-        query = sa.select(table.c.name, table.c.why).where(
-            table.c.agent == agent, table.c.name.startswith(RETIRED, autoescape=True)
-        )
         with self.engine.connect() as connection:
-            return {int(name.removeprefix(RETIRED)): why for name, why in connection.execute(query)}
+            return retired_in(connection, agent)
 
     def check_not_retired(self, version: Version) -> None:
         """Raises `DeploymentError` if a version is retired."""
-        if (why := self.retired(version.agent).get(version.number)) is not None:
-            raise DeploymentError(f"{version.name} is retired ({why}): make a new version without that data")
-
-    def retire(self, version: Version, *, why: str, by: str | None = None) -> tuple[str, ...]:
-        """Retires a version for good: it leaves all aliases but `champion`, and no alias or deployment takes it again.
-
-        Returns:
-            The aliases that named it; `champion` among them stays.
-        """
-        user, now = clean(by or current_user())[:_LONGEST], time.time()
-        named = tuple(alias for alias, number in self.aliases(version.agent).items() if number == version.number)
-        flag = {
-            "agent": version.agent, "name": f"{RETIRED}{version.number}", "value": "true", "at": now, "by": user,
-            "why": clean(why),
-        }  # fmt: skip
-        is_new = version.number not in self.retired(version.agent)
-        with self.engine.begin() as connection:
-            if is_new:
-                connection.execute(sa.insert(schema.agent_flags).values(**flag))
-            for alias in named:
-                if alias != "champion":
-                    move_alias(connection, version.agent, alias, 0, by=user, why=f"{version.name} is retired: {why}")
-        return named
+        with self.engine.connect() as connection:
+            check_not_retired_in(connection, version.agent, version.number)
 
     def folder_of(self, version: Version) -> Path:
         """The folder of a version, after verifying that it is what was registered.
@@ -296,6 +284,53 @@ def move_alias(connection: sa.Connection, agent: str, alias: str, number: int, *
     """Adds a row to the history of an alias, in the transaction of `connection`."""
     row = {"agent": agent, "alias": alias, "number": number, "at": time.time(), "by": clean(by)[:_LONGEST]}
     connection.execute(sa.insert(schema.agent_aliases).values(**row, why=clean(why)))
+
+
+def aliases_in(connection: sa.Connection, agent: str) -> dict[str, int]:
+    """Version number by alias, as the transaction of `connection` sees them."""
+    table = schema.agent_aliases
+    query = sa.select(table.c.alias, table.c.number).where(table.c.agent == agent).order_by(table.c.id)
+    newest = {row.alias: row.number for row in connection.execute(query)}
+    return {alias: number for alias, number in newest.items() if number}
+
+
+def lock_version(connection: sa.Connection, agent: str, number: int) -> None:
+    """Lets other processes wait that retire, deploy or name this version, until the transaction of `connection` ends.
+
+    It must be the first statement of the transaction: on SQLite it takes the lock of the whole database.
+    """
+    table = schema.agent_versions
+    same = sa.update(table).where(table.c.agent == agent, table.c.number == number).values(model=table.c.model)
+    connection.execute(same)
+
+
+def retired_in(connection: sa.Connection, agent: str) -> dict[int, str]:
+    """Numbers of the retired versions of an agent, with the reasons, as the transaction of `connection` sees them."""
+    table = schema.agent_flags
+    query = sa.select(table.c.name, table.c.why).where(
+        table.c.agent == agent, table.c.name.startswith(RETIRED, autoescape=True)
+    )
+    return {int(name.removeprefix(RETIRED)): why for name, why in connection.execute(query)}
+
+
+def check_not_retired_in(connection: sa.Connection, agent: str, number: int) -> None:
+    """Raises `DeploymentError` if a version is retired. After `lock_version` it cannot become so any more."""
+    if (why := retired_in(connection, agent).get(number)) is not None:
+        raise DeploymentError(f"{agent}@{number} is retired ({why}): make a new version without that data")
+
+
+def retire_in(connection: sa.Connection, version: Version, *, why: str, by: str) -> None:
+    """Retires a version permanently: no alias but `champion` keeps it, and none takes it again."""
+    lock_version(connection, version.agent, version.number)
+    flag = {
+        "agent": version.agent, "name": f"{RETIRED}{version.number}", "value": "true", "at": time.time(),
+        "by": clean(by)[:_LONGEST], "why": clean(why),
+    }  # fmt: skip
+    if version.number not in retired_in(connection, version.agent):
+        connection.execute(sa.insert(schema.agent_flags).values(**flag))
+    for alias, number in aliases_in(connection, version.agent).items():
+        if number == version.number and alias != "champion":
+            move_alias(connection, version.agent, alias, 0, by=by, why=f"{version.name} is retired: {why}")
 
 
 def _check_name(name: Any, what: str) -> None:

@@ -1,12 +1,10 @@
 """What happens to versions that hold the data of an erased person: they are named, or retired. Deletes no file."""
 
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Any
 
 from assay.deployment.deployments import Deployments
 from assay.deployment.registry import Version
-from assay.errors import DeploymentError
 
 __all__ = ["POLICIES", "versions_holding", "versions_of_erased"]
 
@@ -57,8 +55,7 @@ def versions_of_erased(
         aliases = [alias for alias, number in registry.aliases(version.agent).items() if number == version.number]
         rolled_back = None
         if policy == "retire":
-            registry.retire(version, why="it holds data of an erased person")
-            rolled_back = _rolled_back(deployments, version)
+            rolled_back = deployments.retire(version, why="it holds data of an erased person")
         found.append(
             {
                 "version": version.name, "artifact": version.artifact, "retired": policy == "retire",
@@ -66,13 +63,3 @@ def versions_of_erased(
             }
         )  # fmt: skip
     return found
-
-
-def _rolled_back(deployments: Deployments, version: Version) -> str | None:
-    active = deployments.active(version.agent)
-    if active is None or active.candidate != version.number:
-        return None
-    with suppress(DeploymentError):  # it has just ended by itself
-        deployments.order(active.id, "rollback", reason="the candidate holds data of an erased person")
-        return active.id
-    return None

@@ -1,17 +1,18 @@
-"""Where a deployment stands, and what a person orders. For the command line and the local page; runs no program."""
+"""Status of a deployment, and orders of users. For the command line and the local page; runs no program."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
-from assay.deployment.decisions import RUNNING, Decision, decide
+from assay.deployment.decisions import RUNNING, Decision, decide, readings_now
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook, Notifier
 from assay.deployment.evidence import mean_of
 from assay.deployment.judge_drift import judge_watches
 from assay.deployment.plan import Metric
+from assay.deployment.readings import stored_reading
 from assay.deployment.sequences import normal_mixture
 from assay.support.reprs import ReportRepr
 
@@ -23,7 +24,7 @@ _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: th
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeploymentReport(ReportRepr):
-    """Where a deployment stands, and the decision that its numbers give now."""
+    """Status of a deployment, and the decision that its numbers give now."""
 
     deployment: Deployment
     decision: Decision
@@ -67,15 +68,28 @@ def status_of(deployments: Deployments, name: str, now: float, decision: Decisio
         if deployment.state.status == RUNNING:
             decision = decide(deployment.plan, deployment.state, deployment.id, deployments, now)
         else:
-            last = [row for row in deployments.history(deployment.id) if row["action"] != "replay"][-1:]
-            decision = Decision(
-                action="continue", rule=last[0]["rule"] if last else "status", step=deployment.state.step,
-                reason=last[0]["reason"] if last else f"the deployment is {deployment.state.status}",
-            )  # fmt: skip
+            decision = _last_decision(deployments, deployment, now)
     metric = next(metric for metric in deployment.plan.metrics if metric.success_gain is not None)
     return DeploymentReport(
         deployment=deployment, decision=decision, arms=_arms(deployments, deployment, metric, now),
         judges=judge_watches(deployments, deployment),
+    )  # fmt: skip
+
+
+def _last_decision(deployments: Deployments, deployment: Deployment, now: float) -> Decision:
+    """Why a deployment that is not running stands where it does, with the numbers that this was decided on.
+
+    If a person ordered it, or a watch gave an alarm, there are none: then those of its rollouts now.
+    """
+    state = deployment.state
+    rows = [row for row in deployments.history(deployment.id) if row["action"] != "replay"]
+    last: Mapping[str, Any] = rows[-1] if rows else {}
+    readings = tuple(map(stored_reading, last.get("readings") or ()))
+    return Decision(
+        action="continue", rule=last.get("rule", "status"), step=state.step,
+        reason=last.get("reason", f"the deployment is {state.status}"),
+        readings=readings or readings_now(deployment.plan, state, deployment.id, deployments, now),
+        requests=(readings and last.get("requests")) or deployments.requests(deployment.id, state.step, now),
     )  # fmt: skip
 
 
@@ -112,7 +126,7 @@ def notify(deployment: Deployment, decision: Decision, hooks: Sequence[Hook] = (
 
 
 def order(deployments: Deployments, name: str, action: str, *, reason: str = "", by: str | None = None) -> Deployment:
-    """Writes what a person orders, and sends it to the hooks of the plan.
+    """Writes an order of a user, and sends it to the hooks of the plan.
 
     Args:
         action: pause, resume, promote or rollback; a rollback also takes back a promotion.

@@ -89,7 +89,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
                     prediction = within_limit(lambda: judge(**inputs), "the judge")
             except (KeyboardInterrupt, StopRun):
                 raise
-            except BaseException as error:  # a verdict that fails is no verdict; the reason is kept
+            except BaseException as error:  # the item is unscored; the reason is kept
                 kind = FailureKind.TIMEOUT if isinstance(error, OverTime) else FailureKind.JUDGE
                 rollout.status, rollout.error, rollout.failure = "error", error_text(error), kind
                 parts[index] = (None, rollout.error, prices)

@@ -53,6 +53,7 @@ class TaskRun:
         reasoning: text of the thoughts or observations, in order; empty where there is none.
         tools_good: number of tool calls that were eligible, executed and used.
         tools_made: number of all tool calls.
+        tool_errors: the errors of its tool calls that failed.
         tools_needed: number of tool calls that the task needs; None for an agent without tools.
         confidence: the agent's own, in [0, 1].
         metrics: values that a user's evaluator gave for this run; they replace the computed metrics of the same name.
@@ -74,6 +75,7 @@ class TaskRun:
     reasoning: str = ""
     tools_good: int = 0
     tools_made: int = 0
+    tool_errors: Sequence[str] = ()
     tools_needed: int | None = None
     confidence: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -226,6 +228,7 @@ def run_of(
             _good(call, after, calls[index + 1 :], answer) for index, (call, after) in enumerate(_calls(rollout))
         ),
         tools_made=len(calls),
+        tool_errors=[call.error for call in calls if call.error is not None],
         tools_needed=tools_needed if has_tools else None,
         error=error,
         thinking=thinking_of(rollout),

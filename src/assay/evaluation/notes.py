@@ -1,4 +1,5 @@
-"""Notes on what runs did that their score does not show: verifiers that did not decide, budgets that were not kept."""
+"""Notes on what runs did that their score does not show: tools that all failed, verifiers that did not
+decide, budgets that were not kept."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -7,10 +8,25 @@ from assay.evaluation.metrics import TaskRun
 
 __all__ = ["run_notes"]
 
+_REASON_CHARS = 300
+
 
 def run_notes(runs: Collection[TaskRun]) -> list[str]:
     """The notes on some runs of one program; none where nothing is to be said."""
-    return [note for note in (_undecided(runs), _over_budget(runs), _not_reported(runs)) if note]
+    return [note for note in (_without_tools(runs), _undecided(runs), _over_budget(runs), _not_reported(runs)) if note]
+
+
+def _without_tools(runs: Collection[TaskRun]) -> str:
+    """In how many runs each tool call failed: an agent whose tools are down may answer, and be scored, without them."""
+    called = [run for run in runs if run.tools_made]
+    failed = [run for run in called if len(run.tool_errors) == run.tools_made]
+    if not failed:
+        return ""
+    reason, _ = Counter(error for run in failed for error in run.tool_errors).most_common(1)[0]
+    return (
+        f"in {len(failed)} of {len(called)} runs that called tools every call failed; the commonest reason: "
+        f"{reason[:_REASON_CHARS]}"
+    )
 
 
 def _undecided(runs: Collection[TaskRun]) -> str:

@@ -31,6 +31,7 @@ from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
 from assay.support.scrubbing import error_text, message
 from assay.traces import Recorder, Rollout
+from assay.traces.carried import note_carried
 from assay.traces.listening import listening
 
 __all__ = ["CONTINUES", "Measured", "RecordedProgram", "Session", "acting_parameters"]
@@ -253,6 +254,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         if session.recorder.unrecorded.calls:
             session.meter.check()
         with session.recorder.rollout(rollout, then_scored=task is not None, content=digest):
+            note_carried(self.program)
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)
             rollout.prediction = None if failed else dict(prediction.items())

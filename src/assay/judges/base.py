@@ -38,7 +38,7 @@ class Judge(dspy.Module):  # type: ignore[misc]
         model: name of the judge's model; None uses the model configured in DSPy.
         calibration: fitted to human labels by `assay judge compile`; None leaves the probabilities unchanged.
     Raises:
-        NoGrade: when called, if the model gives no verdict on the scale.
+        NoGrade: when called, if the model's answer has no verdict on the scale.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from typing import Any
 
 from assay.errors import ConfigError
 from assay.rubrics import JudgeSpec, NoGrade
+from assay.support.settings import one_of
 
 __all__ = ["METHODS", "Calibration", "expected_step", "fit", "place"]
 
@@ -48,7 +49,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ConfigError(f"calibration method={self.method!r} must be one of {', '.join(METHODS)}")
+            raise ConfigError(f"calibration method={self.method!r} {one_of(self.method, METHODS)}")
 
     def map(self, reading: Mapping[str, Any], labels: Sequence[str]) -> dict[str, float]:
         """Returns calibrated probabilities of the labels; they sum to one.

@@ -28,6 +28,7 @@ from assay.judges.reading import (
 from assay.models import sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
+from assay.support.settings import one_of
 
 __all__ = ["GradedOutput", "ListwiseJudge"]
 
@@ -72,8 +73,10 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
         super().__init__()
         self.spec, self.orders, self.reading, self.model, self.seed = make_spec(spec), orders, reading, model, seed
         self.endpoint: Endpoint | None = None  # of `model`; None uses that of the model configured in DSPy
-        if reading not in READINGS or orders < 1:
-            raise ConfigError(f"reading={reading!r} must be one of {', '.join(READINGS)}, and orders={orders!r} >= 1")
+        if reading not in READINGS:
+            raise ConfigError(f"reading={reading!r} {one_of(reading, READINGS)}")
+        if orders < 1:
+            raise ConfigError(f"orders={orders!r} must be at least 1")
         if not self.spec.graded:
             raise ConfigError("a listwise judge needs a scale with grades; this one is nominal")
         inputs: dict[str, Any] = {"task_input": (str, dspy.InputField()), "outputs": (str, dspy.InputField())}

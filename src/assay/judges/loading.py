@@ -31,7 +31,7 @@ class _JuryFile(StrictModel):
     """Judge files or artifacts, relative to this file, all with the same scale."""
     how: Literal["majority", "median", "mean"] = "majority"
     """How their verdicts are combined."""
-    weights: list[float] = []
+    weights: list[pydantic.StrictFloat] = []
     """Weight of each member; equal by default."""
 
 
@@ -40,7 +40,7 @@ class _CascadeFile(StrictModel):
     """Judge that is called for every item."""
     second: str
     """Judge that is called if the first is not confident."""
-    least: float = pydantic.Field(0.7, ge=0, le=1)
+    least: float = pydantic.Field(0.7, strict=True, ge=0, le=1)
     """Confidence of the first judge below which the second is called."""
 
 
@@ -57,11 +57,11 @@ class _JudgeDefinition(JudgeFile):
     """Whether the model answers with words or letters; `auto` uses letters if two words begin alike."""
     reasoning: bool = False
     """Whether the judge writes its reasoning before the verdict."""
-    samples: int = 1
+    samples: pydantic.StrictInt = 1
     """Number of written verdicts; their shares are the probabilities."""
-    min_mass: float = pydantic.Field(MIN_MASS, ge=0, le=1)
+    min_mass: float = pydantic.Field(MIN_MASS, strict=True, ge=0, le=1)
     """Minimum probability of the labels, relative to all other reported tokens; below it the item is unscored."""
-    orders: int = 4
+    orders: pydantic.StrictInt = 4
     """Number of seeded orders in which `compare: list` shows the group."""
     model: str | None = None
     """Model of this judge; by default the one named for all judges."""

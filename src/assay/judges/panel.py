@@ -13,6 +13,7 @@ from assay.judges.calibration import Calibration
 from assay.judges.labels import Item
 from assay.rubrics import NoGrade
 from assay.sources.modules import attribute_of, qualified_name
+from assay.support.settings import one_of
 
 __all__ = ["Cascade", "Jury", "reliability_weights"]
 
@@ -40,7 +41,7 @@ class Jury(Judge):
     ) -> None:
         built = _distinct([_load_member(member) for member in members])
         if how not in RULES:
-            raise ConfigError(f"how={how!r} must be one of {', '.join(RULES)}")
+            raise ConfigError(f"how={how!r} {one_of(how, RULES)}")
         if not built or any(member.labels != built[0].labels for member in built):
             raise ConfigError(f"a jury needs members of one scale; got {[list(member.labels) for member in built]}")
         if how == "median" and built[0].spec.kind == "nominal":

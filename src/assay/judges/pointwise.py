@@ -34,6 +34,7 @@ from assay.judges.reading import (
     reads_probabilities,
 )
 from assay.rubrics import JudgeSpec, NoGrade
+from assay.support.settings import one_of
 
 __all__ = ["PointwiseJudge"]
 
@@ -73,7 +74,7 @@ class PointwiseJudge(Judge):
         self.reading, self.reasoning, self.samples = reading, reasoning, samples
         for name, value, choices in (("reading", reading, READINGS), ("style", style, STYLES)):
             if value not in choices:
-                raise ConfigError(f"{name}={value!r} must be one of {', '.join(choices)}")
+                raise ConfigError(f"{name}={value!r} {one_of(value, choices)}")
         if style == "words" and not have_distinct_first_tokens(self.labels):
             raise ConfigError(
                 f"style='words': the first tokens of {list(self.labels)} are not distinct; use style='letters'"

@@ -101,6 +101,14 @@ class ResponseCache:
         except sqlite3.Error:  # not cached: the model is called again
             pass
 
+    def remove(self, key: str) -> None:
+        """Remove a record, so that its request is sent again; never raises."""
+        try:
+            with self._lock:
+                self._delete(key)
+        except sqlite3.Error:
+            pass
+
     def _note(self, key: str, request: dict[str, Any]) -> None:
         try:
             with self._lock:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from assay.errors import ModelError
+from assay.errors import ModelError, NoModelFile
 
 __all__ = ["read_metadata"]
 
@@ -67,7 +67,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """Values of the header by key, without arrays.
 
     Raises:
-        ModelError: not a GGUF file, or its header is damaged.
+        NoModelFile: not a GGUF file.
+        ModelError: its header is damaged.
     """
     stat = path.stat()
     return dict(_read(str(path), stat.st_size, stat.st_mtime_ns))
@@ -77,7 +78,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def _read(path: str, size: int, mtime_ns: int) -> tuple[tuple[str, Any], ...]:
     with open(path, "rb") as file:
         if file.read(4) != b"GGUF":
-            raise ModelError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+            raise NoModelFile(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 header = _Header(data)

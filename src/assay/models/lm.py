@@ -13,7 +13,7 @@ import dspy
 from dspy import lm15
 from dspy.utils.exceptions import LMError
 
-from assay.errors import ConfigError, LoopStopped, ModelError
+from assay.errors import ConfigError, LoopStopped, NoModelFile
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
@@ -189,7 +189,7 @@ def get_lm(
         raise ConfigError(f"name={name!r} must be a string: embedded/NAME, embedded:FILE.gguf or PROVIDER/NAME")
     backend: LlamaBackend | HostedBackend
     if name.endswith(".gguf") and not is_embedded(name):
-        raise ModelError(f"{name!r} is a model file: name it embedded:{name}")
+        raise NoModelFile(f"{name!r} is a model file: name it embedded:{name}")
     if is_embedded(name):
         backend, max_tokens = LlamaBackend(name), max_tokens or 512
         backend.stops_loops = stop_loops

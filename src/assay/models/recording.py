@@ -4,6 +4,7 @@ Independent of `dspy.LM`: `assay.models.lm` builds one on it.
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from assay.models.ledger import Ledger
 from assay.models.limits import asking_model
 from assay.models.meter import Meter
 from assay.models.roles import Endpoint
-from assay.models.scope import current_field, current_prices, current_sample, waits_for_servers
+from assay.models.scope import current_answers, current_field, current_prices, current_sample, waits_for_servers
 from assay.models.streaming import events_in_pieces
 from assay.models.thinking import current_thinking, thought_tokens
 from assay.models.transports import accounted, went_by
@@ -82,6 +83,8 @@ class RecordingEngine:
         weights, field = self.backend.weights or getattr(self.backend, "address", ""), current_field.get()
         identity = fields if field is None else {**fields, "alternatives_of": field}
         key = self.cache.key(identity, weights=weights, adapters=self.backend.adapters, sample=sample)
+        if (answers := current_answers.get()) is not None:
+            answers.append(functools.partial(self.cache.remove, key))
         with self.cache.locks.of(key):  # identical concurrent requests are sent once
             record = self.cache.get(key)
             if record is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from assay.errors import ModelError
+from assay.errors import ModelError, NoModelFile
 from assay.models.defaults import DEFAULT_WEIGHTS
 
 __all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "installed_file", "model_home", "pull_model"]
@@ -85,7 +85,7 @@ def spec(name: str) -> EmbeddedModel:
         return _of_file(name)
     short = name.removeprefix("embedded/")
     if short.endswith(".gguf"):
-        raise ModelError(f"{short!r} is a model file: name it {FILE_PREFIX}{short}, with a colon")
+        raise NoModelFile(f"{short!r} is a model file: name it {FILE_PREFIX}{short}, with a colon")
     if short not in EMBEDDED:
         raise ModelError(f"no embedded model is called {short!r}; the models are {', '.join(sorted(EMBEDDED))}")
     return EMBEDDED[short]
@@ -116,7 +116,7 @@ def _of_file(name: str) -> EmbeddedModel:
     path = Path(name.removeprefix(FILE_PREFIX)).expanduser()
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.gguf")], 1)
-        raise ModelError(
+        raise NoModelFile(
             f"no such model file: {path}."
             + (f" Did you mean {near[0]!r}?" if near else " Give the path of a GGUF file: embedded:FILE")
         )

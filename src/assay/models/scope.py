@@ -1,11 +1,12 @@
 """Context of LM calls in a block of code: sample, output field that is read, collected prices. Imports no model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 __all__ = [
     "alternatives_of",
+    "current_answers",
     "current_field",
     "current_prices",
     "current_sample",
@@ -13,11 +14,13 @@ __all__ = [
     "sample_scope",
     "spending",
     "waits_for_servers",
+    "without_answers_of",
 ]
 
 current_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
 current_field: ContextVar[str | None] = ContextVar("assay_field", default=None)
 current_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
+current_answers: ContextVar[list[Callable[[], None]] | None] = ContextVar("assay_answers", default=None)
 waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 
@@ -60,3 +63,21 @@ def refusals_end_at_once() -> Iterator[None]:
         yield
     finally:
         waits_for_servers.reset(token)
+
+
+@contextmanager
+def without_answers_of(error: type[Exception]) -> Iterator[None]:
+    """If this error is raised inside, the answers of the calls made inside are removed from the response cache.
+
+    For errors that say that answers could not be used: after the server is mended they are asked for again.
+    """
+    removals: list[Callable[[], None]] = []
+    token = current_answers.set(removals)
+    try:
+        yield
+    except error:
+        for remove in removals:
+            remove()
+        raise
+    finally:
+        current_answers.reset(token)

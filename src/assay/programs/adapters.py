@@ -18,7 +18,7 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import ConfigError
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
-from assay.support.settings import nearest
+from assay.support.settings import one_of
 
 __all__ = [
     "ADAPTERS",
@@ -40,9 +40,7 @@ def checked_format(name: Any) -> str:
         ConfigError: it is none.
     """
     if not isinstance(name, str) or name not in ADAPTERS:
-        similar = nearest(name.lower(), ADAPTERS) if isinstance(name, str) else None
-        hint = f". Did you mean {similar!r}?" if similar else ""
-        raise ConfigError(f"prompt_format={name!r} must be one of {', '.join(ADAPTERS)}{hint}")
+        raise ConfigError(f"prompt_format={name!r} {one_of(name, ADAPTERS)}")
     return name
 
 

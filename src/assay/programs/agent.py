@@ -14,6 +14,7 @@ from assay.programs.allocation import AUTO, ThinkingPolicy, answer_key, majority
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
 from assay.programs.streaming import in_thread
 from assay.programs.thinking import thinking_limit
+from assay.traces.carried import note_carried
 
 __all__ = ["GUIDE", "WRITTEN_DECISIONS", "Agent", "BaseAgent"]
 
@@ -84,6 +85,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         return self(**dict(getattr(task, "inputs", task)))
 
     def forward(self, **inputs: Any) -> Any:
+        note_carried(self)
         lm = dspy.settings.lm if dspy.settings.lm is not None or self.own_lm is None else self.own_lm()
         if lm is None:
             raise ProgramError("no language model is configured: call dspy.configure(lm=assay.get_lm(NAME))")

@@ -26,6 +26,7 @@ from assay.programs.sandbox import Suite, SuiteResult, run_tests
 from assay.programs.sandbox.isolation import ISOLATIONS, Limits
 from assay.programs.thinking import thought_field
 from assay.support.scrubbing import error_text
+from assay.support.settings import one_of
 from assay.traces.recorder import note_failure, note_isolation
 
 __all__ = ["CodeRepair"]
@@ -96,7 +97,7 @@ class CodeRepair(Agent):
         super().__init__(parameters, prompt_format, thinking=thinking, policy=policy)
         Limits(timeout_s=timeout_s, memory_mb=memory_mb)
         if isolation not in ("auto", *ISOLATIONS):
-            raise ConfigError(f"isolation={isolation!r} must be one of auto, {', '.join(ISOLATIONS)}")
+            raise ConfigError(f"isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
         self.timeout_s, self.memory_mb, self.isolation = timeout_s, memory_mb, isolation
         self.config = {"timeout_s": timeout_s, "memory_mb": memory_mb, "isolation": isolation}
         tests, solution = dspy.InputField(desc="tests that the code must pass"), dspy.OutputField(desc="Python code")

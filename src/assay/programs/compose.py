@@ -20,6 +20,7 @@ from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.streaming import in_thread, streaming_as
 from assay.programs.wrapping import completed
+from assay.traces.carried import note_carried
 from assay.traces.records import RUN_FIELDS
 
 __all__ = [
@@ -248,6 +249,7 @@ class Configured(dspy.Module):  # type: ignore[misc]
             return await in_thread(self.program, *args, **inputs)
 
     def _settings(self) -> AbstractContextManager[Any]:
+        note_carried(self.program)
         options: dict[str, Any] = {}
         lm = dspy.settings.lm
         if lm is None and self.own_lm is not None:

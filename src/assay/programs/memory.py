@@ -21,6 +21,7 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine
 from assay.traces.store.location import store_url
+from assay.traces.store.recalled import fact_line
 from assay.traces.store.rows import clean
 
 __all__ = ["Fact", "Memory"]
@@ -210,7 +211,7 @@ class Memory:
         def recall(query: str) -> str:
             """Facts about the user from earlier conversations that have words of the query."""
             facts = self.recall(query, subject=subject)
-            lines = [f"{fact.id}{f' ({fact.about})' if fact.about else ''}: {fact.text}" for fact in facts]
+            lines = [fact_line(fact.id, fact.about, fact.text) for fact in facts]
             return "\n".join(lines) or "nothing is known about this"
 
         def forget(number: int) -> str:

@@ -43,7 +43,7 @@ _CLOSES = re.compile(r"\b(confirmed|booked|reserved|all set|completed|goodbye|by
 
 @runtime_checkable
 class UserProgram(Protocol):
-    """A program that speaks for the user of a conversation."""
+    """A program that writes the messages of the user of a conversation."""
 
     def __call__(self, *, profile: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> Any:
         """Returns the user's next message.
@@ -52,7 +52,7 @@ class UserProgram(Protocol):
             profile: `goal` (text) and `facts` (name -> value, or an object with `value`), the task's input `user`.
             messages: the conversation so far, each with `role` (`user` or `agent`) and `content`. Empty at the start.
         Returns:
-            An object with `message` (text) and `ended`: "" to go on, `done` if the goal is reached, `gave_up` if the
+            An object with `message` (text) and `ended`: "" to continue, `done` if the goal is reached, `gave_up` if the
             user leaves. With an ending the message is the last one.
         """
 

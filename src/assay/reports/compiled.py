@@ -1,4 +1,4 @@
-"""What a page shows of a compile: decision, race, prompt before and after, scores side by side.
+"""The page of a compilation: decision, search history, prompt before and after, scores side by side.
 
 Reads the report, the run's folder, the artifact's files and the store. Loads no program and runs no code.
 """
@@ -28,7 +28,7 @@ from assay.traces.store.sealing import openings_line
 __all__ = ["CandidateRow", "CompilePage", "Decision", "Demonstration", "compile_page"]
 
 _PHASES = ("test", "gate")  # whose evaluations are those of the baseline and the result, the most important first
-_LINES = 24  # of the race
+_LINES = 24  # of the search history
 _CANDIDATES, _DEMOS, _CALLS = 60, 20, 4
 
 
@@ -70,7 +70,7 @@ class CompilePage:
     openings: str = ""
     candidates: list[CandidateRow] = field(default_factory=list)
     more_candidates: int = 0
-    race: Markup = field(default_factory=Markup)
+    history: Markup = field(default_factory=Markup)
     settings: list[tuple[str, str, str]] = field(default_factory=list)
     instructions: list[tuple[str, list[Change]]] = field(default_factory=list)
     prompts: list[tuple[str, list[Change]]] = field(default_factory=list)
@@ -89,7 +89,7 @@ def compile_page(
     """The page of a compile.
 
     Args:
-        report: `CompileReport.to_dict()`; empty while the run is going on.
+        report: `CompileReport.to_dict()`; empty while the run is in progress.
         folder: of the run, with the state of its search.
         split: whose tasks are shown side by side; by default test, else gate.
         rows: maximum number of tasks.
@@ -102,7 +102,7 @@ def compile_page(
     page = CompilePage(decisions=list(_decisions(report)), openings=_openings(report))
     page.candidates = _rows(candidates, winner)
     page.more_candidates = max(0, len(candidates) - len(page.candidates))
-    page.race = _race(evaluations, candidates, winner)
+    page.history = _history(evaluations, candidates, winner)
     if winner is not None and winner is not candidates[0]:
         page.settings = list(_settings(candidates[0], winner))
         page.instructions = list(_instructions(candidates[0], winner))
@@ -200,7 +200,7 @@ def _openings(report: Mapping[str, Any]) -> str:
     return openings_line(report["test_openings"]) if report.get("test_openings") else ""
 
 
-# -- the race
+# -- the search history
 
 
 def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | None) -> list[CandidateRow]:
@@ -222,7 +222,7 @@ def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | N
     ]  # fmt: skip
 
 
-def _race(
+def _history(
     evaluations: Sequence[Evaluated], candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | None
 ) -> Markup:
     """Running mean score of each candidate on val, by the run of the search."""
@@ -341,7 +341,7 @@ def _pairs(
         if not first and not second and evaluations:  # an older report does not name the versions
             first = [one for one in sides if one.version == evaluations[0].version]
             second = [one for one in sides if one not in first]
-        elif first and not second:  # of a run that is going on
+        elif first and not second:  # of a run in progress
             second = [one for one in sides if one is not first[0]]
         if first and second and first[0] is not second[0]:
             pairs[phase] = (first[0], second[0])

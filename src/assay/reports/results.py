@@ -1,11 +1,38 @@
 """The result of a run in a few lines, from its report."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from assay.reports.markdown import with_interval
 
-__all__ = ["result_lines"]
+__all__ = ["RunScores", "result_lines", "run_scores"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunScores:
+    """Mean scores of a run, on test if it has one; None for what it has not."""
+
+    before: float | None = None
+    after: float | None = None
+
+
+def run_scores(report: Mapping[str, Any]) -> RunScores:
+    """Mean scores on test of a run of `compile`, `tune` or `train`, from its report."""
+    validations = report.get("validation") or {}  # of a training, by rubric and sampling
+    for sides in (report.get("test"), *(next(iter(modes.values()), None) for modes in validations.values())):
+        if isinstance(sides, Mapping):
+            before = _score_of(sides, ("baseline", "default", "before"))
+            after = _score_of(sides, ("compiled", "tuned", "after"))
+            if after is not None:
+                return RunScores(before=before, after=after)
+    return RunScores()
+
+
+def _score_of(sides: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    parts = (sides.get(name) for name in names)
+    scores = (part.get("score") for part in parts if isinstance(part, Mapping))
+    return next((float(score) for score in scores if isinstance(score, int | float)), None)
 
 
 def result_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a page shows of a training, made from its report. Does not train."""
+"""The page of a training run, made from its report. Does not train."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,11 +79,11 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
         others: reports of the same training with other seeds, for the share of runs that converged.
     """
     config = report["config"]
-    converged = {None: "too few steps to tell", True: "yes", False: "no"}[report["converged"]]
+    converged = {None: "unknown (too few steps)", True: "yes", False: "no"}[report["converged"]]
     if others:
         runs = [report["converged"], *(other["converged"] for other in others)]
         converged += (
-            f"; of {len(runs)} seeds {runs.count(True)} did, {runs.count(False)} did not, "
+            f"; of {len(runs)} seeds {runs.count(True)} converged, {runs.count(False)} did not, "
             f"{runs.count(None)} took too few steps"
         )
     curves = current_curves(report["curves"])

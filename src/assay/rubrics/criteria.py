@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from assay.errors import FailureKind, RubricError
 from assay.rubrics.spelling import named_keywords, unfit_arguments
+from assay.support.settings import one_of
 
 __all__ = [
     "PASS_AT",
@@ -168,7 +169,7 @@ class JudgeSpec:
         if not self.text.strip() and not self.use:
             yield "a judge needs a text with the question to decide"
         if self.kind not in SCALE_KINDS:
-            yield f"judge kind={self.kind!r} must be one of {', '.join(SCALE_KINDS)}"
+            yield f"judge kind={self.kind!r} {one_of(self.kind, SCALE_KINDS)}"
         if self.kind == "numeric" and not _rises(self.scale):
             yield _NOT_RISING.format(list(self.scale))
         if self.grades and (

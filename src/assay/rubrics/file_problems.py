@@ -3,6 +3,7 @@
 Does not read files: `assay.rubrics.yaml_files` does.
 """
 
+import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -22,9 +23,11 @@ _OTHER_NAMES = {"arguments": "with", "args": "with", "kwargs": "with", "prompt":
 _KINDS = {
     "dict_type": "a mapping",
     "float_parsing": "a number",
+    "float_type": "a number",
     "finite_number": "a finite number",
     "int_from_float": "an integer",
     "int_parsing": "an integer",
+    "int_type": "an integer",
     "list_type": "a list",
     "model_type": "a mapping",
     "bool_parsing": "true or false",
@@ -86,7 +89,21 @@ def _message(problem: Any, location: Location, data: Any, model: type[pydantic.B
         where, name = "", f"criterion {key + 1}"
     value = repr(problem["input"])
     value = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}…"
-    return f"{where}{name} {_rule(problem, either=either)}, found {value}"
+    return f"{where}{name} {_rule(problem, either=either)}, found {value}{_hint(problem, location, model)}"
+
+
+def _hint(problem: Any, location: Location, model: type[pydantic.BaseModel]) -> str:
+    """The value that was probably meant, where it can be computed."""
+    value = problem["input"]
+    if problem["type"] in ("float_type", "int_type") and isinstance(value, str):
+        try:  # YAML reads "1" and 1e3 as texts
+            return f". Write {float(value):g}, without quotes" if math.isfinite(float(value)) else ""
+        except ValueError:
+            return ""
+    if problem["type"] == "literal_error" and isinstance(value, str):
+        near = nearest(value, typing.get_args(_field_at(location, model).annotation))
+        return "." + did_you_mean(near) if near else ""
+    return ""
 
 
 def _rule(problem: Any, *, either: bool) -> str:
@@ -113,13 +130,24 @@ def _place(location: Location, data: Any) -> str:
     return "".join(f"{word}: " for word in words)
 
 
+def _field_at(location: Location, model: type[pydantic.BaseModel]) -> Any:
+    """The field of a model that a location in a file leads to."""
+    fields = {field.alias or name: field for name, field in _model_at(location[:-1], model).model_fields.items()}
+    return fields[location[-1]]
+
+
 def _keys_at(location: Location, model: type[pydantic.BaseModel]) -> list[str]:
     """The valid keys of the mapping at a location."""
+    return [field.alias or name for name, field in _model_at(location, model).model_fields.items()]
+
+
+def _model_at(location: Location, model: type[pydantic.BaseModel]) -> type[pydantic.BaseModel]:
+    """The model of the mapping at a location."""
     for part in location:
         fields = {field.alias or name: field for name, field in model.model_fields.items()}
         if part in fields and (inner := _model_in(fields[part].annotation)) is not None:
             model = inner
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model
 
 
 def _model_in(kind: Any) -> type[pydantic.BaseModel] | None:

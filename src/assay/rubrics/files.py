@@ -17,9 +17,9 @@ class StrictModel(pydantic.BaseModel):
 
 
 class EssentialFile(StrictModel):
-    pass_at: float = pydantic.Field(1.0, ge=0, le=1)
+    pass_at: float = pydantic.Field(1.0, strict=True, ge=0, le=1)
     """Grade from which the criterion passes."""
-    cap: float = pydantic.Field(0.0, ge=0, le=1)
+    cap: float = pydantic.Field(0.0, strict=True, ge=0, le=1)
     """Highest score of a rollout that does not pass."""
 
 
@@ -42,7 +42,7 @@ class JudgeFile(StrictModel):
     """Label -> what it means, shown to the judge."""
     kind: Literal["ordinal", "nominal", "numeric"] = "ordinal"
     """`ordinal`: from worst to best; `nominal`: without order; `numeric`: rising numbers."""
-    grades: dict[_Word, float] = {}
+    grades: dict[_Word, pydantic.StrictFloat] = {}
     """Label -> grade in [0, 1]; by default evenly spaced along the scale."""
     use: str = ""
     """A compiled judge (artifact) or a judge's file, relative to this file, in place of `text`."""
@@ -61,7 +61,7 @@ class JudgeFile(StrictModel):
 class CriterionFile(StrictModel):
     name: str
     """Unique in the rubric."""
-    weight: float = pydantic.Field(1.0, allow_inf_nan=False)
+    weight: float = pydantic.Field(1.0, strict=True, allow_inf_nan=False)
     """Share of the score; a negative weight is a pitfall."""
     scope: Literal["final", "step"] = "final"
     """`final`: of the whole rollout; `step`: of each LM call, a step reward that is not part of the score."""
@@ -86,7 +86,7 @@ class RubricFile(StrictModel):
     """Name in reports and traces."""
     description: str = ""
     """For readers."""
-    step_cap: float = pydantic.Field(STEP_CAP, ge=0, lt=1)
+    step_cap: float = pydantic.Field(STEP_CAP, strict=True, ge=0, lt=1)
     """Largest sum of the step rewards of a rollout."""
     judging: Literal["each", "together", "overall"] = "each"
     """`each`: a call per judge criterion; `together`: one call with a verdict for each; `overall`: one rating of all

@@ -21,6 +21,7 @@ from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
 from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
 from assay.support.scrubbing import error_text
+from assay.support.settings import one_of
 from assay.traces.records import Rollout, Verdict
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Rubric:
         if others := [one for one in self.criteria if not isinstance(one, Criterion)]:
             raise RubricError(f"rubric {name!r}: criteria must be of type Criterion, got {others[0]!r}")
         if judging not in JUDGING:
-            raise RubricError(f"rubric {name!r}: judging={judging!r} must be one of {', '.join(JUDGING)}")
+            raise RubricError(f"rubric {name!r}: judging={judging!r} {one_of(judging, JUDGING)}")
         if judging == "overall":
             self.criteria, self.judging = merge_judge_criteria(name, self.criteria), "each"
         names = [c.name for c in self.criteria]

@@ -32,9 +32,9 @@ from assay.runs.loading import load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import ProgramSettings
 from assay.runs.settings.shared import CurriculumSettings
-from assay.runs.shown_tasks import carried_by
 from assay.sources.trust import accept, entries
 from assay.traces import Recorder, Store
+from assay.traces.carried import carried_by
 from assay.traces.store.sealing import DEFAULT_SALT, Openings, open_test, resolve_salt, store_splits, store_tasks
 
 __all__ = ["Job", "open_job", "salt_at", "salt_in"]
@@ -240,7 +240,7 @@ def _keep_splits(job: Job, opens_as: str) -> None:
     splits = job.splits
     store_tasks(job.store, splits.parts())
     if job.artifact is not None:
-        job.session.recorder.carried = carried_by(job.artifact)
+        job.session.recorder.carried = carried_by(job.artifact.program)
         store_splits(
             job.store, {name: [(content, "") for content in hashes] for name, hashes in job.tasks_of_artifact().items()}
         )

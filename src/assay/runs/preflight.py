@@ -5,7 +5,8 @@ Does not import programs or load data: `assay.runs.jobs.open_job` has done that 
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +28,9 @@ from assay.models.failures import MODEL_FAILURES, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
-from assay.models.scope import refusals_end_at_once
+from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.optimizers.prompts.estimate import price_of
-from assay.programs.foreign.tasks import AgentFailed
+from assay.programs.foreign.tasks import AgentFailed, RunnerLost
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of
 from assay.runs.jobs import Job
@@ -81,7 +82,7 @@ def preflight(
         ConfigError: there is a cap in dollars and a model without a known price.
         ProgramFailed: the program raised the same exception at the same place on each task, or answered none of them.
         RubricError: a check decided nothing on any of the tasks.
-        ModelError: the program's model answered none of the tasks, a judge gave no verdict on any of them, or the
+        ModelError: the program's model answered none of the tasks, a judge scored none of their answers, or the
             reflection model did not answer.
         BudgetExceeded, Cancelled: a cap was reached; the calls made so far are in the store.
     """
@@ -90,7 +91,7 @@ def preflight(
     answers: list[dspy.Prediction] = []
     session.register(first, split)
     runs: list[Rollout] = []
-    with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
+    with _asking(session), limited(session.task_timeout):
         before = session.meter.usage
         for task in first:
             with watching(session.program_name):
@@ -131,9 +132,16 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
     """
     check_prices(session, max_cost_usd)
     verdicts, first = _verdicts(session), tasks[0]
-    with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
+    with _asking(session), limited(session.task_timeout):
         verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
         verdicts.require(tasks)
+
+
+@contextmanager
+def _asking(session: Session) -> Iterator[None]:
+    """A preflight's calls. Answers that stopped it are not cached: the next one asks again, a mended server perhaps."""
+    with session.phase("preflight"), session.context(), refusals_end_at_once(), without_answers_of(ModelError):
+        yield
 
 
 def _verdicts(session: Session) -> Verdicts:
@@ -146,16 +154,16 @@ def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult |
     Args:
         scored: lazy: a rollout is scored when it is read, so an unreachable judge ends the job at the first one.
     Raises:
-        ModelError: a judge gave no verdict on any of them.
+        ModelError: a judge scored none of the answers.
     """
     verdicts = Verdicts(rubric)
-    with refusals_end_at_once():
+    with refusals_end_at_once(), without_answers_of(ModelError):
         for task, result, rollout in scored:
             verdicts.read(task, result, fields_of(rollout.prediction), rollout)
             if not verdicts.silent or len(verdicts.answered) == _TRIES:
                 break
-    if verdicts.answered:  # else no judge was asked anything
-        verdicts.require_judges()
+        if verdicts.answered:  # else no judge was asked anything
+            verdicts.require_judges()
 
 
 def preflight_judge(
@@ -302,9 +310,10 @@ def _stop(errors: Sequence[Exception], recorded: RecordedProgram) -> None:
         if isinstance(error, EnvironmentFailed):
             cause = f"\n{program_traceback(error.__cause__)}\n" if error.__cause__ is not None else ". "
             raise ProgramFailed(f"{error}{cause}Correct the environment. {SKIP}", flag=SKIP_FLAG)
-        if isinstance(error, AgentFailed):  # its traceback is of the code that ran it
+        if isinstance(error, AgentFailed | RunnerLost):  # its traceback is of the code that ran it
+            what = "the agent" if isinstance(error, AgentFailed) else "the agent, or the machine that runs it"
             raise ProgramFailed(
-                f"on each of the first {len(errors)} tasks {error}. Correct the agent. {SKIP}", flag=SKIP_FLAG
+                f"on each of the first {len(errors)} tasks {error}. Correct {what}. {SKIP}", flag=SKIP_FLAG
             )
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at "

@@ -16,6 +16,7 @@ from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
+    AdvanceSettings,
     AgentRunSettings,
     CollectSettings,
     CompareSettings,
@@ -81,6 +82,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "index": (IndexSettings,),
     "deploy simulate": (SimulateSettings,),
     "deploy start": (StartSettings,),
+    "deploy advance": (AdvanceSettings,),
     "loop pool": (PoolSettings,),
     "loop install": (LoopInstallSettings,),
     "judge label": (JudgeLabelSettings,),
@@ -131,8 +133,19 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     if "size" in merged:
         sizes[merged.get("split", _settings(command)["split"].default)] = merged.pop("size")
     located = {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
-    _read_values.update((name, repr(value)) for name, value in located.items())
+    _read_values.update((name, repr(form)) for name, value in located.items() for form in _forms(name, value, command))
     return located | ({"sizes": sizes} if sizes else {})
+
+
+def _forms(name: str, value: Any, command: str) -> list[Any]:
+    """A value as it is in the file and as a settings object stores it: of `thinking = 0` that is `off`."""
+    setting = _settings(command).get(name)
+    if setting is None or setting.declared.parse is None:
+        return [value]
+    try:
+        return [value, setting.declared.parse(value)]
+    except (TypeError, ValueError):  # wrong for this command, which will refuse it
+        return [value]
 
 
 def is_of_project(name: str, value: Any) -> bool:

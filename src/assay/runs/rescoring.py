@@ -63,7 +63,7 @@ class Rescoring:
         Args:
             preflight: the first are scored one by one, until each judge has given a verdict.
         Raises:
-            ModelError: a judge gave no verdict on any of the first three rollouts with an answer.
+            ModelError: a judge scored none of the first three rollouts with an answer.
         """
         waiting = iter(rollouts)
         if preflight and self.rubric.needs_judge:

@@ -1,4 +1,4 @@
-"""The tasks that a program's demonstrations show: for its artifact, and for recording calls of the loaded program."""
+"""The tasks that a program's demonstrations show, for the manifest of its artifact."""
 
 import json
 from collections.abc import Sequence
@@ -8,12 +8,13 @@ import dspy
 
 from assay.datasets import Task
 from assay.deployment import Artifact
+from assay.deployment.demonstrations import readable_text
 from assay.programs import program_state
 from assay.traces import Recorder
 from assay.traces.records import subject_digest
-from assay.traces.shown import Carried, demos_in
+from assay.traces.shown import demos_in
 
-__all__ = ["carried_by", "demonstrated_tasks"]
+__all__ = ["demonstrated_tasks"]
 
 
 def demonstrated_tasks(
@@ -27,7 +28,7 @@ def demonstrated_tasks(
     """
     tasks_by_hash = {task.content_hash: task for task in tasks}
     texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in demos_in(program_state(program))]
-    by_demo = [sorted(recorder.texts.within(_readable(text))) for text in texts]
+    by_demo = [sorted(recorder.texts.within(readable_text(text))) for text in texts]
     hashes = {task for demo in by_demo for task in demo} | recorder.carried.tasks
     hashes |= set(recorder.demonstrated_tasks) & tasks_by_hash.keys() if texts else set()
     subjects = {
@@ -37,31 +38,3 @@ def demonstrated_tasks(
     }
     before = (parent.manifest.get("shown") or {}) if parent else {}
     return {"tasks": sorted(hashes), "by_demo": by_demo, "people": sorted(subjects | set(before.get("people", ())))}
-
-
-def carried_by(artifact: Artifact) -> Carried:
-    """The tasks that calls of a loaded program may show, with the text that identifies each demonstration."""
-    entry = artifact.manifest.get("shown") or {}
-    demos, by_demo = demos_in(program_state(artifact.program)), entry.get("by_demo")
-    if by_demo is None or len(by_demo) != len(demos):  # artifact of an older version
-        return Carried(entry.get("tasks", ()))
-    lines = [_readable(json.dumps(demo, ensure_ascii=False, default=str)).splitlines() for demo in demos]
-    return Carried(entry.get("tasks", ()), list(zip(lines, by_demo, strict=True)))
-
-
-def _readable(text: str) -> str:
-    """The values of JSON text without escapes, one per line."""
-    lines: list[str] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, dict):
-            for part in value.values():
-                collect(part)
-        elif isinstance(value, list):
-            for part in value:
-                collect(part)
-        else:
-            lines.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-    collect(json.loads(text))
-    return "\n".join(lines)

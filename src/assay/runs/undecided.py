@@ -98,11 +98,11 @@ class Verdicts:
 
     @property
     def silent(self) -> list[str]:
-        """The criteria of judges that have given no verdict yet."""
+        """The criteria that their judges have left unscored so far."""
         return sorted({c.name for c in self.rubric.finals if c.judge is not None} & self.missing.keys())
 
     def require_judges(self) -> None:
-        """Raises if a judge gave no verdict.
+        """Raises if a judge scored nothing.
 
         Raises:
             ModelError: names the judge and its error.
@@ -116,7 +116,7 @@ class Verdicts:
                 else ""
             )
             raise ModelError(
-                f"the judge of {name!r} gave no verdict on any of the outputs that it was shown: {self.missing[name]}. "
+                f"the judge of {name!r} scored none of the outputs that it was shown: {self.missing[name]}. "
                 f"{default}Check its model, key and address (judge_model, judge_api_key_env, judge_api_base); {SKIP}",
                 flag=f"--judge-model, --judge-api-key-env, --judge-api-base, {SKIP_FLAG}",
             )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.errors import ArtifactError
+from assay.errors import ArtifactError, NoArtifact
 
 __all__ = [
     "FORMAT",
@@ -48,7 +48,7 @@ def verified(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / "manifest.json", folder)
     version = manifest.get("format")
     if not isinstance(version, int):
-        raise ArtifactError(f"{folder}: manifest.json has no format number: it is not an assay artifact")
+        raise NoArtifact(f"{folder}: manifest.json has no format number: it is not an assay artifact")
     if version > FORMAT:
         raise ArtifactError(f"{folder} has format {version}, this assay reads up to {FORMAT}: update assay")
     if manifest.get("sha256") != hash_of_manifest(manifest):
@@ -94,7 +94,8 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
     """The JSON object in a file of an artifact.
 
     Raises:
-        ArtifactError: the file is missing, too large, or not a JSON object.
+        NoArtifact: the file is missing.
+        ArtifactError: it is too large, or not a JSON object.
     """
     try:
         value = json.loads(_content(path, folder))
@@ -106,7 +107,7 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
             if folder.is_file()
             else "there is no such folder"
         )
-        raise ArtifactError(
+        raise NoArtifact(
             f"{folder} is no artifact: {why}. `assay compile` and `assay tune` print the folder of their artifact"
         ) from None
     except (OSError, ValueError, RecursionError) as error:

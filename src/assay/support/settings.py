@@ -26,6 +26,7 @@ __all__ = [
     "members_of_type",
     "named_setting",
     "nearest",
+    "one_of",
     "setting",
     "settings_of",
 ]
@@ -235,7 +236,7 @@ def check_value(setting: Setting, value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and not declared.allows(value):
         raise ConfigError(f"{assignment} must be {declared.rule}{f': {declared.why}' if declared.why else ''}")
     if declared.choices and isinstance(value, str) and value not in declared.choices:
-        raise ConfigError(f"{assignment} must be one of {', '.join(declared.choices)}")
+        raise ConfigError(f"{assignment} {one_of(value, declared.choices)}")
     if declared.parse is None or value is None:
         return value
     try:
@@ -252,8 +253,21 @@ def _is_blank(value: Any) -> bool:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that an unknown one was probably meant to be."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return close[0] if close else None
+    by_text = {text.lower(): text for text in known}  # case is no difference: GEPA is near to gepa
+    close = difflib.get_close_matches(name.lower(), list(by_text), 1)
+    return by_text[close[0]] if close else None
+
+
+def one_of(value: object, choices: Iterable[str], *, other: str = "") -> str:
+    """The rule that a value breaks which is none of the choices, with the nearest one: the end of an error message.
+
+    Args:
+        other: what is allowed besides the choices, in words.
+    """
+    listed = [str(choice) for choice in choices]
+    near = nearest(value, listed) if isinstance(value, str) else None
+    hint = f". Did you mean {near!r}?" if near else ""
+    return f"must be one of {', '.join(listed)}{f', or {other}' if other else ''}{hint}"
 
 
 def members_of_type(kind: Any) -> tuple[Any, ...]:

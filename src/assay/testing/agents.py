@@ -15,6 +15,7 @@ import numpy as np
 from assay.errors import ConfigError
 from assay.optimizers.parameters import Space
 from assay.programs import RANGES, AgentParameters
+from assay.support.settings import one_of
 
 __all__ = ["FUNCTIONS", "SyntheticAgent"]
 
@@ -78,7 +79,7 @@ class SyntheticAgent:
 
     def __init__(self, function: str = "ackley", *, tasks: int = 50, seed: int = 0, fixed: float = 0.0) -> None:
         if function not in FUNCTIONS:
-            raise ConfigError(f"function={function!r} must be one of {', '.join(FUNCTIONS)}")
+            raise ConfigError(f"function={function!r} {one_of(function, FUNCTIONS)}")
         self.function, self.seed, self.executed, self.fixed = function, seed, 0, fixed
         self.tasks: Sequence[str] = [f"task {number}" for number in range(tasks)]
         self.parameters = AgentParameters()

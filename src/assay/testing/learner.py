@@ -37,6 +37,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ConfigError
+from assay.support.settings import one_of
 
 __all__ = ["TASKS", "InContextLearner", "LearnerTask"]
 
@@ -90,7 +91,7 @@ class InContextLearner:
 
     def __init__(self, task: str | LearnerTask = "intents", *, seed: int = 0) -> None:
         if isinstance(task, str) and task not in TASKS:
-            raise ConfigError(f"task={task!r} must be one of {', '.join(TASKS)}, or a LearnerTask")
+            raise ConfigError(f"task={task!r} {one_of(task, TASKS, other='a LearnerTask')}")
         self.task = TASKS[task] if isinstance(task, str) else task
         self.seed, self.labels = seed, [f"label_{number:02d}" for number in range(self.task.labels)]
         rng = random.Random(f"formats {seed}")

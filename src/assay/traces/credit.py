@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from assay.errors import ConfigError, Unscored
+from assay.support.settings import one_of
 from assay.traces.records import Rollout
 
 __all__ = ["RETURNS", "AgentBaselines", "Baseline", "differs_by_turn", "fitted_values", "gae", "returns", "rewards_of"]
@@ -59,7 +60,7 @@ def returns(rewards: Sequence[float], *, scheme: str = "to_go", discount: float 
         ConfigError: The scheme is unknown, or the discount is out of range or has no effect.
     """
     if scheme not in RETURNS:
-        raise ConfigError(f"returns={scheme!r} must be one of {', '.join(RETURNS)}")
+        raise ConfigError(f"returns={scheme!r} {one_of(scheme, RETURNS)}")
     if not 0 <= discount <= 1:
         raise ConfigError(f"discount={discount!r} must be between 0 and 1")
     if discount != 1 and scheme != "to_go":

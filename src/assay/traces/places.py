@@ -13,6 +13,7 @@ from assay.datasets.tasks import content_hash
 from assay.models.threads import current_place, leave_place, open_place
 from assay.traces.listening import has_listeners, listeners
 from assay.traces.records import Rollout
+from assay.traces.shown import Carried
 from assay.traces.unrecorded import UnrecordedCalls
 
 __all__ = ["OpenRollout", "current_missed_calls", "current_open_rollout", "current_rollout", "opened", "others_open"]
@@ -24,7 +25,7 @@ _open: list["OpenRollout"] = []  # in this process
 class OpenRollout:
     """An open rollout, stored in DSPy's settings and inherited by the threads that its program starts."""
 
-    __slots__ = ("_content", "listeners", "missed", "recorder", "rollout")
+    __slots__ = ("_content", "carried", "listeners", "missed", "recorder", "rollout")
 
     def __init__(
         self,
@@ -36,6 +37,8 @@ class OpenRollout:
     ) -> None:
         self.rollout, self.missed, self._content, self.recorder = rollout, missed, content, recorder
         self.listeners: tuple[Any, ...] = ()
+        # demonstrations of the loaded programs that run in it, see `assay.traces.carried`
+        self.carried: tuple[Carried, ...] = ()
 
     @property
     def content(self) -> str:

@@ -198,7 +198,7 @@ class Recorder:
         *,
         unrecorded: Unrecorded | None = None,
     ) -> None:
-        """Add the records of a recorder on another host.
+        """Add the records of a recorder on another host, which knows only the tasks that it ran.
 
         Args:
             transitions: Rollout id and transition.
@@ -211,8 +211,14 @@ class Recorder:
         for rollout in rollouts:
             rollout.run_id = self.run_id
             self._write_rollout(rollout)
-        if self.store is not None:
-            for rollout_id, transition in transitions:
+        places = {rollout.id: OpenRollout(rollout) for rollout in rollouts}
+        for rollout_id, transition in transitions:
+            if (place := places.get(rollout_id)) is not None:
+                shown = {*transition.shown_tasks, *self._tasks_in_prompt(transition.request, place)}
+                transition.shown_tasks = tuple(sorted(shown))
+                with self._lock:
+                    self.demonstrated_tasks.update(shown)
+            if self.store is not None:
                 self.store.put_transition(rollout_id, transition)
         for rollout in rollouts:
             self._trim(rollout)
@@ -231,7 +237,7 @@ class Recorder:
     def observe(self, call: Call) -> None:
         """Record an LM call of an engine. Must run in the thread that made the call."""
         place = current_open_rollout() or self._alone() or OpenRollout(self._outside())
-        rollout, shown_tasks = place.rollout, self._tasks_in_prompt(call, place)
+        rollout, shown_tasks = place.rollout, self._tasks_in_prompt(call.request, place)
         with self._lock:
             self.demonstrated_tasks.update(shown_tasks)
             transition = Transition(
@@ -266,18 +272,20 @@ class Recorder:
         if rollout.source == "outside":  # this rollout lives as long as the run: drop the texts from memory
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
-    def _tasks_in_prompt(self, call: Call, place: OpenRollout) -> tuple[str, ...]:
+    def _tasks_in_prompt(self, request: dict[str, Any], place: OpenRollout) -> tuple[str, ...]:
         """Content hashes of the other tasks in the prompt of a call."""
-        if not self.texts and not self.carried.tasks:
+        all_carried = [carried for carried in {self.carried, *place.carried} if carried.tasks]
+        if not self.texts and not all_carried:
             return ()
-        messages = message_texts(chat_messages(call.request))
+        messages = message_texts(chat_messages(request))
         own_task = place.content
         with self._lock:
             tasks = self.texts.tasks_in(messages, own_task=own_task)
             if own_task and self.texts:
                 self.texts.record_prompt(own_task, messages)
-        if self.carried.tasks and len(messages) > 2:  # more than instructions and the current task
-            tasks = tuple(sorted({*tasks, *self.carried.tasks_in(messages[:-1])} - {own_task}))
+        if all_carried and len(messages) > 2:  # more than instructions and the current task
+            found = {task for carried in all_carried for task in carried.tasks_in(messages[:-1])}
+            tasks = tuple(sorted({*tasks, *found} - {own_task}))
         return tasks
 
     def _alone(self) -> OpenRollout | None:

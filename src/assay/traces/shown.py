@@ -205,6 +205,9 @@ class Carried:
             ]
         )
 
+    def __deepcopy__(self, memo: object) -> "Carried":
+        return self
+
     def tasks_in(self, messages: Sequence[str]) -> frozenset[str]:
         """Content hashes of the tasks in the messages."""
         if self._demos is None:

@@ -1,4 +1,4 @@
-"""The pages of staged rollouts: the list, one deployment, and the confirmation of what a person orders."""
+"""The pages of staged rollouts: the list, one deployment, and the confirmation of orders."""
 
 import math
 import shlex

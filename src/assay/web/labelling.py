@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from assay.errors import ConfigError, StoreError
@@ -29,7 +30,8 @@ _RATER, _REASON = 200, 2_000  # characters
 def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
     """The next item that the rater has not labelled; first those that other raters have, so that agreement is known.
 
-    The labels of others are not shown. Items are those of the newest rollouts, without the sealed test split.
+    The labels of others are not shown. Items are those that have a label and those of the newest rollouts, without the
+    sealed test split.
 
     Raises:
         StoreError: there is no such judge.
@@ -91,9 +93,26 @@ def _waiting(
 ) -> list[ToLabel]:
     """Items without a label of this rater: those that most others have labelled, then by a hash of their content."""
     others = Counter(row["item_id"] for row in rows if row["item_id"] not in own)
-    entries = items_to_label(newest_rollouts(store, run_id=run_id, limit=_WINDOW), question)
-    waiting = [entry for entry in entries if entry.item_id not in own]
+    entries = {entry.item_id: entry for entry in _labelled(store, question, run_id)} if others else {}
+    for entry in items_to_label(newest_rollouts(store, run_id=run_id, limit=_WINDOW), question):
+        entries[entry.item_id] = entry
+    waiting = [entry for entry in entries.values() if entry.item_id not in own]
     return sorted(waiting, key=lambda entry: (-others[entry.item_id], entry.item_id))
+
+
+def _labelled(store: Store, question: Question, run_id: str | None) -> list[ToLabel]:
+    """Items with a label of any rater, however old; of the rollouts of a run, if it is named. None is sealed."""
+    labels, rollouts = schema.labels, schema.rollouts
+    query = (
+        sa.select(labels.c.item_id, labels.c.shown_json, labels.c.rollout_id)
+        .join_from(labels, rollouts, labels.c.rollout_id == rollouts.c.id, isouter=True)
+        .where(labels.c.question == question.key, sa.or_(rollouts.c.split.is_(None), rollouts.c.split != "test"))
+    )
+    if run_id is not None:
+        query = query.where(rollouts.c.run_id == run_id)
+    with store.engine.connect() as connection:
+        rows = connection.execute(query).all()
+    return [ToLabel(row.item_id, orjson.loads(row.shown_json), row.rollout_id) for row in rows]
 
 
 def _next(waiting: list[ToLabel], skipped: tuple[str, ...]) -> ToLabel | None:
@@ -113,8 +132,6 @@ def _named(store: Store, question: Question, item_id: str, waiting: list[ToLabel
     with store.engine.connect() as connection:
         row = connection.execute(query.limit(1)).first()
     if row is not None:
-        import orjson
-
         return ToLabel(item_id, orjson.loads(row.shown_json), row.rollout_id)
     for entry in waiting:
         if entry.item_id == item_id:

@@ -34,7 +34,7 @@ from assay.web.runs import RUNNING_S
 
 __all__ = ["call_json", "one_rollout", "rate", "rollout_json", "rollout_view", "rollouts_view"]
 
-_WAITING_S = 20  # seconds between two loads of the newest rollouts while no run is going on
+_WAITING_S = 20  # seconds between two loads of the newest rollouts while no run is in progress
 
 
 def rollouts_view(store: Store, query: Mapping[str, str]) -> View:

@@ -8,12 +8,12 @@ from typing import Any
 from assay.cli.repeat import resume_command, run_command
 from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of
-from assay.reports.results import result_lines
+from assay.reports.results import RunScores, result_lines, run_scores
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
-from assay.traces.store.evaluations import evaluations_of
+from assay.traces.store.evaluations import evaluations_of, mean_scores
 from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.usage import usage_of_phases
@@ -30,8 +30,12 @@ SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its in
 STATUSES = ("running", "done", "stopped", "failed")
 
 
-def runs_page(store: Store, query: Mapping[str, str]) -> View:
-    """Runs, newest first."""
+def runs_page(store: Store, query: Mapping[str, str], *, where: str | Path | None) -> View:
+    """Runs, newest first.
+
+    Args:
+        where: the store's location, next to which the folders of runs are.
+    """
     values, before = given(query, RUN_FIELDS), cursor_of(query, "before")
     runs = list_runs(
         store,
@@ -51,12 +55,25 @@ def runs_page(store: Store, query: Mapping[str, str]) -> View:
         template="runs.html",
         title="Runs",
         values={
-            "runs": listed, "older": older, "filters": values, "statuses": STATUSES, "is_first": before is None,
+            "runs": _with_scores(store, listed, where), "older": older, "filters": values,
+            "statuses": STATUSES, "is_first": before is None,
             "newest": link("runs", **values),
         },
         part="runs_part.html",
         every_s=0 if before else RUNNING_S if running else _WAITING_S,
     )  # fmt: skip
+
+
+def _with_scores(store: Store, runs: list[dict[str, Any]], where: str | Path | None) -> list[dict[str, Any]]:
+    """The runs with their scores: of `evaluate` from its rollouts, if they are few, of others from their report."""
+    evaluations = [run["id"] for run in runs if run["kind"] == "evaluate"]
+    small = [run_id for run_id in evaluations if rollouts_of_run(store, run_id, most=SCORED) <= SCORED]
+    means = mean_scores(store, small, phase="evaluate")
+    return [
+        {**run, "scores": RunScores(after=means.get(run["id"]))} if run["kind"] == "evaluate"
+        else {**run, "scores": run_scores(finished_report(where, run["id"]) or {})}
+        for run in runs
+    ]  # fmt: skip
 
 
 def run_page(

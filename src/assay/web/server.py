@@ -206,7 +206,7 @@ class LocalPage:
         return web.Response(status=303, headers={"Location": "/runs"})
 
     async def _runs(self, request: web.Request) -> web.Response:
-        return self._answer(request, await self._query(runs.runs_page, request.query))
+        return self._answer(request, await self._query(runs.runs_page, request.query, where=self._where))
 
     async def _run(self, request: web.Request) -> web.Response:
         view = await self._query(

@@ -23,7 +23,7 @@ __all__ = ["Advancer", "advanced"]
 _LOG = logging.getLogger("assay.deployed")
 _REST = 50  # an evaluation is followed by a pause of so many times its CPU time, so that it takes at most 2 % of a core
 _LONGEST_S = 300.0  # of such a pause
-_REPLAYED = 20  # rollouts in one go
+_REPLAYED = 20  # rollouts per call
 
 
 def advanced(

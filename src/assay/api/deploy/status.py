@@ -3,14 +3,19 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from assay.api.deploy.advancing import advanced
-from assay.api.traces import score_rollouts
+from assay.api.traces import named_judge, score_rollouts
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook
 from assay.deployment.standing import DeploymentReport, order, status_of
+from assay.errors import ConfigError
 from assay.evaluation.progress import Progress
+from assay.models import Meter
+from assay.runs.loading import load_rubric
+from assay.runs.settings import AdvanceSettings
+from assay.runs.settings.store_options import AdvanceOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.traces import Store
@@ -35,7 +40,7 @@ def deployment_status(
 
 
 @trusts
-@takes()
+@takes(AdvanceSettings)
 def advance_deployment(
     deployment: str,
     *,
@@ -45,6 +50,7 @@ def advance_deployment(
     store: str | Path | None = None,
     now: float | None = None,
     progress: Progress | None = None,
+    **options: Unpack[AdvanceOptions],
 ) -> DeploymentReport:
     """Evaluates a deployment and takes its next step, if there is one to take. Safe to call at any time, by anybody.
 
@@ -53,18 +59,28 @@ def advance_deployment(
         dry_run: writes nothing.
         hooks: told of the decision, in addition to those of the plan.
         now: seconds since the epoch; by default the present.
+        options: the fields of `assay.runs.settings.AdvanceSettings`: the model of the rubric's judges.
     Raises:
         DeploymentError: there is no such deployment.
+        ConfigError: a criterion needs a judge and no model is named for it, or a judge's model is named without a
+            rubric.
     """
+    values: dict[str, Any] = {**options}
+    settings = AdvanceSettings(**values)
+    if rubric is None and settings.judge_model is not None:
+        raise ConfigError(f"judge_model={settings.judge_model!r} would have no effect without rubric")
     with Store(store) as opened:
         deployments = Deployments(opened.engine)
         current = deployments.get(deployment)
         moment = time.time() if now is None else now
         if dry_run:
             return status_of(deployments, current.id, moment)
+        measure = None
         if rubric is not None:
-            score_rollouts(rubric, store=store, agent=current.agent, progress=progress)
-        decision = advanced(opened, current, rubric=rubric, hooks=hooks, now=moment, progress=progress)
+            score_rollouts(rubric, store=store, agent=current.agent, progress=progress, **options)
+            judge = named_judge(settings, Meter())
+            measure = load_rubric(rubric, judge_lm=judge, own_models=judge is None)  # for replays
+        decision = advanced(opened, current, rubric=measure, hooks=hooks, now=moment, progress=progress)
         return status_of(deployments, current.id, moment, decision)
 
 

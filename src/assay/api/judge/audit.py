@@ -15,7 +15,7 @@ from assay.judges.loading import AnyJudge
 from assay.judges.quality.attacks import load_attacks
 from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, not_tried, plain_rows
 from assay.judges.quality.bases import BASES, bases_of, load_bases
-from assay.models.scope import refusals_end_at_once
+from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.runs.finished import FinishedRun
 from assay.runs.opening import Run
 from assay.runs.settings import JudgeAuditSettings
@@ -47,7 +47,7 @@ def audit_judge(
         `passed`; `notes` on the cases; by attack the number of cases, the number of correct verdicts, and examples of
         wrong ones.
     Raises:
-        ModelError: the judge gave no verdict at all.
+        ModelError: all cases are unscored.
         AssayError: what was wrong, which rule, what to do.
     """
     named = {"cases": cases, "labels": labels, "attack": attack}
@@ -69,12 +69,11 @@ def audit_judge(
         items = audit_items(pack, judge_)
         need_fields(judge_, items)
         # a pack has hundreds of verdicts: retrying an unreachable server for each would take minutes
-        with refusals_end_at_once():
+        with refusals_end_at_once(), without_answers_of(ModelError):
             judged = judge_items(judge_, items, session, name="audit", split="audit")
-        if judged.unscored == len(items):
-            raise ModelError(
-                f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}"
-            )
+            if judged.unscored == len(items):
+                reason = next((reason for reason in judged.reasons if reason), "no reason was given")
+                raise ModelError(f"all {len(items)} cases are unscored: the judge returned no verdict: {reason}")
         assessment = assess(pack, items, judged.answers, judge_, pass_at=config.pass_at)
         report = {
             **assessment,

@@ -24,6 +24,7 @@ from assay.runs.settings import JudgeDriftSettings
 from assay.runs.settings.options import JudgeDriftOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.places import check_writable
 
 __all__ = ["replay_anchors"]
 
@@ -60,6 +61,8 @@ def replay_anchors(
     built = built_judge(judge, config.scale)
     if not built.spec.graded:
         raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
+    if freeze:
+        check_writable(path, "anchors")
     with at_work(config, judge, lm, progress, store) as (judge_, session, run):
         if frozen is not None:
             preflight_items(judge_, items_of(frozen), session, config)

@@ -25,6 +25,7 @@ from assay.runs.settings import JudgeScoreSettings
 from assay.runs.settings.options import JudgeScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.places import check_writable
 from assay.support.scrubbing import results
 
 __all__ = ["score_rows"]
@@ -49,9 +50,12 @@ def score_rows(
         out: JSONL file with one line per item: its fields, `verdict`, `value`, `confidence`; `reason` if unscored.
         options: the fields of `assay.runs.settings.JudgeScoreSettings`.
     Raises:
+        ConfigError: `out` cannot be written; nothing was judged.
         ModelError: a model of the judge did not answer.
     """
     config, lm = judge_settings(JudgeScoreSettings, judge, lm, data, options)
+    if out is not None:
+        check_writable(out, "out")
     built, progress, rename = built_judge(judge, config.scale), default_progress(progress), config.rename
     rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
     items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
@@ -105,7 +109,6 @@ def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) 
 
 
 def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[float | None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     answers = judged.answers
     with path.open("w", encoding="utf-8") as file:
         for index, item in enumerate(items):

@@ -23,6 +23,7 @@ from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, DataError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
 from assay.runs.opening import home_of
+from assay.runs.settings import AdvanceSettings
 from assay.runs.settings.loop import LoopSettings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
@@ -32,6 +33,8 @@ from assay.support.settings import settings_of
 from assay.traces import Store
 
 __all__ = ["LoopRunReport", "run_loop"]
+
+_JUDGE = tuple(settings_of(AdvanceSettings))  # of the scoring settings: the model of the rubric's judges
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -142,7 +145,7 @@ class _Run:
                 self.notifier.notify("failed", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("failed", f"{at.step}: {reason}", at)
             if status == WAITING:
-                if not waited:  # a schedule comes back every few minutes
+                if not waited:  # a schedule calls this every few minutes
                     self.notifier.notify("waiting", agent=self.agent, cycle=at.cycle, step=at.step, reason=reason)
                 return self._report("wait", reason, at)
             if status == ENDED or at.step == "deploy":
@@ -166,19 +169,18 @@ class _Run:
     def _advance(self, active: Deployment, *, dry_run: bool = False) -> LoopRunReport:
         if active.state.status != RUNNING:
             return self._report("wait", f"deployment {active.id} is paused: resume, promote or roll it back")
-        rubric: str | None = self.settings.rubric
-        if self.settings.scoring and not dry_run:  # by another model than the rubric names
+        if self.settings.scoring and not dry_run:  # its threads and time limit
             self._score()
-            rubric = None
+        judge = {name: value for name, value in (self.settings.scoring or {}).items() if name in _JUDGE}
         report = advance_deployment(
-            active.id, rubric=rubric, dry_run=dry_run, hooks=self.settings.events, store=self.store,
-            progress=self.progress,
+            active.id, rubric=self.settings.rubric, dry_run=dry_run, hooks=self.settings.events, store=self.store,
+            progress=self.progress, **judge,
         )  # fmt: skip
         decision = report.decision
         return self._report("advance", f"{decision.action} ({decision.rule}): {decision.reason}", dry_run=dry_run)
 
     def _hindrance(self, at: Position) -> str | None:
-        """Why the cycle cannot go on now; None if it can."""
+        """Why the cycle cannot continue now; None if it can."""
         steps, settings = self.loops.steps(self.agent), self.settings
         with self.opened.engine.connect() as connection:
             now = time_of(connection)

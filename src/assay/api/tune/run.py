@@ -103,7 +103,7 @@ def tune(
         raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
     progress = default_progress(progress)
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
-    _check_folders(out, apply)
+    _check_folders(out, apply, config.also)
     single = config.of_one_worker()
     with open_job(
         single, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=config.need
@@ -113,8 +113,8 @@ def tune(
         if job.session.recorder.resumed and (stored := finished.report(progress, out=out)) is not None:
             job.end_as_before(stored)
             return _as_stored(config, job, stored)
-        if apply is not None:
-            program_at(job, Point(str(apply), {}), config)  # refuses it now, not after the search
+        for artifact in (*config.also, *([] if apply is None else [apply])):
+            program_at(job, Point(str(artifact), {}), config)  # refuses it now, not after the preflight or the search
         warnings = _prepared(job, config, progress)
         report = _tuned(job, config, progress, store, resume)
         report.notes += warnings
@@ -128,12 +128,14 @@ def tune(
     return report
 
 
-def _check_folders(out: str | Path | None, apply: str | Path | None) -> None:
+def _check_folders(out: str | Path | None, apply: str | Path | None, also: Sequence[str]) -> None:
     if out is not None:
         check_place(Path(out).resolve())
-    if apply is not None and not is_artifact(apply):
-        reason = "it has no manifest.json" if Path(apply).is_dir() else "there is no such folder"
-        raise ConfigError(f"apply={str(apply)!r} is not an artifact to write parameters into: {reason}")
+    named = [("apply", apply, "write parameters into"), *(("also", name, "try as well") for name in also)]
+    for argument, folder, purpose in named:
+        if folder is not None and not is_artifact(folder):
+            reason = "it has no manifest.json" if Path(folder).is_dir() else "there is no such folder"
+            raise ConfigError(f"{argument}={str(folder)!r} is not an artifact to {purpose}: {reason}")
 
 
 def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:

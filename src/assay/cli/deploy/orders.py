@@ -5,9 +5,11 @@ from typing import Any
 
 import click
 
+from assay.cli.flags import command_settings, drop_unused_judge, settings_flags
 from assay.cli.options import dry_run_option, json_option, reason_option, rubric_option, store_option, trust_option
 from assay.cli.shared import Console, open_store, print_json, show_judges
 from assay.cli.wording import in_flags
+from assay.runs.settings import AdvanceSettings
 
 __all__ = ["advance_command", "history_command", "order_commands", "status_command"]
 
@@ -27,16 +29,21 @@ def status_command(deployment: str, store: str | None, as_json: bool) -> None:
 @click.command("advance")
 @click.argument("deployment")
 @rubric_option("Rubric that scores rollouts without a score, and those that a shadow step replays.")
+@settings_flags(AdvanceSettings)
 @dry_run_option("Print the decision; write nothing.")
 @store_option()
 @trust_option()
 @json_option()
-def advance_command(deployment: str, rubric: str | None, dry_run: bool, store: str | None, as_json: bool) -> None:
+def advance_command(
+    deployment: str, rubric: str | None, dry_run: bool, store: str | None, as_json: bool, **values: Any
+) -> None:
     """Evaluate DEPLOYMENT and take its next step if one is due. It may be called at any time."""
     from assay.api.deploy.status import advance_deployment
 
+    settings = command_settings(values, AdvanceSettings, project=rubric is not None)
+    drop_unused_judge(settings)
     open_store(store).close()
-    report = advance_deployment(deployment, rubric=rubric, dry_run=dry_run, store=store, progress=Console())
+    report = advance_deployment(deployment, rubric=rubric, dry_run=dry_run, store=store, progress=Console(), **settings)
     _show(report.to_dict(), as_json)
 
 
@@ -52,6 +59,12 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
         unscored = f", {values['unscored']} unscored" if values["unscored"] else ""
         score = "–" if values["score"] is None else f"{values['score']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
         click.echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
+    for reading in data["readings"]:
+        champion, candidate, gain, low, high = (
+            "–" if (value := reading[name]) is None else f"{value:{sign}.3f}"
+            for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
+        )
+        click.echo(f"  {reading['metric']}: {champion} and {candidate}, difference {gain} [{low}, {high}]")
     show_judges(data["judges"])
     waits = data["decision"] == "continue" and data["status"] != "running"
     decision = f"last decision ({data['rule']})" if waits else f"decision: {data['decision']} ({data['rule']})"

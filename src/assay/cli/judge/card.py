@@ -18,11 +18,11 @@ def card_command(judge: str, report: str | None, as_json: bool) -> None:
     import json
     from pathlib import Path
 
-    from assay.errors import ArtifactError
+    from assay.errors import NoArtifact
 
     path = Path(judge) / "card.json"
     if not path.is_file():
-        raise ArtifactError(
+        raise NoArtifact(
             f"{judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
             f"before the sealed test"
         )

@@ -125,10 +125,12 @@ def install_command(
 ) -> None:
     """Write a systemd service with its timer, or a cron line, that calls assay loop run AGENT. Installs nothing."""
     from assay.api.loop.install import schedule_files
+    from assay.support.places import check_writable
 
+    if out is not None:
+        check_writable(Path(out) / "FILE", "out")
     files = schedule_files(agent, file=file, store=store, **command_settings(values, LoopInstallSettings))
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (Path(out) / name).write_text(text, encoding="utf-8")
     if as_json:

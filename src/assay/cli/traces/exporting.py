@@ -7,6 +7,7 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
+from assay.cli.value_types import Choice
 from assay.cli.wording import counted
 from assay.runs.settings import TracesExportSettings
 
@@ -14,7 +15,7 @@ __all__ = ["export_command"]
 
 
 @click.command("export")
-@click.argument("kind", type=click.Choice(["otlp"]))
+@click.argument("kind", type=Choice(["otlp"]))
 @click.argument("file", required=False)
 @settings_flags(TracesExportSettings)
 @store_option()

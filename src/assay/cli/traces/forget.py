@@ -41,6 +41,8 @@ def forget_command(subject: str, store: str | None, as_json: bool, **values: Any
             f"{counted(report['unowned_answers_removed'], 'cached answers')} of an older version removed: "
             "the version did not record whose they are"
         )
+    for rollout in report["quoting_facts"]:
+        click.echo(f"quotes a remembered fact about them, and is kept: rollout {rollout}")
     for path in report["made_from_them"]:
         click.echo(f"made from them before: {path}")
     for row in report["versions"]:

@@ -7,13 +7,14 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import print_json
+from assay.cli.value_types import Choice
 from assay.runs.settings import TracesImportSettings
 
 __all__ = ["import_command"]
 
 
 @click.command("import")
-@click.argument("kind", type=click.Choice(["otlp", "langfuse", "mlflow"]))
+@click.argument("kind", type=Choice(["otlp", "langfuse", "mlflow"]))
 @click.argument("file")
 @settings_flags(TracesImportSettings)
 @store_option()

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.flags import command_settings, is_set, settings_flags
+from assay.cli.flags import command_settings, drop_unused_judge, settings_flags
 from assay.cli.options import json_option, min_coverage_option, store_option, trust_option
 from assay.cli.shared import Console, open_store, print_json, require_coverage
 from assay.cli.wording import counted
@@ -27,10 +27,7 @@ def score_command(store: str | None, as_json: bool, **values: Any) -> None:
     from assay.api.traces import score_rollouts
 
     settings = command_settings(values, TracesScoreSettings)
-    if "judge_model" not in settings:  # [judge] of a project file may leave out the model, but not a flag of this call
-        for name in ("judge_api_base", "judge_api_key_env", "judge_thinking"):
-            if not is_set(name):
-                settings.pop(name, None)
+    drop_unused_judge(settings)
     open_store(store).close()  # refuses a store that does not exist, which `score_rollouts` would create
     report = score_rollouts(settings.pop("rubric"), store=store, progress=Console(), **settings)
     if as_json:

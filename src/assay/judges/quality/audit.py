@@ -12,6 +12,7 @@ from assay.judges.quality.agreement import Answers
 from assay.judges.quality.attacks import FAKE_TURNS, STYLE, Attack, cut_short
 from assay.judges.quality.bases import BASES, Base
 from assay.rubrics import JudgeSpec
+from assay.support.settings import one_of
 
 __all__ = [
     "PROFILES",
@@ -108,7 +109,7 @@ def audit_cases(
         ConfigError: the shipped cases do not fit a nominal scale.
     """
     if profile not in PROFILES:
-        raise DataError(f"profile={profile!r} must be one of {', '.join(PROFILES)}")
+        raise DataError(f"profile={profile!r} {one_of(profile, PROFILES)}")
     if judge.spec.kind == "nominal" and bases is BASES:
         raise ConfigError(
             "the shipped cases are correct and incorrect answers, and this judge's scale is nominal; "

@@ -80,7 +80,7 @@ def list_adapters() -> list[Adapter]:
     for folder in sorted(adapter_home().glob("*/adapter.json")):
         try:
             adapters.append(_read(folder.parent.name))
-        except (ConfigError, ModelError):
+        except (ConfigError, ModelError):  # the other adapters stay usable; `find_adapter` says what is wrong
             continue
     return adapters
 
@@ -168,7 +168,7 @@ def keep_adapter(
         }
         (ready / "adapter.json").write_text(json.dumps(manifest, indent=1, default=str) + "\n", encoding="utf-8")
         try:
-            os.rename(ready, target)
+            os.rename(ready, target)  # fails if another process has made the folder in the meantime: none is replaced
         except OSError as error:
             raise ConfigError(
                 f"an adapter {name!r} was stored by another process meanwhile; this one is lost. Choose another name"

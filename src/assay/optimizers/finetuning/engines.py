@@ -131,7 +131,7 @@ class TrainerPolicy(PolicyEngine):
 
     All rollouts run at once. When every running rollout waits for an answer, their requests become one batch; those of
     agents in other processes, of which not all may run at once, also when no other request comes for a moment. Every
-    process takes part in every batch, with no requests once its rollouts have ended.
+    process joins every batch, with no requests once its rollouts have ended.
     """
 
     def __init__(self, name: str, *, max_completion: int = 128) -> None:

@@ -148,7 +148,7 @@ def _row(transition: Transition, tokenizer: Any, max_length: int, behaviour: boo
     if transition.cached:
         return "calls answered from a cache"
     if not transition.token_ids or transition.completion_tokens not in (None, len(transition.token_ids)):
-        return "calls whose engine does not tell all token ids"
+        return "calls whose engine does not report all token ids"
     prompt = _prompt_ids(transition.request, tokenizer)
     if transition.prompt_tokens is not None and len(prompt) != transition.prompt_tokens:
         return "calls whose prompt the engine tokenised in another way"

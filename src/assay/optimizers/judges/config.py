@@ -7,6 +7,7 @@ from assay.judges.quality.agreement import (
     MEASURES,
 )
 from assay.optimizers.prompts.teleprompters import OPTIMIZERS, check_optimizer
+from assay.support.settings import one_of
 
 __all__ = ["JudgeConfig"]
 
@@ -30,7 +31,7 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         if self.objective is not None and self.objective not in MEASURES:
-            raise ConfigError(f"objective={self.objective!r} must be one of {', '.join(MEASURES)}")
+            raise ConfigError(f"objective={self.objective!r} {one_of(self.objective, MEASURES)}")
         if not 1 <= self.demos <= 16:
             raise ConfigError(f"demos={self.demos!r} of each label must be between 1 and 16")
         if self.optimizer in _NO_JUDGES:

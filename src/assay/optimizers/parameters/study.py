@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.evaluation.metrics import Budget
 from assay.optimizers.parameters.space import Space
+from assay.support.settings import one_of
 from assay.traces.store import url_without_password
 from assay.traces.store.connection import sqlite_pragmas
 
@@ -62,7 +63,7 @@ class SearchConfig:
     def __post_init__(self) -> None:
         for name, value, allowed in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
             if value not in allowed:
-                raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+                raise ConfigError(f"{name}={value!r} {one_of(value, allowed)}")
         if self.trials < 1 or self.block < 1:
             raise ConfigError(f"trials={self.trials!r} and block={self.block!r} must be at least 1")
         if not 0 < self.prune_at <= 0.5:

@@ -180,7 +180,7 @@ class PromptSearch:
         return [candidate.summary(self.candidates[0]) for candidate in self.candidates]
 
     def _save(self) -> None:
-        """Writes the state for pages that show the search, also while it is going on."""
+        """Writes the state for pages that show the search, also while it is in progress."""
         state = {"candidates": self.summaries(), "explored": self.explored, "notes": self.notes}
         scratch = self.folder / "search.json.new"
         scratch.write_text(json.dumps(state, indent=1, default=str))

@@ -17,6 +17,7 @@ from assay.optimizers.prompts.named import check_settings, refusal, short_name
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
+from assay.support.settings import one_of
 
 __all__ = [
     "OPTIMIZERS",
@@ -341,9 +342,7 @@ def writes_instructions(name: str) -> bool:
 def _class(path: str) -> Any:
     module, colon, attribute = path.rpartition(":")
     if not colon:
-        raise ConfigError(
-            f"no optimizer is called {path!r}; there are auto, {', '.join(OPTIMIZERS)}, or package.module:Class"
-        )
+        raise ConfigError(f"optimizer={path!r} {one_of(path, ('auto', *OPTIMIZERS), other='package.module:Class')}")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -32,7 +32,7 @@ _UNREAD = "the action could not be read"
 
 
 class EnvironmentAgent(Agent):
-    """Reads the observation, writes an action, and goes on until the episode ends or after `max_steps` actions.
+    """Reads the observation, writes an action, and repeats this until the episode ends or after `max_steps` actions.
 
     The prediction has `outcome` (the last observation), `reward` (the sum), `done` (False: it was stopped), and
     `steps`: for each action `action`, `observation`, `reward`, `done`, `error` (why it was refused, otherwise None),

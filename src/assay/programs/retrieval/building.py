@@ -24,7 +24,7 @@ __all__ = ["IndexCounts", "remove_folder", "update_index"]
 
 _BATCH_PASSAGES, _BATCH_FILES, _BATCH_S = 2000, 500, 5.0  # of one transaction
 _REMOVED = 2000  # passages that one transaction removes
-_FRESH_S = 2.0  # a file that changed so short before it was read may have changed again within its time stamp
+_FRESH_S = 2.0  # a file that was modified less than this before it was read may change again with the same time stamp
 _ATTEMPTS = 3  # at a file that changes while it is read
 _NAMES = 5  # of each kind in a report
 
@@ -214,7 +214,7 @@ class _Update:
             self.flush()
 
     def _split(self, document: _Document, opened: open_text) -> int:
-        """Puts a document and its passages in the queue. Of one that cannot be read to its end, nothing stays there."""
+        """Queues a document and its passages. If it cannot be read to its end, nothing of it is queued."""
         passages = 0
         self._documents.append(document)
         try:

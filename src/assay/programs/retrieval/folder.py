@@ -27,7 +27,7 @@ class FileChanged(Exception):
 
 
 class FileIsBinary(Exception):
-    """A file that begins as text goes on as something else, such as an archive after the script that unpacks it."""
+    """A file begins as text and continues as something else, such as an archive after the script that unpacks it."""
 
 
 @dataclass(frozen=True)

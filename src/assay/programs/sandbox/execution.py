@@ -13,6 +13,7 @@ from typing import Any
 from assay.errors import ConfigError, SandboxError
 from assay.programs.sandbox.isolation import ISOLATIONS, Limits
 from assay.programs.sandbox.process import SandboxedProcess
+from assay.support.settings import one_of
 
 __all__ = ["SandboxResult", "available", "choose_isolation", "probe", "run"]
 
@@ -155,7 +156,7 @@ def choose_isolation(isolation: str) -> str:
 def _named(isolation: Any) -> tuple[str, ...]:
     """The isolations that a name stands for, strongest first."""
     if isolation not in ("auto", *ISOLATIONS):
-        raise ConfigError(f"isolation={isolation!r} must be one of auto, {', '.join(ISOLATIONS)}")
+        raise ConfigError(f"isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
     return _ISOLATED if isolation == "auto" else (isolation,)
 
 

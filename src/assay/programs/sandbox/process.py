@@ -27,7 +27,7 @@ __all__ = ["SandboxedProcess"]
 
 _EVERY_S = 0.05  # between two measurements of memory, disk and processes
 _LONGEST_LINE = 8_000_000  # bytes of one message on the channel
-_MOST_LINES = 100  # that wait to be received; an honest process sends the next one after an answer
+_MOST_LINES = 100  # that wait to be received; a process that follows the protocol sends the next one after an answer
 _MOST_LEFT = 1000  # reads of 64 KB after the end, of a child that escaped with isolation 'none' and still writes
 
 

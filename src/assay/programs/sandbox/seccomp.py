@@ -81,12 +81,12 @@ def filter_program(*, same_user: bool = False, deny_signals: bool = False) -> by
         (_ANY_BIT, 0, 1, _CLONE_NEW),
         (_RETURN, 0, 0, _ERRNO | _EPERM),
         (_RETURN, 0, 0, _ALLOW),
-        (_EQUAL, 0, 4, _PRLIMIT[column]),  # of the process itself alone
+        (_EQUAL, 0, 4, _PRLIMIT[column]),  # only of the process itself
         (_LOAD, 0, 0, _ARGUMENTS),
         (_EQUAL, 1, 0, 0),
         (_RETURN, 0, 0, _ERRNO | _EPERM),
         (_RETURN, 0, 0, _ALLOW),
-        (_EQUAL, 0, 5, _SOCKETPAIR[column]),  # connected streams alone: a datagram socket could name another address
+        (_EQUAL, 0, 5, _SOCKETPAIR[column]),  # only connected streams: a datagram socket could name another address
         (_LOAD, 0, 0, _ARGUMENTS + 8),
         (_AND, 0, 0, 0xF),
         (_EQUAL, 0, 1, 1),

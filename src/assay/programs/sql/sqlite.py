@@ -1,5 +1,6 @@
 """SQLite files, opened for reading. The cost of a query is the number of instructions of SQLite's machine."""
 
+import contextlib
 import functools
 import re
 import sqlite3
@@ -65,6 +66,10 @@ class SQLite:
             return int(ticks[0] > most or time.monotonic() > until)  # one instruction may take tenths of a second
 
         with closing(sqlite3.connect(self._uri, uri=True, timeout=limits.seconds)) as opened:
+            try:
+                _connect_virtual_tables(opened)
+            except sqlite3.Error as error:
+                raise unusable(error) from error
             opened.set_authorizer(_allowed)
             for limit, value in (
                 (sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_VALUE),
@@ -139,8 +144,21 @@ def _is_unusable(error: sqlite3.Error) -> bool:
 
 
 def _allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    if action == sqlite3.SQLITE_PRAGMA:  # FTS5 asks for it before it reads its index
+        return sqlite3.SQLITE_OK if first == "data_version" and second is None else sqlite3.SQLITE_DENY
     unsafe = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _UNSAFE
     return sqlite3.SQLITE_OK if action in _READING and not unsafe else sqlite3.SQLITE_DENY
+
+
+def _connect_virtual_tables(opened: sqlite3.Connection) -> None:
+    """Makes the virtual tables of the file known to a connection, such as those of a full-text index.
+
+    A module declares the columns of its table by a CREATE TABLE statement, which the authorizer would refuse.
+    """
+    names = opened.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL TABLE%'").fetchall()
+    for (name,) in names:
+        with contextlib.suppress(sqlite3.OperationalError):  # its module is not in this SQLite
+            opened.execute("SELECT count(*) FROM pragma_table_info(?)", (name,)).fetchone()
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,8 +168,20 @@ def _tables(uri: str, changed: int) -> tuple[Table, ...]:
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
             "ORDER BY name"
         ).fetchall()
-        tables = (_table(opened, name) for (name,) in names)
+        internal = _shadow_tables(opened)
+        tables = (_table(opened, name) for (name,) in names if name not in internal)
         return tuple(table for table in tables if table is not None)
+
+
+def _shadow_tables(opened: sqlite3.Connection) -> set[str]:
+    """The tables in which virtual tables, such as full-text indexes, keep their data. No question is about them."""
+    try:
+        rows = opened.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'shadow'")
+    except sqlite3.OperationalError as error:
+        if _is_unusable(error):
+            raise
+        return set()  # SQLite before 3.37 has no such list
+    return {name for (name,) in rows}
 
 
 def _table(opened: sqlite3.Connection, name: str) -> Table | None:

@@ -92,7 +92,7 @@ def _result(edit: Difference, fix: Difference | None) -> MinimalDiff:
     if not edit.changed and (fix is None or needed):
         grade, reason = 0.0, "The edit changes nothing."
     else:
-        least = max(1, needed)
+        least = max(1, needed)  # without a reference, one changed statement is the smallest edit
         beyond = max(0, edit.changed - least) if fix is None else excess
         grade, reason = least / (least + beyond), _reason(edit, needed, excess, unnecessary)
     return MinimalDiff(
@@ -123,7 +123,7 @@ def _readable(text: str, name: str) -> Source:
 
 
 def _without(edits: Sequence[Edit], needed: Sequence[Edit]) -> tuple[Edit, ...]:
-    """The edits that the fix does not have. A statement of the fix is recognised whatever it took the place of.
+    """The edits that the fix does not have. A statement of the fix is recognised whichever statement it replaces.
 
     Where a statement was inserted beside the fix, the alignment may pair the old statement with either of them.
     """

@@ -12,6 +12,7 @@ from assay.runs.settings.commands import (
     RunSettings,
 )
 from assay.runs.settings.deploy import (
+    AdvanceSettings,
     RegisterSettings,
     RouteSettings,
     SimulateSettings,
@@ -34,6 +35,7 @@ from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSet
 from assay.runs.settings.traces import (
     OfRunSettings,
     RunsListSettings,
+    StoredJudgeSettings,
     TracesCloseSettings,
     TracesExportSettings,
     TracesForgetSettings,
@@ -48,6 +50,7 @@ from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
+    "AdvanceSettings",
     "AgentRunSettings",
     "CollectSettings",
     "CommonSettings",
@@ -74,6 +77,7 @@ __all__ = [
     "ServeSettings",
     "SimulateSettings",
     "StartSettings",
+    "StoredJudgeSettings",
     "SuiteSettings",
     "TracesCloseSettings",
     "TracesExportSettings",

@@ -8,9 +8,10 @@ from assay.deployment.suites import Suite, SuiteThresholds
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 from assay.runs.settings.fields import repeated, selected
+from assay.runs.settings.traces import StoredJudgeSettings
 from assay.support.settings import Settings, setting, settings_of
 
-__all__ = ["RegisterSettings", "RouteSettings", "SimulateSettings", "StartSettings", "SuiteSettings"]
+__all__ = ["AdvanceSettings", "RegisterSettings", "RouteSettings", "SimulateSettings", "StartSettings", "SuiteSettings"]
 
 _THRESHOLDS = tuple(settings_of(SuiteThresholds))
 
@@ -70,6 +71,11 @@ class StartSettings(Settings):
             return None
         thresholds = {name: getattr(self, f"suite_{name}") for name in _THRESHOLDS}
         return Suite(data=self.suite_data, rubric=self.suite_rubric, **thresholds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvanceSettings(StoredJudgeSettings):
+    """Settings of `advance_deployment`: the model of the judges that score rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True)

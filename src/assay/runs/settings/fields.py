@@ -1,4 +1,4 @@
-"""Fields that several settings classes have, each with the words of its class."""
+"""Fields that several settings classes share, each with the help text of its class."""
 
 import dataclasses
 from typing import Any, Unpack

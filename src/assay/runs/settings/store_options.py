@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 __all__ = [
+    "AdvanceOptions",
     "ExportOptions",
     "IndexOptions",
     "PoolOptions",
@@ -170,6 +171,16 @@ class TracesExportOptions(TypedDict, total=False):
     tenants: Sequence[str]
     content: bool
     endpoint: str | None
+
+
+class AdvanceOptions(TypedDict, total=False):
+    """The keywords of `assay.api.deploy.status.advance_deployment` that name a model of judges."""
+
+    trust: bool
+    judge_model: str | None
+    judge_api_base: str | None
+    judge_api_key_env: str | None
+    judge_thinking: int | str | None
 
 
 class TracesScoreOptions(TypedDict, total=False):

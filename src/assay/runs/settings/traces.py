@@ -118,21 +118,36 @@ class TracesForgetSettings(Settings):
     versions: str = setting(
         "name",
         "Versions of agents that hold the person's data: name lists them; retire takes them out of all aliases but "
-        "champion and out of deployments, for good.",
+        "champion and out of deployments, permanently.",
         choices=("name", "retire"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class TracesScoreSettings(JudgeModelSettings):
+class StoredJudgeSettings(JudgeModelSettings):
+    """Settings of the model of a rubric's judges where no program runs, whose model could judge."""
+
+    judge_model: str | None = setting(
+        None, "Model of the rubric's judges; by default the one that a judge's file names."
+    )
+    judge_api_base: str | None = api_base("the judges' model")
+    judge_thinking: int | str | None = thinking_of("the rubric's judges")
+
+    def __post_init__(self) -> None:
+        check_address(self.judge_api_base, "judge_api_base")
+        super().__post_init__()
+        unused = self.changed("judge_api_base", "judge_api_key_env", "judge_thinking")
+        if unused and self.judge_model is None:
+            raise ConfigError(f"{unused[0]}={getattr(self, unused[0])!r} would have no effect without judge_model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracesScoreSettings(StoredJudgeSettings):
     """Settings of `score_rollouts`."""
 
     rubric: str = rubric_of()
     runs: Sequence[str] = setting((), "Only rollouts of this run; repeatable.", flag="--run", many=True, project=False)
     again: bool = setting(False, "Also score rollouts that have a score, and replace it.", project=False)
-    judge_model: str | None = setting(None, "Model of the rubric's judges.")
-    judge_api_base: str | None = api_base("the judges' model")
-    judge_thinking: int | str | None = thinking_of("the rubric's judges")
     threads: int | None = setting(
         None, "Number of rollouts scored at the same time; by default chosen for the judges' model.", ge=1
     )
@@ -146,10 +161,3 @@ class TracesScoreSettings(JudgeModelSettings):
         "Stop if a judge leaves each of the first three rollouts with an answer unscored.",
         "Continue if a judge leaves the first three rollouts with an answer unscored.",
     )
-
-    def __post_init__(self) -> None:
-        check_address(self.judge_api_base, "judge_api_base")
-        super().__post_init__()
-        unused = self.changed("judge_api_base", "judge_api_key_env", "judge_thinking")
-        if unused and self.judge_model is None:
-            raise ConfigError(f"{unused[0]}={getattr(self, unused[0])!r} would have no effect without judge_model")

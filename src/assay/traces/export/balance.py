@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from assay.errors import ConfigError
+from assay.support.settings import one_of
 
 __all__ = ["BY", "METHODS", "Balance", "Sampler", "targets"]
 
@@ -40,7 +41,7 @@ class Balance:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ConfigError(f"balance={self.method!r} must be one of {', '.join(METHODS)}")
+            raise ConfigError(f"balance={self.method!r} {one_of(self.method, METHODS)}")
         if not self.by or (unknown := sorted(set(self.by) - set(BY))):
             raise ConfigError(f"by={list(self.by) if not self.by else unknown} must be one or more of {', '.join(BY)}")
         if self.most_copies < 1:

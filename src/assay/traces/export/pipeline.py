@@ -104,8 +104,11 @@ def export_traces(
     folder = Path(out).absolute()
     _check_arguments(folder, config, rubric)
     run = _pass(store, config)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with out=…") from None
     try:
         with bar(run.total) if bar else contextlib.nullcontext(lambda _: None) as advance:
             written = run.write(scratch, advance)

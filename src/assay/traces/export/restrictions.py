@@ -4,6 +4,7 @@ Sealed tasks, tasks of erased people, of other tenants or without consent are re
 consent are checked by the selection.
 """
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -26,9 +27,12 @@ RESTRICTED_DEMO = "calls whose prompt shows a task of another tenant, without co
 class Restrictions:
     """Tasks that prompts of an export may not contain. A task is permitted if a permitted rollout has the same
     inputs.
+
+    Args:
+        texts: Whether to read the texts of all rollouts, for calls without a record of the tasks in their prompt.
     """
 
-    def __init__(self, store: Store, selection: Selection, splits: SplitFinder) -> None:
+    def __init__(self, store: Store, selection: Selection, splits: SplitFinder, *, texts: bool = True) -> None:
         self.selection, self.splits = selection, splits
         self._forgotten = store.forgotten()
         self.texts = TaskTexts()  # texts of restricted tasks, for calls without a record of the tasks in their prompt
@@ -43,7 +47,8 @@ class Restrictions:
                     self._subjects[task] = subject
                 if self._restricted(tenant, consent, subject, has_terms=bool(tenant or consent or subject)):
                     self.tasks.add(task)
-            self._read_rollouts(connection)
+            if texts:
+                self._read_rollouts(connection)
 
     def _restricted(
         self, tenant: str | None, consent: str | None, subject: str | None, *, has_terms: bool = True
@@ -90,10 +95,19 @@ class Restrictions:
             own_inputs: Inputs of the call's own task.
         """
         tasks = orjson.loads(turn.shown_tasks_json) if turn.shown_tasks_json not in ("", "[]", None) else []
+        return self.refuses_prompt(tasks, lambda: message_texts(turn.messages), own_inputs)
+
+    def refuses_prompt(
+        self, tasks: Iterable[str], texts: Callable[[], Sequence[str]], own_inputs: Mapping[str, Any]
+    ) -> bool:
+        """As `refuses`, of a prompt.
+
+        Args:
+            tasks: Content hashes of the tasks that are recorded for it.
+            texts: Gives its messages; called only if they are compared.
+        """
         if any(task[:HASH] in self.tasks or self.splits.of_hash(task) in SEALED for task in tasks):
             return True
         if not len(self.texts):
             return False
-        return bool(
-            self.texts.tasks_in(message_texts(turn.messages), own_task=content_hash(own_inputs), inputs=own_inputs)
-        )
+        return bool(self.texts.tasks_in(texts(), own_task=content_hash(own_inputs), inputs=own_inputs))

@@ -268,9 +268,13 @@ def snapshot(store: Store) -> Iterator[sa.Connection]:
         yield connection
 
 
-def sealed_tasks(store: Store, splits: SplitFinder | None = None) -> tuple[set[str], "Overlap"]:
+def sealed_tasks(
+    store: Store, splits: SplitFinder | None = None, *, by_salt: bool = True
+) -> tuple[set[str], "Overlap"]:
     """Known gate and test tasks.
 
+    Args:
+        by_salt: Whether a task counts that only the store's salt assigns to a sealed split.
     Returns:
         Keys of their inputs (`task_key`), and an `Overlap` with the n-grams of those whose rollouts are stored.
     """
@@ -284,7 +288,8 @@ def sealed_tasks(store: Store, splits: SplitFinder | None = None) -> tuple[set[s
                 continue
             last = (text, recorded)
             inputs = loaded(text)
-            if inputs and splits.of_inputs(inputs, recorded) in SEALED:
+            known = recorded.strip().lower() in SEALED
+            if inputs and (known or (by_salt and splits.of_inputs(inputs, recorded) in SEALED)):
                 hashes.add(task_key(inputs))
                 overlap.seal(inputs)
     return hashes, overlap

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_WEIGHTS
+from assay.support.settings import one_of
 from assay.traces.credit import RETURNS, returns
 from assay.traces.export.balance import Balance
 from assay.traces.export.gates import Gates
@@ -89,7 +90,7 @@ class ExportConfig:
         )
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
+                raise ConfigError(f"{name}={getattr(self, name)!r} {one_of(getattr(self, name), allowed)}")
         if not 0 <= self.min_quality <= 1:
             raise ConfigError(f"min_quality={self.min_quality!r} must be between 0 and 1")
         if not self.margin >= 0:

@@ -7,6 +7,7 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.datasets.tasks import consent_text
 from assay.errors import ConfigError, FailureKind, UnknownRollout
+from assay.support.settings import one_of
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -104,7 +105,7 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError(f"{name}={value!r} must be an object")
             checked[key] = dict(value)
         elif key == "split" and value not in ("", *SPLITS):
-            raise ConfigError(f"split={value!r} must be one of {', '.join(SPLITS)}, or none")
+            raise ConfigError(f"split={value!r} {one_of(value, SPLITS, other='none')}")
         elif not isinstance(value, str) or len(value) > _SHORT.get(key, _TEXT_CHARS):
             raise ConfigError(f"{name} must be a text of at most {_SHORT.get(key, _TEXT_CHARS)} characters")
         else:
@@ -119,7 +120,7 @@ def failure_kind(value: Any) -> FailureKind | None:
     try:
         return FailureKind(value)
     except ValueError:
-        raise ConfigError(f"failure={value!r} must be one of {', '.join(FailureKind)}") from None
+        raise ConfigError(f"failure={value!r} {one_of(value, FailureKind)}") from None
 
 
 def text_or_none(value: Any) -> str | None:

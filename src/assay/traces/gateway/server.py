@@ -282,7 +282,7 @@ class Gateway:
         """The upstream that answers a call.
 
         The call's rollout is named by token, header, path or key. The conversation is searched here only if rollouts
-        have different upstreams; otherwise this waits until the call is on its way.
+        have different upstreams; otherwise this waits until the call was sent.
         """
         name = self.access.rollout_named(request, caller)
         if name is not None:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from assay.datasets.tasks import content_hash
 from assay.errors import DataError
 from assay.support.reprs import ReportRepr
+from assay.support.settings import one_of
 from assay.traces.importers import genai, langfuse, mlflow, otlp
 from assay.traces.importers.fields import as_inputs
 from assay.traces.importers.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
@@ -178,7 +179,7 @@ def import_traces(store: Store, kind: str, path: str | Path, *, score: str | Non
         StoreError: The store refused rows.
     """
     if kind not in KINDS:
-        raise DataError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
+        raise DataError(f"kind={kind!r} {one_of(kind, KINDS)}")
     report = ImportReport(run_id=run_of(Path(path)), kind=kind)
     config, started_at = {"kind": kind, "path": str(path), "score": score}, time.time()
     store.flush()

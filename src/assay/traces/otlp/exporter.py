@@ -4,6 +4,7 @@ Whatever the endpoint does, nothing that calls `ended` waits or fails: what cann
 """
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -13,31 +14,20 @@ from typing import Any
 
 from assay.errors import UnknownRollout
 from assay.support.scrubbing import error_text
-from assay.traces.export.selection import consents
+from assay.traces.export.leaving import Leaving
 from assay.traces.otlp.metrics import metrics_request
 from assay.traces.otlp.sending import Endpoint, send
 from assay.traces.otlp.spans import trace_request
-from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
-from assay.traces.store.sealing import SEALED
 
-__all__ = ["Exporter", "may_leave"]
+__all__ = ["Exporter"]
 
 _LOG = logging.getLogger("assay.otlp")
 _WAITING = 10_000  # rollouts that wait at most; the oldest are dropped
 _BATCH = 64  # rollouts of a request
 _SENT = 20_000  # ids that are remembered, so that a rollout whose score comes later is not sent twice
+_READ_AGAIN_S = 60.0  # how old what is known of sealed tasks and erased people may be
 _QUIET_S = 60.0  # between two lines of the log
-
-
-def may_leave(rollout: Rollout, tenants: Sequence[str] = ()) -> bool:
-    """Whether a rollout may be exported: it is of no sealed split, of no other tenant and not without consent."""
-    return (
-        rollout.split.strip().lower() not in SEALED
-        and rollout.source not in (*NOT_AGENTS, "outside")
-        and (rollout.tenant is None or rollout.tenant in tenants)
-        and (rollout.consent is None or consents(rollout.consent))
-    )
 
 
 class Exporter:
@@ -65,6 +55,7 @@ class Exporter:
         self.metrics, self.delay_s, self.metrics_s, self.first_s = metrics, delay_s, metrics_s, first_s
         self.sent = self.failed = 0
         self._since = time.time()
+        self._permits: dict[int, tuple[float, Leaving]] = {}
         self._waiting: deque[tuple[float, int, str]] = deque()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._lock, self._stopping = threading.Lock(), threading.Event()
@@ -132,11 +123,19 @@ class Exporter:
                 rollout = self.stores[at].rollout(name)
             except UnknownRollout:  # erased meanwhile
                 continue
-            if may_leave(rollout, self.tenants):
+            if self._leaving(at).permits(rollout):
                 rollouts.append(rollout)
         if rollouts:
             self._post(trace_request(rollouts, content=self.content))
             self.sent += len(rollouts)
+
+    def _leaving(self, store: int) -> Leaving:
+        """What may leave a store. It is read again now and then: people are erased, and jobs seal tasks."""
+        made, leaving = self._permits.get(store, (-math.inf, None))
+        if leaving is None or time.monotonic() - made > _READ_AGAIN_S:
+            leaving = Leaving(self.stores[store], tenants=self.tenants, content=self.content, thorough=False)
+            self._permits[store] = (time.monotonic(), leaving)
+        return leaving
 
     def _send_metrics(self) -> None:
         if self.metrics is not None and self.endpoint.metrics:

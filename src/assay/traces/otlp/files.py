@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from assay.support.reprs import ReportRepr
-from assay.traces.otlp.exporter import may_leave
+from assay.traces.export.leaving import Leaving
 from assay.traces.otlp.sending import PROTOBUF, Endpoint, encoded, send
 from assay.traces.otlp.spans import trace_request
 from assay.traces.records import Rollout
@@ -25,7 +25,8 @@ class TracesExportReport(ReportRepr):
 
     Attributes:
         path: the file, or the address of the endpoint.
-        withheld: rollouts that were left out: of sealed splits, of other tenants, or without consent.
+        withheld: rollouts that were left out: sealed, of other tenants or erased people, without consent, or with
+            prompts that show such a task.
     """
 
     path: str
@@ -52,7 +53,7 @@ def export_traces(
         ConfigError, NotSent: see `Endpoint.of` and `send`.
     """
     target = Endpoint.of(endpoint) if file is None else None
-    selected = _Selected(store, ids, tenants)
+    selected = _Selected(store, ids, Leaving(store, tenants=tenants, content=content))
     counts = [0, 0]
     stream = None if file is None else open(file, "wb")  # noqa: SIM115
     try:
@@ -73,14 +74,14 @@ def export_traces(
 class _Selected(Iterator[Rollout]):
     """The rollouts that may leave, each read when it is its turn."""
 
-    def __init__(self, store: Store, ids: Iterable[str], tenants: Sequence[str]) -> None:
+    def __init__(self, store: Store, ids: Iterable[str], leaving: Leaving) -> None:
         self.withheld = 0
-        self._store, self._ids, self._tenants = store, iter(ids), tenants
+        self._store, self._ids, self._leaving = store, iter(ids), leaving
 
     def __next__(self) -> Rollout:
         for name in self._ids:
             rollout = self._store.rollout(name)
-            if may_leave(rollout, self._tenants):
+            if self._leaving.permits(rollout):
                 return rollout
             self.withheld += 1
         raise StopIteration

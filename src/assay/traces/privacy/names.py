@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
+from assay.support.settings import one_of
 from assay.traces.privacy import gazetteers as privacy_gazetteers
 from assay.traces.privacy.matches import BLANK, EntityMatch, normal
 
@@ -38,7 +39,7 @@ class KnownValue:
 
     def __post_init__(self) -> None:
         if self.type not in TYPES:
-            raise ConfigError(f"type={self.type!r} must be one of {', '.join(TYPES)}")
+            raise ConfigError(f"type={self.type!r} {one_of(self.type, TYPES)}")
 
 
 _COMMON = frozenset(  # names that are also words: replaced in a full name, not alone
@@ -134,7 +135,7 @@ def name_engine(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None,
         MissingExtra: A required package is not installed.
     """
     if engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
+        raise ConfigError(f"engine={engine!r} {one_of(engine, ENGINES)}")
     if engine == "patterns":
         return None, "patterns"
     listed = privacy_gazetteers.finder() if engine != "presidio" and privacy_gazetteers.available() else None

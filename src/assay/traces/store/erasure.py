@@ -18,6 +18,7 @@ from assay.traces.records import of_tenant, subject_digests
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
+from assay.traces.store.recalled import recalled_facts
 from assay.traces.store.sealing import HASH, SplitFinder, task_key
 from assay.traces.store.upserts import upsert
 
@@ -31,8 +32,10 @@ class Erased:
     """Result of an erasure.
 
     Args:
-        removed: number of rollouts that were deleted.
+        removed: number of rollouts that were deleted: those of the person, and those without a data subject in which a
+            tool recalled facts about them.
         facts: number of remembered facts that were deleted: those of the rollouts, and those about the person.
+        quoting: ids of other rollouts that quote a remembered fact about the person; they are not changed.
         prompts: number of prompts of other rollouts that were blanked, because they showed a task of the person.
         tasks: content hashes of the person's tasks.
         calls: request, weights and adapters of each LM call that showed the person's data; keys of the response cache.
@@ -40,6 +43,7 @@ class Erased:
 
     removed: int = 0
     facts: int = 0
+    quoting: list[str] = field(default_factory=list)
     prompts: int = 0
     tasks: set[str] = field(default_factory=set)
     calls: list[tuple[dict[str, Any], str, list[str]]] = field(default_factory=list)
@@ -79,13 +83,16 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
                 split = splits.of_inputs(inputs) or "train"
                 row = {"task": task, "text": task_key(inputs), "split": split, "tenant": tenant, "consent": None}
                 rows.append({**row, "subject": min(digests)})  # each of them is in `forgotten`
-        ids = sa.select(r.c.id).where(*own)
+        f = schema.facts
+        about = sa.and_(f.c.person.in_(digests), *([f.c.tenant == tenant] if tenant is not None else []))
+        facts = connection.execute(sa.select(f.c.id, f.c.about, f.c.text).where(about)).all()
+        recalled = recalled_facts(connection, facts, without=sa.select(r.c.id).where(*own))
+        erased.quoting, removed = sorted(recalled.others), sa.or_(sa.and_(*own), r.c.id.in_(recalled.own))
+        ids = sa.select(r.c.id).where(removed)
         own_calls = connection.execute(
             sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
         ).all()
         erased.calls += [_call(*row) for row in own_calls]
-        f = schema.facts
-        about = sa.and_(f.c.person.in_(digests), *([f.c.tenant == tenant] if tenant is not None else []))
         deletion = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), about))
         erased.facts = int(connection.execute(deletion).rowcount)
         if erased.facts and connection.dialect.name == "sqlite":
@@ -93,7 +100,7 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
             connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         for table in (t, schema.labels):
             connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
-        deleted = connection.execute(sa.delete(r).where(*own))
+        deleted = connection.execute(sa.delete(r).where(removed))
         erased.removed = int(deleted.rowcount)
         _blank(connection, erased, texts)
         if erased.removed or erased.tasks or erased.facts:

@@ -5,6 +5,7 @@ splits val, gate and test. They differ in phase, split, version or parameters of
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from assay.traces.store import tables as schema
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.reads import StoreReads
 
-__all__ = ["Evaluated", "EvaluatedTask", "evaluations_of"]
+__all__ = ["Evaluated", "EvaluatedTask", "evaluations_of", "mean_scores"]
 
 _PREVIEW = 400  # characters read of a task's inputs
 
@@ -58,6 +59,18 @@ class Evaluated:
     def scores(self) -> dict[str, float]:
         """Mean score by task, of the tasks that are scored."""
         return {key: task.score for key, task in self.tasks.items() if task.score is not None}
+
+
+def mean_scores(store: StoreReads, run_ids: Sequence[str], *, phase: str) -> dict[str, float]:
+    """Mean score of the rollouts of a phase by run; without runs that have none."""
+    table = schema.rollouts
+    query = (
+        sa.select(table.c.run_id, sa.func.avg(table.c.score))
+        .where(table.c.run_id.in_(run_ids), table.c.phase == phase, table.c.score.is_not(None))
+        .group_by(table.c.run_id)
+    )
+    with store.engine.connect() as connection:
+        return {run_id: float(mean) for run_id, mean in connection.execute(query)} if run_ids else {}
 
 
 def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> list[Evaluated]:

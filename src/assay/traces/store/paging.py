@@ -209,7 +209,7 @@ def _by_time(filters: RolloutFilters, cursor: Cursor, *, newer: bool) -> sa.Sele
 def _end_of_window(
     connection: sa.Connection, filters: RolloutFilters, cursor: Cursor, *, newer: bool, window: int
 ) -> Cursor | None:
-    """The last rollout of the window, if the list goes on behind it."""
+    """The last rollout of the window, if the list continues after it."""
     table = schema.rollouts
     ids = _by_time(filters, cursor, newer=newer).with_only_columns(table.c.started_at, table.c.id).limit(window + 1)
     rows = connection.execute(ids).all()

@@ -205,6 +205,14 @@ class SplitFinder:
             self._cache[key] = self._of(inputs)
         return self._cache[key] or recorded
 
+    def knows_as_sealed(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether a job has loaded the task into a sealed split. The salt alone does not make it known."""
+        forms = [dict(inputs), *_sections(inputs)] if inputs else []
+        return self._quoted(inputs) or any(
+            self._known.get(content_hash(form)[:HASH]) in SEALED or task_key(form) in self.sealed_texts
+            for form in forms
+        )
+
     def _of(self, inputs: Mapping[str, Any]) -> str:
         forms = [dict(inputs), *_sections(inputs)] if inputs else []
         splits = [self.of_hash(content_hash(form)) for form in forms]

@@ -1,10 +1,19 @@
-"""Types of flags that are numbers between bounds."""
+"""Types of flag values: numbers between bounds, and choices."""
 
 from typing import Any
 
 import click
 
-__all__ = ["Integer", "Number"]
+from assay.support.settings import one_of
+
+__all__ = ["Choice", "Integer", "Number"]
+
+
+class Choice(click.Choice[str]):
+    """One of some words; an unknown one gets the nearest in the error, as in `assay.toml` and in Python."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return f"{str(value)!r} {one_of(str(value), self.choices)}"
 
 
 class Integer(click.IntRange):

@@ -1,0 +1,56 @@
+"""A file or folder that a command names and that cannot be used is wrong usage: exit code 2, before anything is run."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from assay.cli.main import command_of, exit_code
+from assay.cli.wording import message_of
+from assay.errors import AssayError
+from assay.support.places import check_writable
+
+JOB = ["math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60"]
+ITEM = '{"task_input": "2", "output": "2"}\n'
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    with pytest.raises(AssayError) as caught:
+        CliRunner().invoke(command_of([]), arguments, standalone_mode=False, catch_exceptions=False)
+    return exit_code(caught.value), message_of(caught.value, command_of(list(arguments)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["tune", *JOB, "--also", "nosuch"],
+            "--also nosuch is not an artifact to try as well: there is no such folder",
+        ),
+        (["evaluate", *JOB, "--model", "embedded:nosuch.gguf"], "no such model file: nosuch.gguf"),
+        (["judge", "card", "nosuch"], "nosuch has no card"),
+        (["trust", "add", "nosuch"], "nosuch is no artifact"),
+        (["judge", "score", "Is it 2?", "--data", "items.jsonl", "--out", "file/x"], "--out file/x cannot be written"),
+        (
+            ["judge", "drift", "Is it 2?", "--freeze", "items.jsonl", "--anchors", "file/x"],
+            "--anchors file/x cannot be written",
+        ),
+        (["run", "math_qa", "--file", "items.jsonl", "--out", "file/x"], "--out file/x cannot be written"),
+        (["loop", "install", "a", "--out", "file"], "cannot be written"),
+        (["compile", *JOB, "--out", "file/x"], "cannot write the artifact to"),
+    ],
+)
+def test_a_named_file_that_cannot_be_used_is_wrong_usage(arguments: list[str], message: str, own_folder: Path) -> None:
+    (own_folder / "items.jsonl").write_text(ITEM)
+    (own_folder / "file").write_text("")
+    code, text = refused(*arguments)
+    assert message in text
+    assert code == 2
+
+
+def test_a_file_that_can_be_written_is_left_as_it_is(own_folder: Path) -> None:
+    (own_folder / "there").write_text("text")
+    check_writable(own_folder / "there", "out")
+    check_writable(own_folder / "new" / "file", "out")
+    assert (own_folder / "there").read_text() == "text"
+    assert list((own_folder / "new").iterdir()) == []
