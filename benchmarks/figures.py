@@ -100,7 +100,16 @@ def measure(name: str, group: Group, seed: int, arguments: argparse.Namespace) -
         measured = importlib.import_module(f"claims.{group.module}").measure(setting)
     seconds = time.perf_counter() - start
     command = f"python benchmarks/figures.py run {name} --seed {seed}"
-    append(arguments.results / "seeds.jsonl", record(name, setting, measured, command=command, seconds=seconds))
+    stronger = Path(arguments.stronger).name if group.stronger else None  # its folder is of one machine only
+    line = record(
+        name,
+        setting,
+        measured,
+        model=f"embedded:{stronger}" if stronger else setting.model,
+        command=f"{command} --stronger {stronger}" if stronger else command,
+        seconds=seconds,
+    )
+    append(arguments.results / "seeds.jsonl", line)
     say(f"{name}, seed {seed}: done in {seconds:.0f} s")
 
 

@@ -104,7 +104,7 @@ def test_unscored_values_are_left_out(tmp_path: Path) -> None:
 
     setting = Setting(seed=0, model="m", stronger=None, scratch=tmp_path, downloads=tmp_path)
     measured = Measured(values={"x": {"after": {"a": math.nan, "b": 1.0, "c": 0.0}}}, facts={})
-    append(tmp_path / "seeds.jsonl", line_of("m", setting, measured, command="c", seconds=1.0))
+    append(tmp_path / "seeds.jsonl", line_of("m", setting, measured, model="m", command="c", seconds=1.0))
     assert "NaN" not in (tmp_path / "seeds.jsonl").read_text()
     cells = share("x")(list(read(tmp_path / "seeds.jsonl").values()))
     assert (cells.after, cells.difference[-5:]) == ("50 %", "n = 2")

@@ -56,11 +56,14 @@ class Lines(SilentProgress):
         print(f"    {text}", file=sys.stderr, flush=True)
 
 
-def record(name: str, setting: Setting, measured: Measured, *, command: str, seconds: float) -> dict[str, Any]:
+def record(
+    name: str, setting: Setting, measured: Measured, *, model: str, command: str, seconds: float
+) -> dict[str, Any]:
+    """The line of a measurement. `model` is the one that was measured: the stronger one in rows that need it."""
     return {
         "measurement": name,
         "seed": setting.seed,
-        "model": setting.model,
+        "model": model,
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "seconds": round(seconds, 1),

@@ -13,6 +13,7 @@ import numpy as np
 
 from assay.evaluation import paired_gain
 from assay.evaluation.statistics import mean_difference, mean_interval
+from claims.groups import GROUPS
 
 NOT_RUN = "not run"
 HEAD = """# The claims, with three seeds
@@ -346,7 +347,8 @@ def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str,
     for row in rows:
         own = row.seeds or seeds
         measured = row.records(records, own)
-        command = f"`python benchmarks/figures.py run {row.name}`"
+        stronger = row.measurement in GROUPS and GROUPS[row.measurement].stronger
+        command = f"`python benchmarks/figures.py run {row.name}{' --stronger FILE.gguf' if stronger else ''}`"
         if len(measured) < (row.enough or len(own)):
             why = NOT_RUN if not measured else f"{NOT_RUN} ({len(measured)} of {len(own)} seeds)"
             lines.append(f"| {row.claim} | | | | {row.goal} | {why} | {command} |")

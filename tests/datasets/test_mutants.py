@@ -123,6 +123,13 @@ def test_a_mutation_changes_one_statement_and_keeps_the_rest_of_the_text() -> No
             assert abs(len(mutation.code.split("\n")) - len(part.code.split("\n"))) <= mutation.old.count("\n")
 
 
+def test_parentheses_do_not_show_where_a_mutation_is() -> None:
+    code = "def f(n, low):\n    if n == low:\n        n = 2 * (n + 1)\n    return n[-1] / low\n"
+    texts = {mutation.new for mutation in mutations(code, random.Random(0), 200)}
+    assert {"1", "n - 1", "2 + (n + 1)", "not n == low", "n[-1] * low"} <= texts
+    assert not any(text.startswith("(") for text in texts)
+
+
 def test_all_kinds_of_mutations_are_made() -> None:
     code = "def f(a, b):\n    a += 1\n    g(a, b)\n    if not a and b < 2 or len(a):\n        return a + 'xy'"
     assert {mutation.kind for mutation in mutations(code, random.Random(0), 200)} == set(KINDS)

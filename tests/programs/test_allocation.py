@@ -72,6 +72,20 @@ def test_programs_say_whether_their_model_gives_probabilities(logprobs: bool) ->
     assert len(calls) == (2 if logprobs else 1)
 
 
+@pytest.mark.parametrize("program", [Classify(["happy", "sad"], thinking=64), MathQA(thinking=64)])
+def test_a_server_that_ignores_the_request_for_probabilities_does_not_end_thinking(program: Any) -> None:
+    thoughts: list[bool] = []
+
+    def answer(request: Any) -> Any:
+        thoughts.append("thought" in request.config.response_format["schema"]["properties"])
+        return '{"thought": "a thought", "label": "sad", "action": "answer", "answer": "2"}'
+
+    program.policy = ThinkingPolicy(probe_margin=0.5)
+    with dspy.context(lm=scripted_lm(answer, logprobs=True)):
+        program(**{program.input_names[0]: "1 + 1"})
+    assert thoughts[:2] == [False, True]
+
+
 def test_thinking_ends_once_the_choice_is_stable() -> None:
     ask, asked = rounds(["a", "b", "b", "b"])
     thought = think(ThinkingPolicy(stable=2, piece=16), 64, ask)

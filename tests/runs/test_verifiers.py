@@ -74,7 +74,9 @@ def test_a_compiled_judge_that_agrees_with_people_verifies_and_is_recorded_apart
 @pytest.mark.slow
 def test_a_compiled_judge_without_agreement_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shows no agreement with raters"):
-        assay.load_verifier(compiled(tmp_path, agrees=False))
+        assay.load_verifier(folder := compiled(tmp_path, agrees=False))
+    with pytest.raises(ConfigError, match="shows no agreement with raters"):  # the card belongs to the object too
+        assay.load_verifier(assay.load_judge(folder))
 
 
 def test_judges_that_cannot_verify_are_refused(tmp_path: Path) -> None:

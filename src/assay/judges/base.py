@@ -53,6 +53,7 @@ class Judge(dspy.Module):  # type: ignore[misc]
         self.spec, self.shows, self.model = make_spec(spec), tuple(shows), model
         self.endpoint: Endpoint | None = None  # of `model`; None uses that of the model configured in DSPy
         self.thinking: Thinking | None = None  # budget of `model`
+        self.loaded_from = ""  # folder of the artifact, if it is a compiled judge
         if not self.shows or not all(name.isidentifier() for name in self.shows):
             raise ConfigError(f"shows={list(self.shows)!r} must be a non-empty list of field names")
         self.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)

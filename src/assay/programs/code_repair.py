@@ -20,7 +20,7 @@ from assay.models.tool_limits import ToolOverTime
 from assay.programs.agent import WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.code_edits import Edit, applied, excerpt, functions_of, is_same, replacement_of
-from assay.programs.estimate import choice_probabilities, logprobs_options
+from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.sandbox import Suite, SuiteResult, run_tests
 from assay.programs.sandbox.isolation import ISOLATIONS, Limits
@@ -226,7 +226,8 @@ class _Run:
             with alternatives_of(field) if reads else nullcontext(), dspy.context(trace=[]):
                 answer = self._asked(predictor, signature, asked, **config)
                 trace = list(dspy.settings.trace)
-            margin = margin_of(choice_probabilities(answer, field, list(map(str, choices)))) if reads else None
+            known = reads and has_probabilities(answer)
+            margin = margin_of(choice_probabilities(answer, field, list(map(str, choices)))) if known else None
             answer._store.pop("logprobs", None)
             answer._completions = None  # they contain the alternatives too, and a trace would store them
             return Round(answer[field], margin, str(answer.get("thought") or ""), trace)

@@ -18,7 +18,7 @@ from assay.models import supports
 from assay.models.scope import alternatives_of
 from assay.programs.agent import WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
-from assay.programs.estimate import choice_odds, logprobs_options
+from assay.programs.estimate import choice_odds, has_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.retrieval import INDEX, DocumentIndex, Passage, Retriever, TextRetriever
 from assay.programs.thinking import thought_field
@@ -236,13 +236,12 @@ class _Run:
                 trace = list(dspy.settings.trace)
             odds = choice_odds(decision, "answers", ["yes", "no"]).probabilities
             chance = float(decision.sure) if not reads and not written else odds["yes"]
+            margin = margin_of(odds) if reads and has_probabilities(decision) else None
             decision._store.pop("logprobs", None)
             decision._completions = None  # they contain the alternatives too, and a trace would store them
             if not written:  # demonstrations are made of the trace, which has what was decided
                 decision.answers = "yes" if chance >= threshold else "no"
-            return Round(
-                decision.answers, margin_of(odds) if reads else None, str(decision.get("thought") or ""), trace
-            )
+            return Round(decision.answers, margin, str(decision.get("thought") or ""), trace)
 
         try:
             last = think(ThinkingPolicy() if written else agent.thinking_policy, agent.reading_tokens, ask).last

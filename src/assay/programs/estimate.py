@@ -9,7 +9,14 @@ from typing import Any, Literal
 from assay.models import LINES, supports
 from assay.models.alternatives import value_tokens
 
-__all__ = ["Odds", "choice_odds", "choice_probabilities", "logprobs_options", "narrowed_signature"]
+__all__ = [
+    "Odds",
+    "choice_odds",
+    "choice_probabilities",
+    "has_probabilities",
+    "logprobs_options",
+    "narrowed_signature",
+]
 
 _FLOOR = 1e-9
 _QUOTES = " \t\n\"'`"
@@ -42,6 +49,12 @@ class Odds:
 
     probabilities: dict[str, float]
     together: list[tuple[frozenset[str], float]] = field(default_factory=list)
+
+
+def has_probabilities(prediction: Any) -> bool:
+    """Whether the engine reported alternatives to the answer's tokens. Many servers ignore the request for them."""
+    content = (prediction.get("logprobs") or {}).get("content") or []
+    return any(token.get("top_logprobs") for token in content)
 
 
 def choice_probabilities(prediction: Any, field: str, choices: Sequence[str]) -> dict[str, float]:

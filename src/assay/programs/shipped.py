@@ -13,7 +13,7 @@ from assay.models.scope import alternatives_of
 from assay.programs.agent import Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.calculator import calculator
-from assay.programs.estimate import choice_probabilities, logprobs_options
+from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
 from assay.programs.tool_agent import ToolAgent
@@ -99,7 +99,8 @@ class _OnePredictor(Agent):
             with alternatives_of(field) if reads else nullcontext(), dspy.context(trace=[]):
                 prediction = self.predict(signature=signature, config=config, **asked)
                 trace = list(dspy.settings.trace)
-            margin = margin_of(choice_probabilities(prediction, field, choices)) if reads else None
+            known = reads and has_probabilities(prediction)
+            margin = margin_of(choice_probabilities(prediction, field, choices)) if known else None
             prediction._store.pop("logprobs", None)
             prediction._completions = None  # they contain the alternatives too, and a trace would store them
             answer = tuple(str(prediction[name]) for name in names)

@@ -16,7 +16,7 @@ from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.programs.agent import WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
-from assay.programs.estimate import choice_odds, logprobs_options, narrowed_signature
+from assay.programs.estimate import choice_odds, has_probabilities, logprobs_options, narrowed_signature
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
 from assay.traces.recorder import note_failure
@@ -153,7 +153,7 @@ class ToolAgent(Agent):
             else:
                 odds = self._odds(decision, [*names, _ANSWER], signature, asked, observations, config)
                 need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
-                margin = margin_of(odds)
+                margin = margin_of(odds) if has_probabilities(decision) else None
             decision._store.pop("logprobs", None)
             decision._completions = None  # they contain the alternatives too, and a trace would store them
             # the trace has the executed action, because demonstrations are created from it

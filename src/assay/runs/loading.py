@@ -84,6 +84,7 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
     if own_model and judge.model is None and has_provider(artifact.manifest["model"]):
         judge.model, judge.endpoint = artifact.model, artifact.endpoint
         judge.thinking = Thinking.of(artifact.manifest.get("thinking"))
+    judge.loaded_from = str(Path(source).absolute())
     return judge
 
 
@@ -113,8 +114,8 @@ def _verifier(source: str | Path | Judge, lm: dspy.LM | None) -> JudgeVerifier:
         raise ConfigError(
             f"the labels {list(judge.spec.scale)} of {source} have no grades: give the judge a graded scale"
         )
-    if not isinstance(source, Judge) and is_artifact(source):
-        _require_agreement(str(source), load_artifact(source).manifest)
+    if judge.loaded_from:
+        _require_agreement(judge.loaded_from, load_artifact(judge.loaded_from).manifest)
     return JudgeVerifier(judge, lm)
 
 

@@ -101,13 +101,33 @@ def _replaced(lines: list[bytes], node: Any, kind: str, new: str, original: str)
     first, last, start, end = node.lineno - 1, node.end_lineno - 1, node.col_offset, node.end_col_offset
     old = [*lines[first:last], lines[last][:end]]
     old[0] = old[0][start:]
-    text = [*lines[:first], lines[first][:start] + new.encode() + lines[last][end:], *lines[last + 1 :]]
-    code = b"\n".join(text).decode()
+
+    def with_text(text: str) -> str:
+        parts = [*lines[:first], lines[first][:start] + text.encode() + lines[last][end:], *lines[last + 1 :]]
+        return b"\n".join(parts).decode()
+
+    tree = _dump(with_text(new))
+    if tree is None or tree == original:
+        return None
+    text = next(text for text in (*_plainer(new), new) if _dump(with_text(text)) == tree)
+    return Mutation(kind, with_text(text), first + 1, b"\n".join(old).decode()[:200], text[:200])
+
+
+def _dump(code: str) -> str | None:
     try:
-        changed = ast.dump(ast.parse(code)) != original
+        return ast.dump(ast.parse(code))
     except (SyntaxError, ValueError):
         return None
-    return Mutation(kind, code, first + 1, b"\n".join(old).decode()[:200], new[:200]) if changed else None
+
+
+def _plainer(new: str) -> Iterator[str]:
+    """The text of an expression with fewer parentheses, which would show where the mutation is."""
+    try:
+        plain = ast.unparse(ast.parse(new, mode="eval"))
+    except SyntaxError:  # a statement
+        return
+    yield plain
+    yield f"({plain})"
 
 
 def _replacements(node: ast.AST, names: list[str], *, negated: bool) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from assay.programs.agent import WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction
 from assay.programs.environments.play import Play
-from assay.programs.estimate import choice_probabilities, logprobs_options
+from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
 from assay.traces.recorder import current_rollout
@@ -142,7 +142,8 @@ class EnvironmentAgent(Agent):
             with alternatives_of("action") if reads else nullcontext(), dspy.context(trace=[]):
                 answer = self.act(signature=signature, config=config, **filled)
                 trace = list(dspy.settings.trace)
-            margin = margin_of(choice_probabilities(answer, "action", choices)) if reads else None
+            known = reads and has_probabilities(answer)
+            margin = margin_of(choice_probabilities(answer, "action", choices)) if known else None
             answer._store.pop("logprobs", None)
             answer._completions = None  # they contain the alternatives too, and a trace would store them
             return Round(str(answer.action), margin, str(answer.get("thought") or ""), trace)
