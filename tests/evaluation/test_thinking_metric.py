@@ -9,7 +9,7 @@ from assay.errors import FailureKind
 from assay.evaluation.metrics import run_of, thinking_report
 from assay.rubrics.checks import thinking
 from assay.rubrics.criteria import NoGrade
-from assay.traces import Rollout, Transition
+from assay.traces import Rollout, ToolCall, Transition
 from assay.traces.thinking import thinking_of
 
 TASK = Task(id="t", inputs={"q": "1"}, expected={"answer": "5"})
@@ -98,6 +98,16 @@ def test_loops_and_the_tokens_that_a_stop_saved_are_counted() -> None:
     use = thinking_of(rollout(stopped, alarm))
     assert (use.loops, use.tokens_saved) == (2, 70)
     assert thinking(TASK, {}, rollout(stopped), budget=1000).value == 0.0
+
+
+def test_a_loop_of_tool_calls_saves_what_the_steps_left_would_have_cost() -> None:
+    look = [ToolCall(name="look", arguments={"key": "x"}, result="unknown")]
+    first = call("a", completion_tokens=10, tools=look)
+    again = call("b", completion_tokens=30, tools=look, failure=FailureKind.LOOP)
+    ended = rollout(first, again, call("c", completion_tokens=50))
+    ended.parameters, ended.failure = {"max_steps": 6}, FailureKind.LOOP
+    use = thinking_of(ended)
+    assert (use.loops, use.tokens_saved) == (1, 3 * 20)  # of five steps two were made, the last one is the answer
 
 
 def test_the_report_averages_the_runs_whose_tokens_are_known() -> None:

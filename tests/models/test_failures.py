@@ -27,6 +27,7 @@ from assay.models.failures import failure_of_call, failure_of_program, failure_o
 from assay.programs.tool_agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
+from assay.rubrics.scoring import set_failure
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.export.selection import Selection, read_groups
@@ -339,5 +340,13 @@ def test_a_tool_agent_that_repeats_its_call_is_stopped_for_a_loop(tmp_path: Path
         ):
             agent(question="what is x?")
         store.flush()
-        kinds = [transition.failure for transition in store.rollout(rollout.id).transitions]
-    assert kinds.count(FailureKind.LOOP) == 1
+        stored = store.rollout(rollout.id)
+    assert [transition.failure for transition in stored.transitions].count(FailureKind.LOOP) == 1
+    assert (stored.status, stored.failure) == ("done", FailureKind.LOOP)
+
+
+def test_a_run_that_answered_after_a_loop_keeps_its_kind_when_it_is_scored() -> None:
+    rollout = Rollout(status="done", failure=FailureKind.LOOP, prediction={"answer": "1"})
+    rubric = Rubric("r", [Criterion(name="right", check=lambda *_: 1.0)])
+    set_failure(rollout, rubric.criteria, rubric.score(Task(id="t", inputs={"question": "?"}), {"answer": "1"}))
+    assert (rollout.status, rollout.failure) == ("done", FailureKind.LOOP)

@@ -249,7 +249,8 @@ class ThinkingReport(ReportRepr):
         wasted_share: the second divided by the first.
         budget_share: thinking tokens divided by those that were allowed; null without a budget.
         loops: calls of all runs that ended in a loop, and tool calls that brought nothing new.
-        tokens_saved: tokens that calls stopped in a loop had left until their limit, at most.
+        tokens_saved: tokens that calls stopped in a loop had left until their limit, at most; after a loop of tool
+            calls those of the steps that were left, at the mean of the steps before.
     """
 
     runs: int

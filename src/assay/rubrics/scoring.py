@@ -231,7 +231,8 @@ def set_failure(rollout: Rollout, criteria: Sequence[Criterion], result: ScoreRe
     """Sets the failure kind of a rollout without a score.
 
     It is the kind of the first unscored criterion (`check` or `judge`). If the model's failure ended the run, status,
-    error and failure kind are set to that failure.
+    error and failure kind are set to that failure. An agent that was ended in a loop of tool calls and then answered
+    keeps the kind `loop`.
     """
     if rollout.status == "done" and result.failed is not None and not result.scored:
         rollout.status, rollout.error, rollout.failure = "error", result.failed, result.failure
@@ -242,7 +243,8 @@ def set_failure(rollout: Rollout, criteria: Sequence[Criterion], result: ScoreRe
         if v.scope == "final" and v.grade is None and v.applies and v.criterion in kinds
     ]
     if rollout.status == "done":
-        rollout.failure = missing[0] if not result.scored and missing else None
+        looped = rollout.failure if rollout.failure is FailureKind.LOOP else None
+        rollout.failure = missing[0] if not result.scored and missing else looped
 
 
 def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:

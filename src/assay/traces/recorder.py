@@ -54,8 +54,13 @@ def aside(rollout: Rollout) -> Iterator[Rollout]:
 
 
 def note_failure(kind: FailureKind) -> None:
-    """Set the failure kind of the latest call of the open rollout if it has none. For programs that detect failures."""
+    """Set the failure kind of the open rollout and of its latest call if that has none.
+
+    For programs that detect failures. The run may still be answered: it is then `done`, with this failure kind.
+    """
     rollout = current_rollout()
+    if rollout is not None:
+        rollout.failure = kind
     if rollout is None or not rollout.transitions or rollout.transitions[-1].failure is not None:
         return
     rollout.transitions[-1].failure = kind

@@ -26,7 +26,8 @@ class ThinkingUse:
         budget: thinking tokens that the calls were allowed, of the calls with a budget.
         budget_share: thinking tokens of those calls divided by `budget`; None without a budget.
         loops: calls that ended in a loop, and tool calls that brought nothing new.
-        tokens_saved: tokens that calls stopped in a loop had left until their limit, at most.
+        tokens_saved: tokens that calls stopped in a loop had left until their limit, at most; after a loop of tool
+            calls those of the steps that were left, at the mean completion tokens of a tool call so far.
     """
 
     tokens: int | None
@@ -54,7 +55,7 @@ def thinking_of(rollout: Rollout) -> ThinkingUse:
         budget=allowed,
         budget_share=sum(tokens for _, tokens in within) / allowed if allowed else None,
         loops=sum(call.failure is FailureKind.LOOP for call in calls),
-        tokens_saved=sum(_saved(call) for call in calls),
+        tokens_saved=sum(_saved(call) for call in calls) + _saved_steps(rollout),
     )
 
 
@@ -72,6 +73,16 @@ def _saved(call: Transition) -> int:
     limit = config.get("max_tokens") if isinstance(config, Mapping) else None
     stopped = call.failure is FailureKind.LOOP and call.error is not None
     return max(0, limit - (call.completion_tokens or 0)) if stopped and isinstance(limit, int) else 0
+
+
+def _saved_steps(rollout: Rollout) -> int:
+    calls, limit = rollout.transitions, rollout.parameters.get("max_steps")
+    ended = [at for at, call in enumerate(calls) if call.failure is FailureKind.LOOP and call.error is None]
+    if rollout.failure is not FailureKind.LOOP or not ended or not isinstance(limit, int):
+        return 0
+    until = calls[: ended[0] + 1]
+    steps, spent = sum(len(call.tools) for call in until), sum(call.completion_tokens or 0 for call in until)
+    return round(spent / steps * max(0, limit - 1 - steps)) if steps else 0
 
 
 def _steps(calls: Sequence[Transition]) -> list[list[Transition]]:
