@@ -14,6 +14,7 @@ class Group:
 GROUPS = {
     "sums": Group("sums"),
     "hand_written": Group("hand_written"),
+    "sums_shipped": Group("sums_shipped"),
     "queues": Group("queues"),
     "judge": Group("judge"),
     "refinement": Group("refinement"),

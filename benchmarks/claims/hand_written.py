@@ -10,6 +10,7 @@ counts the program, the rubric and the command; the other side only the prompt. 
 import ast
 from pathlib import Path
 
+from assay.programs import ToolAgent
 from claims.calculator_agent import Sums
 from claims.storing import Measured, Setting
 from claims.sums import COMMAND, DATA, PROGRAM, RUBRIC, TEST, evaluated, grades
@@ -18,7 +19,7 @@ PROMPT = Path(__file__).parent / "calculator_prompt.txt"
 
 
 def measure(setting: Setting) -> Measured:
-    evaluation = evaluated(setting, by_hand(), DATA, TEST)
+    evaluation = evaluated(setting, by_hand(Sums(prompt_format="lean")), DATA, TEST)
     values = {
         "correct by hand": {"after": grades(evaluation, "correct")},
         "tokens by hand": {"after": dict(evaluation.tokens)},
@@ -31,9 +32,8 @@ def measure(setting: Setting) -> Measured:
     return Measured(values=values, facts=facts)
 
 
-def by_hand() -> Sums:
-    """The agent with the worked examples of the prompt, each predictor with its part of them."""
-    agent = Sums(prompt_format="lean")
+def by_hand(agent: ToolAgent) -> ToolAgent:
+    """An agent with a calculator and the worked examples of the prompt, each predictor with its part of them."""
     for text in PROMPT.read_text().strip().split("\n\n"):
         lines = [line.split(": ", 1) for line in text.splitlines()]
         at = [name for name, _ in lines].index("results")

@@ -53,6 +53,15 @@ ROWS = (
         "program; its lines are counted only on the compiled side.",
     ),
     Row(
+        name="effort_math",
+        claim="the same with the shipped `math_qa` and its shipped rubric",
+        goal="-80 %",
+        measurement="sums_shipped",
+        cells=effort("right by hand", "right"),
+        note="the tasks, the hand-written prompt and the counting rule of `effort`, and `math_qa` on both sides: a "
+        "person writes one command.",
+    ),
+    Row(
         name="effort_shipped",
         claim="the same for a classifier of 24 classes, with the shipped `classify`",
         goal="-80 %",
