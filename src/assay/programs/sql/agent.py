@@ -8,7 +8,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import FailureKind
 from assay.models.loops import ToolLoopDetector
-from assay.programs.agent import Agent
+from assay.programs.agent import GUIDE, Agent
 from assay.programs.parameters import AgentParameters
 from assay.programs.sql.database import QueryError, QueryLimits
 from assay.programs.sql.opening import open_database
@@ -34,7 +34,8 @@ class TextToSQL(Agent):
     to `max_steps` times; the same query with the same error twice ends the run with the failure kind `loop`. Queries
     can only read, and are stopped at the limits.
 
-    The model thinks from `reasoning_depth` 4 on. `tool_usage_threshold` has no effect: every query is run.
+    Demonstrations show the tables that the query was written for: a training task with an expected `sql` is run with
+    that query, without a model. The model thinks from `reasoning_depth` 4 on. `tool_usage_threshold` has no effect: every query is run.
 
     Args:
         rows, steps, seconds, characters: of `QueryLimits`, the limits of a query.
@@ -43,6 +44,7 @@ class TextToSQL(Agent):
     """
 
     input_names: ClassVar = ("question", "database")
+    guided: ClassVar = True
 
     def __init__(
         self,
@@ -76,13 +78,15 @@ class TextToSQL(Agent):
             "tables": schema_text(database.tables(), question, 2 * self.agent_parameters.context_length),
             "question": question,
         }
+        expected = (dspy.settings.get(GUIDE) or {}).get("sql")
+        label = _on_one_line(expected) if isinstance(expected, str) else ""
         errors: list[str] = []
         steps: list[dict[str, Any]] = []
         loops = ToolLoopDetector()
         sql, result = "", None
         for _ in range(self.agent_parameters.max_steps):
             try:
-                sql = self._written(values, errors)
+                sql = self._shown(values, label) if label and not steps else self._written(values, errors)
             except AdapterParseError:
                 errors.append("a query that could not be read")
                 continue
@@ -103,6 +107,13 @@ class TextToSQL(Agent):
             return dspy.Prediction(sql=sql, rows=None, truncated=False, cost=None, steps=steps)
         rows = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in result.rows]
         return dspy.Prediction(sql=sql, rows=rows, truncated=result.truncated, cost=result.cost, steps=steps)
+
+    def _shown(self, values: dict[str, str], label: str) -> str:
+        """The expected query, as a step in the trace that the predictor made."""
+        if dspy.settings.trace is not None:
+            inputs = self.fit_context(self.write, self.write.signature, dict(values), [], "errors")
+            dspy.settings.trace.append((self.write, inputs, dspy.Prediction(sql=label)))
+        return label
 
     def _written(self, values: dict[str, str], errors: list[str]) -> str:
         signature, depth = self.write.signature, self.agent_parameters.reasoning_depth
