@@ -30,6 +30,28 @@ def test_auto_explores_if_the_data_has_no_labels(tmp_path: Path) -> None:
     assert sum(row["succeeded"] for row in report.outcome.explored) > 0
 
 
+class LooksUp(dspy.Module):
+    """Asks its only predictor with a passage that is in no task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = dspy.Predict("passage, question -> answer")
+
+    def forward(self, question: str) -> dspy.Prediction:
+        return self.read(passage=f"they {question}", question=question)
+
+
+def test_auto_explores_a_program_that_asks_with_what_it_looked_up(tmp_path: Path) -> None:
+    rows = [{"question": f"say {i}", "answer": "yes"} for i in range(60)]
+    report = assay.compile(
+        LooksUp(), rubric=Rubric("yes", [Criterion(name="yes", check=checks.exact)]), data=rows,
+        lm=scripted_lm(lambda request: '{"answer": "yes"}' if "they say" in str(request) else "no"),
+        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, prompt_format="json",
+        max_search_calls=40,
+    )  # fmt: skip
+    assert sum(row["succeeded"] for row in report.outcome.explored) > 0
+
+
 def test_exploration_raises_temperature_if_nothing_succeeds() -> None:
     session, heats = scripted_session(lambda request: '{"answer": "no idea"}'), set()
     session.lm.recording.observers += (lambda call: heats.add(call.request["config"]["temperature"]),)

@@ -356,6 +356,8 @@ class PromptSearch:
         return len(predictors) == 1 and bool(expected) and expected <= set(predictors[0].signature.output_fields)
 
     def _labels_suffice(self) -> bool:
-        """Whether labels give all outputs: a program that reasons first also learns from runs of its own."""
-        outputs = set(self.student.program.predictors()[0].signature.output_fields)
-        return outputs <= set(self.splits.train[0].expected)
+        """Whether a task has all fields of a demonstration. A program that reasons first, or that looks something up
+        and asks with it, also learns from runs of its own: a label has neither the thought nor what was found."""
+        signature, task = self.student.program.predictors()[0].signature, self.splits.train[0]
+        outputs, inputs = set(signature.output_fields), set(signature.input_fields)
+        return outputs <= set(task.expected) and inputs <= set(task.inputs)

@@ -35,7 +35,8 @@ class TextToSQL(Agent):
     can only read, and are stopped at the limits.
 
     Demonstrations show the tables that the query was written for: a training task with an expected `sql` is run with
-    that query, without a model. The model thinks from `reasoning_depth` 4 on. `tool_usage_threshold` has no effect: every query is run.
+    that query, without a model. The model thinks from `reasoning_depth` 4 on. `tool_usage_threshold` has no effect:
+    every query is run.
 
     Args:
         rows, steps, seconds, characters: of `QueryLimits`, the limits of a query.
