@@ -286,32 +286,6 @@ def test_errors_of_the_database_are_read_and_the_query_written_anew(library: str
     assert "only reading queries" in prompts[2]
 
 
-def test_a_guided_run_shows_the_expected_query_with_the_tables(library: str) -> None:
-    lm, prompts = answering()
-    guide = {"assay_guide": {"sql": "SELECT COUNT(*)\nFROM Author"}}
-    with dspy.context(lm=lm, trace=[], **guide):
-        result = TextToSQL()(question="How many authors?", database=library)
-        ((_, inputs, output),) = dspy.settings.trace
-    assert (result.rows, prompts) == ([[40]], [])
-    assert "Author(AuthorId, Name, Country)" in inputs["tables"]
-    assert (inputs["question"], output.sql) == ("How many authors?", "SELECT COUNT(*) FROM Author")
-
-
-@pytest.mark.parametrize("expected", [{}, {"sql": ""}, {"sql": None}, {"sql": 3}, {"rows": [[40]]}])
-def test_a_task_without_an_expected_query_is_not_guided(library: str, expected: dict[str, Any]) -> None:
-    lm, prompts = answering("SELECT COUNT(*) FROM Author")
-    with dspy.context(lm=lm, trace=[], assay_guide=expected):
-        assert TextToSQL()(question="How many authors?", database=library).rows == [[40]]
-    assert len(prompts) == 1
-
-
-def test_an_expected_query_that_fails_is_written_anew(library: str) -> None:
-    lm, prompts = answering("SELECT COUNT(*) FROM Author")
-    with dspy.context(lm=lm, trace=[], assay_guide={"sql": "SELECT COUNT(*) FROM Nowhere"}):
-        assert TextToSQL()(question="How many authors?", database=library).rows == [[40]]
-    assert len(prompts) == 1
-
-
 def test_the_same_error_twice_ends_the_run(library: str) -> None:
     lm, prompts = answering(*["SELECT x FROM y"] * 9)
     with dspy.context(lm=lm):
