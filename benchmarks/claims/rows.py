@@ -246,8 +246,8 @@ ROWS = (
         goal="interval above zero",
         measurement="sql",
         cells=gain("rows_match", least=0.0),
-        note="compiled on questions about a library, reported on questions about a clinic. Seed 0 was measured when demonstrations "
-        "did not show their tables.",
+        note="compiled on questions about a library, reported on questions about a clinic. Seed 0 was measured "
+        "when demonstrations did not show their tables.",
     ),
     Row(
         name="query_cost",
@@ -380,7 +380,7 @@ ROWS = (
         cells=share("repaired"),
         enough=1,
         note="eight mutated functions of the standard library a seed, of at most 500 characters, with four steps "
-        "each; the agent has no demonstrations. A Qwen2.5-Coder model of 0.5 billion parameters. Measured before mutants "
-        "were written without the parentheses that showed the place of a quarter of them.",
+        "each; the agent has no demonstrations. A Qwen2.5-Coder model of 0.5 billion parameters. Measured "
+        "before mutants were written without the parentheses that showed the place of a quarter of them.",
     ),
 )
