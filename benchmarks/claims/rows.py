@@ -246,8 +246,7 @@ ROWS = (
         goal="interval above zero",
         measurement="sql",
         cells=gain("rows_match", least=0.0),
-        note="compiled on questions about a library, reported on questions about a clinic. Seed 0 was measured "
-        "when demonstrations did not show their tables.",
+        note="compiled on questions about a library, reported on questions about a clinic.",
     ),
     Row(
         name="query_cost",

@@ -112,9 +112,8 @@ def outcomes(jobs: Sequence[Job], run: Runner, isolation: str) -> list[Outcomes 
         batch = waiting.pop()
         done = _run([jobs[index] for index in batch], run, isolation)
         results.update((batch[number], rows) for number, rows in done.items())
-        if (
-            len(done) < len(batch) and len(batch) > 1
-        ):  # the first one without a result is the cause; the rest are run again
+        # the first one without a result is the cause; the rest are run again
+        if len(done) < len(batch) and len(batch) > 1:
             rest = [index for index in batch if index not in results]
             waiting += [[index] for index in rest[:1]] + ([rest[1:]] if rest[1:] else [])
     return [results.get(index) for index in range(len(jobs))]
