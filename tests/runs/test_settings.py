@@ -70,7 +70,8 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (score_rollouts, settings.TracesScoreSettings, store_options.TracesScoreOptions),
     (export_rollouts, settings.TracesExportSettings, store_options.TracesExportOptions),
     (list_rollouts, settings.TracesListSettings, store_options.TracesListOptions),
-    (advance_deployment, settings.AdvanceSettings, store_options.AdvanceOptions),
+    (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
+    (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
     (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
 EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
