@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TextIO, cast
 
 from assay.errors import ConfigError, MissingExtra
 from assay.programs.standard_error import StandardError
@@ -284,7 +284,7 @@ class _Connection:
         parameters = StdioServerParameters(
             command=server.command[0], args=server.command[1:], env=server.env or None, cwd=server.cwd
         )
-        return stdio_client(parameters, errlog=self._errors.file)
+        return stdio_client(parameters, errlog=cast(TextIO, self._errors.file))  # only its descriptor is used
 
 
 def _result_text(name: str, result: Any) -> str:
