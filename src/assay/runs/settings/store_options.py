@@ -84,6 +84,9 @@ class SimulateOptions(TypedDict, total=False):
     users: int
     heavy: float
     user_spread: float
+    tasks: int
+    task_spread: float
+    history: int
     plan: str | None
     runs: int
     seed: int
