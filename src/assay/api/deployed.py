@@ -1,5 +1,6 @@
 """Public API for agents in production: `assay.deployed(NAME)` runs the version that its alias and deployment say."""
 
+import itertools
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from assay.errors import AssayError, ConfigError, DeploymentError, FailureKind
 from assay.evaluation.background import BackgroundScoring
 from assay.models import LanguageModel, Meter, get_lm
 from assay.models.failures import failure_of_program
+from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, within_limit
 from assay.programs import program_inputs, program_version
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
@@ -59,15 +61,17 @@ class LoadedVersion:
 
     def run(
         self, task: Task, *, rubric: Any, store: str, replay: ToolReplay | None = None,
-        later: BackgroundScoring | None = None, **fields: Any,
+        later: BackgroundScoring | None = None, timeout_s: float = DEFAULT_S, **fields: Any,
     ) -> dspy.Prediction:  # fmt: skip
         """One recorded prediction; its attribute `rollout` has the id of the rollout.
 
         Args:
             replay: answers tools with side effects. If a call is not in it, the rollout ends as an error, unscored.
             later: scores the rollout after its end, in place of `rubric`.
+            timeout_s: time limit of the program.
         Raises:
             DeploymentError: a call was not in `replay`.
+            OverTime: the time limit was exceeded.
         """
         replaying = {} if replay is None else listening(replay)
         recording = None
@@ -77,7 +81,8 @@ class LoadedVersion:
                 program_version=self.version, parameters=self.parameters, model=self.model, **fields,
             ) as recording:  # fmt: skip
                 try:
-                    prediction = as_prediction(self.program(**task.inputs))
+                    with limited(timeout_s, tools_of=timeout_s):
+                        prediction = within_limit(lambda: as_prediction(self.program(**task.inputs)), "the agent")
                 finally:
                     if replay is not None and replay.missed:  # also where the program has turned it into an answer
                         raise DeploymentError(
@@ -98,7 +103,8 @@ class DeployedAgent:
 
     A version that cannot be loaded, or whose model is down, falls back to the champion; `fallbacks` counts that, and
     such a rollout is no part of a comparison. `counts` has the number of rollouts of this process by version, arm and
-    status (done, failed, error), `seconds` their duration by version and arm.
+    status (done, failed, error), `seconds` their duration by version and arm. A version of which `hanging` rollouts
+    have run for `long_s` falls back too, so that its threads do not take those of the champion.
 
     Args:
         agent: name, or `AGENT@VERSION`.
@@ -107,14 +113,19 @@ class DeployedAgent:
             read once. If it has judges, they score in threads, after the answer was returned.
         judge: model of the judges that name none.
         refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
+        timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
     Raises:
         ConfigError: a criterion has a judge without a model, or one that compares outputs of one task.
     """
 
+    hanging: int = 64
+    long_s: float = 60.0
+
     def __init__(
         self, agent: str, *, store: str | Path | None = None, rubric: Rubric | str | Path | None = None,
-        judge: StoredJudgeSettings | None = None, refresh_s: float = 1.0,
+        judge: StoredJudgeSettings | None = None, refresh_s: float = 1.0, timeout_s: float = DEFAULT_S,
     ) -> None:  # fmt: skip
+        check_limit(timeout_s)
         opened, self.recorder = opened_store(store)
         self.store, self.agent = opened, agent
         self.rubric = None if rubric is None else _measure(rubric, judge or StoredJudgeSettings(), self.recorder)
@@ -122,6 +133,7 @@ class DeployedAgent:
         if self.rubric is not None and self.rubric.needs_judge:
             self._scoring = BackgroundScoring(self.rubric, self.recorder, threads=threads_for(self.rubric))
         self.router = Router(opened.engine, agent, refresh_s=refresh_s)
+        self.timeout_s, self._open = timeout_s, defaultdict[str, dict[int, float]](dict)
         self.fallbacks: dict[str, int] = {}
         self.counts = Counter[tuple[str, str, str]]()
         self.seconds = defaultdict[tuple[str, str], float](float)
@@ -129,7 +141,8 @@ class DeployedAgent:
         self._notifier: tuple[str, Notifier] | None = None
         self._loaded: dict[str, LoadedVersion] = {}
         self._lock = threading.Lock()
-        self._load(self.router.champion)  # a champion that cannot be loaded is an error now, not in the first call
+        self._champion = self.router.champion  # the last one that could be loaded
+        self._load(self._champion)  # a champion that cannot be loaded is an error now, not in the first call
 
     def __call__(
         self,
@@ -181,9 +194,13 @@ class DeployedAgent:
 
     def _run(self, loaded: LoadedVersion, assignment: Assignment, task: Task, more: dict[str, Any]) -> dspy.Prediction:
         fields = {"phase": "deployed", **assignment.fields(), **more}
-        began, status = time.monotonic(), "failed"
+        began, status, key = time.monotonic(), "failed", id(task)
+        with self._lock:
+            self._open[assignment.version.name][key] = began
         try:
-            prediction = loaded.run(task, rubric=self.rubric, store=self.store.url, later=self._scoring, **fields)
+            prediction = loaded.run(
+                task, rubric=self.rubric, store=self.store.url, later=self._scoring, timeout_s=self.timeout_s, **fields
+            )
             status = "done"
             return prediction
         except Exception as error:
@@ -192,19 +209,38 @@ class DeployedAgent:
         finally:
             version, arm = assignment.version.name, assignment.arm or ""
             with self._lock:
+                self._open[version].pop(key, None)
                 self.counts[version, arm, status] += 1
                 self.seconds[version, arm] += time.monotonic() - began
 
     def _ready(self, assignment: Assignment) -> tuple[LoadedVersion, Assignment]:
-        """The loaded version; the champion where it cannot be loaded."""
-        try:
-            return self._load(assignment.version), assignment
-        except AssayError as error:
+        """The loaded version; the champion where it cannot be loaded, or hangs; the last one where that cannot be."""
+        if assignment.fallback is not None and self._hangs(assignment.version):
+            self._count(assignment.version, f"{self.hanging} of its rollouts have not ended for {self.long_s:g} s")
+            assignment = Assignment(version=assignment.fallback, unit=assignment.unit)
+        failures: list[tuple[Version, AssayError]] = []
+        for version in (assignment.version, assignment.fallback, self._champion):
+            if version is None or any(version.name == failed.name for failed, _ in failures):
+                continue
+            try:
+                loaded = self._load(version)
+            except AssayError as error:
+                failures.append((version, error))
+                continue
+            for failed, reason in failures:
+                self._count(failed, str(reason))
+            if failures:
+                return loaded, Assignment(version=version, unit=assignment.unit)
             if assignment.fallback is None:
-                raise
-            self._count(assignment.version, str(error))
-            champion = Assignment(version=assignment.fallback, unit=assignment.unit)
-            return self._load(champion.version), champion
+                self._champion = version
+            return loaded, assignment
+        raise failures[0][1]
+
+    def _hangs(self, version: Version) -> bool:
+        """Whether many rollouts of a version have been running for long, in this process."""
+        with self._lock:  # they are in the order in which they began
+            began = next(itertools.islice(self._open[version.name].values(), self.hanging - 1, None), None)
+        return began is not None and time.monotonic() - began > self.long_s
 
     def _load(self, version: Version) -> LoadedVersion:
         with self._lock:
@@ -240,6 +276,8 @@ class DeployedAgent:
 
 def _is_down(error: BaseException) -> bool:
     """Whether the model failed, and not the program: a fault of the candidate's own code must not be hidden."""
+    if isinstance(error, OverTime):
+        return error.in_model_call
     return failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
 
 
@@ -270,6 +308,7 @@ def deployed(
     store: str | Path | None = None,
     rubric: Rubric | str | Path | None = None,
     refresh_s: float = 1.0,
+    timeout_s: float = DEFAULT_S,
     **options: Unpack[StoredJudgeOptions],
 ) -> DeployedAgent:
     """An agent of the registry as a callable: `assay.deployed("support")(question="…", unit="user-7")`.
@@ -278,6 +317,7 @@ def deployed(
         agent: name, or `AGENT@NUMBER`, `AGENT@ALIAS` for one version without a deployment.
         rubric: scores each rollout when it ends. It is read once.
         refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
+        timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
         options: the fields of `assay.runs.settings.StoredJudgeSettings`: the model of the rubric's judges. They score
             in threads, after the answer was returned; `DeployedAgent.wait` waits for them.
     Raises:
@@ -288,4 +328,4 @@ def deployed(
     judge = StoredJudgeSettings(**values)
     if rubric is None and judge.judge_model is not None:
         raise ConfigError(f"judge_model={judge.judge_model!r} would have no effect without rubric")
-    return DeployedAgent(agent, store=store, rubric=rubric, judge=judge, refresh_s=refresh_s)
+    return DeployedAgent(agent, store=store, rubric=rubric, judge=judge, refresh_s=refresh_s, timeout_s=timeout_s)

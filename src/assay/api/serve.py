@@ -162,7 +162,10 @@ def _agents(settings: ServeSettings, store: str | Path | None) -> "dict[str, Dep
         "judge_model": settings.judge_model, "judge_api_base": settings.judge_api_base,
         "judge_api_key_env": settings.judge_api_key_env, "judge_thinking": settings.judge_thinking,
     }  # fmt: skip
-    return {name: deployed(name, store=store, rubric=settings.agent_rubric, **judge) for name in settings.agent}
+    return {
+        name: deployed(name, store=store, rubric=settings.agent_rubric, timeout_s=settings.agent_timeout_s, **judge)
+        for name in settings.agent
+    }
 
 
 def _advancers(settings: ServeSettings, agents: "Mapping[str, DeployedAgent]") -> "list[Advancer]":

@@ -11,7 +11,7 @@ from assay.support.settings import setting
 
 __all__ = ["ServeSettings"]
 
-_ADVANCE_S = 10.0
+_ADVANCE_S, _TIMEOUT_S = 10.0, 600.0
 
 
 def _seconds(default: float, help: str) -> Any:
@@ -73,6 +73,9 @@ class ServeSettings(StoredJudgeSettings):
         metavar="R",
         file=True,
     )
+    agent_timeout_s: float = _seconds(
+        _TIMEOUT_S, "Time limit of one rollout of --agent; beyond it the agent has failed."
+    )
     advance_s: float = setting(
         _ADVANCE_S, "Seconds between two evaluations of the deployment of an --agent; with 0 only assay deploy "
         "advance evaluates it.",
@@ -98,6 +101,8 @@ class ServeSettings(StoredJudgeSettings):
             raise ConfigError(f"agent_rubric={self.agent_rubric!r} would have no effect without agent")
         if self.judge_model is not None and self.agent_rubric is None:
             raise ConfigError(f"judge_model={self.judge_model!r} would have no effect without agent_rubric")
+        if self.agent_timeout_s != _TIMEOUT_S and not self.agent:
+            raise ConfigError(f"agent_timeout_s={self.agent_timeout_s!r} would have no effect without agent")
         if self.advance_s != _ADVANCE_S and not self.agent:
             raise ConfigError(f"advance_s={self.advance_s!r} would have no effect without agent")
         if self.otlp == "off" and (self.otlp_endpoint is not None or self.otlp_tenants):

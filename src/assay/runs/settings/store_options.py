@@ -129,6 +129,7 @@ class ServeOptions(TypedDict, total=False):
     judge_api_base: str | None
     judge_api_key_env: str | None
     judge_thinking: int | str | None
+    agent_timeout_s: float
     advance_s: float
     otlp: str
     otlp_endpoint: str | None
