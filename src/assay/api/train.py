@@ -126,7 +126,7 @@ def train(
         rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule, log=_log(job))
         report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
     report.notes[:0] = unused
-    return _kept(report, job, config)
+    return _stored(report, job, config)
 
 
 def _log(job: Job) -> TrainingLog | None:
@@ -134,7 +134,7 @@ def _log(job: Job) -> TrainingLog | None:
     return None if rank() else TrainingLog(job.folder)
 
 
-def _kept(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:
+def _stored(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:
     """Writes the report to the run's folder, without samples: these stay in the store, where they can be erased."""
     if not rank():
         FinishedRun(job.folder, caps=config.caps, about={}).keep({**report.to_dict(), "samples": []})

@@ -59,7 +59,7 @@ class Exporter:
         self._waiting: deque[tuple[float, int, str]] = deque()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._lock, self._stopping = threading.Lock(), threading.Event()
-        self._told = -_QUIET_S
+        self._logged_at = -_QUIET_S
         self._thread = threading.Thread(target=self._running, name="otlp", daemon=True)
         if rollouts:
             for number, store in enumerate(self.stores):
@@ -156,6 +156,6 @@ class Exporter:
         return False
 
     def _tell(self, text: str) -> None:
-        if time.monotonic() - self._told >= _QUIET_S:
-            self._told = time.monotonic()
+        if time.monotonic() - self._logged_at >= _QUIET_S:
+            self._logged_at = time.monotonic()
             _LOG.warning("OTLP export: %s", text)
