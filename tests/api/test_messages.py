@@ -152,6 +152,13 @@ def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.
     assert "there is nothing to compare it with" in (report.artifact / "report.md").read_text()
 
 
+def test_both_sides_of_a_comparison_are_loaded_before_one_is_evaluated(place: Path) -> None:
+    model = lm()
+    with pytest.raises(ProgramError, match=r"triage\.py has no 'Gone'"):
+        assay.compare("triage.py", "triage.py:Gone", rubric="r.yaml", data=ROWS, lm=model)
+    assert not model.history
+
+
 def test_task_types_are_named_in_tables(place: Path) -> None:
     (place / "data.jsonl").write_text(
         "".join(json.dumps({**row, **({"task_type": "hard"} if n % 3 else {})}) + "\n" for n, row in enumerate(ROWS))
