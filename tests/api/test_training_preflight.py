@@ -78,7 +78,9 @@ def test_check_without_grades_stops_training_before_weights_are_loaded(place: Pa
 
 @pytest.mark.model
 def test_a_program_that_calls_no_model_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
-    (place / "triage.py").write_text(PROGRAM.format(body="").replace("found = self.read(text=text)", "return {'intent': 'bug'}"))
+    (place / "triage.py").write_text(
+        PROGRAM.format(body="").replace("found = self.read(text=text)", "return {'intent': 'bug'}")
+    )
     with pytest.raises(ProgramError, match=r"triage\.py:Triage made no recorded LM call on its first task"):
         trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
 

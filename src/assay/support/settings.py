@@ -18,6 +18,7 @@ from typing import Any, Self
 from assay.errors import ConfigError
 
 __all__ = [
+    "LARGEST_SEED",
     "Declared",
     "DeclaredFields",
     "Setting",
@@ -73,10 +74,10 @@ class Declared:
     def rule(self) -> str:
         """The bounds in words; empty where there are none."""
         low, high = self.gt if self.ge is None else self.ge, self.lt if self.le is None else self.le
-        at_least = None if low is None else f"{'above' if self.ge is None else 'at least'} {low:g}"
-        at_most = None if high is None else f"{'below' if self.le is None else 'at most'} {high:g}"
+        at_least = None if low is None else f"{'above' if self.ge is None else 'at least'} {low:.10g}"
+        at_most = None if high is None else f"{'below' if self.le is None else 'at most'} {high:.10g}"
         if self.ge is not None and self.le is not None:
-            return f"between {low:g} and {high:g}"
+            return f"between {low:.10g} and {high:.10g}"
         return " and ".join(part for part in (at_least, at_most) if part)
 
     def allows(self, value: float) -> bool:
@@ -249,6 +250,9 @@ def _is_blank(value: Any) -> bool:
     """Whether a text is empty, or one in a list; a flag gets one from an environment variable that is not set."""
     texts = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(text, str) and not text.strip() for text in texts)
+
+
+LARGEST_SEED = 2**32 - 1  # NumPy and transformers take no larger one, and the store's column has 64 bits
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
