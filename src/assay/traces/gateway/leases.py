@@ -41,9 +41,11 @@ class Lease:
 
 
 class Leases:
-    """Args:
-    heartbeat_s: a runner is heard of at least this often; after three times as long it is taken for lost.
-    patience_s: a task waits so long for the first runner, or for the next after all were lost.
+    """Tasks that wait for runners on other machines, and those that runners execute.
+
+    Args:
+        heartbeat_s: a runner sends a request at least this often; after three times as long it counts as lost.
+        patience_s: maximum time that a task waits for the first runner, or for the next one after all were lost.
     """
 
     def __init__(self, *, heartbeat_s: float = 5.0, patience_s: float = 120.0) -> None:

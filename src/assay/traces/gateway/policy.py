@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from aiohttp import web
 
 from assay.errors import AssayError, ModelError, StopRun
+from assay.models.embedded import LlamaBackend
 from assay.models.limits import asking_model
 from assay.models.lm import LanguageModel
 from assay.models.roles import is_embedded
@@ -80,6 +81,11 @@ class PolicyUpstream(EmbeddedUpstream):
         self._asked = Counter[bytes]()
         self._context, self._threads = contextvars.copy_context(), ThreadPoolExecutor(_MOST_CALLS, "assay-policy")
 
+    @property
+    def _backend(self) -> LlamaBackend:
+        """The engine of this process: only a model that is trained here has this upstream."""
+        return cast(LlamaBackend, self.lm.recording.backend)
+
     @asynccontextmanager
     async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
         dialect, body = call.dialect, call.body
@@ -89,7 +95,7 @@ class PolicyUpstream(EmbeddedUpstream):
             yield json_reply(*refusal)
             return
         chat = self._sampled(chat_request(dialect, body, self.model or self.name, tools=self.tools))
-        if unknown := sorted(chat.keys() & {*_OPTIONAL} - self.lm.recording.backend.chat_fields):  # type: ignore[union-attr]
+        if unknown := sorted(chat.keys() & {*_OPTIONAL} - self._backend.chat_fields):
             message = f"the engine of {self.name} cannot answer a request with {', '.join(unknown)}: leave it out"
             yield json_reply(400, _error(message, "invalid_request_error"))
             return
@@ -163,13 +169,13 @@ class PolicyUpstream(EmbeddedUpstream):
 
     def _answer(self, chat: dict[str, Any]) -> dict[str, Any]:
         """The model's reply, counted. Runs in a thread, in the context of the run."""
-        backend, meter = self.lm.recording.backend, self.lm.recording.meter
+        backend, meter = self._backend, self.lm.recording.meter
         if tuple(backend.adapters) != self.adapters:
             raise ModelError("the weights that this rollout began with are no longer served")
         sent, reply = meter.reserve(), dict[str, Any]()
         try:
             with accounted(), asking_model():
-                reply = backend.chat(chat)  # type: ignore[union-attr]
+                reply = backend.chat(chat)
         finally:
             usage = reply.get("usage") or {}
             meter.settle(
