@@ -147,7 +147,7 @@ class Plan(Settings):
     Attributes:
         steps: with weights that do not fall; at most one shadow step, the first; exactly one that decides.
         alpha: error of all claims of harm together, and of the claim of a gain.
-        events: webhooks that are told of decisions, see `assay.deployment.events.Hook`.
+        events: webhooks that are called on decisions, see `assay.deployment.events.Hook`.
         watch: alarms, see `assay.deployment.watches.Watch`; for `watch_s` after a promotion too.
         test: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones.
     """

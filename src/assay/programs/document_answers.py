@@ -186,7 +186,7 @@ class _Run:
         passages: list[Passage] = []
 
         def search(query: str) -> str:
-            # the question comes first: a written query adds to what it finds, and may be no good
+            # the question comes first: a query by the model adds to its results, and may be unsuitable
             once = not query.strip() or query.strip().lower() == self.question.strip().lower()
             parts = [self._search_results(text) for text in ([self.question] if once else [self.question, query])]
             passages.extend(_fused(parts, agent.k, self.retrieved))

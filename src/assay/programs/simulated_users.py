@@ -64,12 +64,12 @@ def user_failure(user: Any, what: str) -> EnvironmentFailed:
 
 @dataclass(frozen=True)
 class UserProfile:
-    """What a simulated user wants and knows.
+    """Goal and facts of a simulated user.
 
     Attributes:
-        facts: name -> `value`; optionally `says` (how it is told), `asked_by` (words that ask for it), `first` (a wrong
-            value with its `says`, told first) with `corrects` (the later correction), `delays` (the answer to the first
-            request), `told_before` (true: told in another conversation, not told again).
+        facts: name -> `value`; optionally `says` (how it is stated), `asked_by` (words that ask for it), `first` (a
+            wrong value with its `says`, stated first) with `corrects` (the later correction), `delays` (the answer to
+            the first request), `told_before` (true: stated in another conversation, not again).
     """
 
     goal: str

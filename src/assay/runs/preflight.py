@@ -161,7 +161,7 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
 
 @contextmanager
 def _asking(session: Session) -> Iterator[None]:
-    """A preflight's calls. Answers that stopped it are not cached: the next one asks again, a mended server perhaps."""
+    """A preflight's calls. Answers that stopped it are not cached: the next one sends the requests again."""
     with session.phase("preflight"), session.context(), refusals_end_at_once(), without_answers_of(ModelError):
         yield
 

@@ -72,7 +72,7 @@ class Declared:
 
     @property
     def rule(self) -> str:
-        """The bounds in words; empty where there are none."""
+        """The bounds as text; empty where there are none."""
         low, high = self.gt if self.ge is None else self.ge, self.lt if self.le is None else self.le
         at_least = None if low is None else f"{'above' if self.ge is None else 'at least'} {low:.10g}"
         at_most = None if high is None else f"{'below' if self.le is None else 'at most'} {high:.10g}"
@@ -266,7 +266,7 @@ def one_of(value: object, choices: Iterable[str], *, other: str = "") -> str:
     """The rule that a value breaks which is none of the choices, with the nearest one: the end of an error message.
 
     Args:
-        other: what is allowed besides the choices, in words.
+        other: text that says what is allowed besides the choices.
     """
     listed = [str(choice) for choice in choices]
     near = nearest(value, listed) if isinstance(value, str) else None
@@ -317,7 +317,7 @@ _PLURALS = {int: "integers", float: "numbers", str: "strings", Any: "values"}
 
 
 def _words(kind: Any) -> str:
-    """A type in words: `an integer or None`."""
+    """A type as text: `an integer or None`."""
     members = members_of_type(kind)
     if len(members) > 1:
         return " or ".join(map(_words, members))

@@ -274,7 +274,7 @@ class Recorder:
                 rollout.model, rollout.adapters = call.model, call.adapters
         if self.store is not None:
             self.store.put_transition(rollout.id, transition)
-        if rollout.source == "outside":  # this rollout lives as long as the run: drop the texts from memory
+        if rollout.source == "outside":  # this rollout is in memory as long as the run: drop the texts from memory
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
     def _tasks_in_prompt(self, request: dict[str, Any], place: OpenRollout) -> tuple[str, ...]:

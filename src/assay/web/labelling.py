@@ -166,7 +166,7 @@ def store_label(store: Store, key: str, form: Mapping[str, Any]) -> str:
 
 
 def _checked(store: Store, question: Question, item_id: str, texts: Mapping[str, str]) -> ToLabel:
-    """The item that a form names, made anew from its rollouts or from an earlier label."""
+    """The item that a form names, made again from its rollouts or from an earlier label."""
     table = schema.rollouts
     ids = [texts[name] for name in ("rollout", "other") if texts.get(name)]
     with store.engine.connect() as connection:

@@ -43,7 +43,7 @@ def score_rows(
 ) -> dict[str, Any]:  # fmt: skip
     """Judges every item of a dataset, and reports the mean value with a 95 % interval.
 
-    Rows have the format of a labels file. Rows with the same content, such as ratings by several people, are one item,
+    Rows have the format of a labels file. Rows with the same content, such as those of several raters, are one item,
     which is judged and counted once. Labels in some rows correct the mean (prediction-powered inference).
 
     Args:

@@ -30,7 +30,7 @@ class TextToSQL(Agent):
     its `rows` (None if no query was accepted), `truncated`, `cost` and `steps`. The schema is read from the database:
     all of it if it fits into half of `context_length`, otherwise the tables that the question is about.
 
-    A query that the database refuses is answered by its error, with the nearest names that exist, and written anew, up
+    A query that the database refuses is answered by its error, with the nearest names that exist, and rewritten, up
     to `max_steps` times; the same query with the same error twice ends the run with the failure kind `loop`. Queries
     can only read, and are stopped at the limits.
 

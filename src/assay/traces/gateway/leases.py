@@ -1,6 +1,6 @@
 """Tasks that runners on other machines ask for over HTTP: a lease per task, heartbeats, results.
 
-A runner that is not heard of loses its lease. Does not decide what happens then: the caller of `result` does. The
+A runner that sends no heartbeat loses its lease. Does not decide what happens then: the caller of `result` does. The
 routes need the gateway's key.
 """
 
@@ -26,7 +26,7 @@ _RUNNER = 200  # maximum characters of a runner's name
 
 
 class LostLease(Exception):
-    """The runner of a lease was not heard of in time."""
+    """The runner of a lease sent no heartbeat in time."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Leases:
         """What a runner replied about a task. Waits, and calls `check` meanwhile, which may raise.
 
         Raises:
-            LostLease: the runner was not heard of in time.
+            LostLease: the runner sent no heartbeat in time.
             ModelError: no runner has asked for a task for `patience_s`.
         """
         lease = Lease(document)

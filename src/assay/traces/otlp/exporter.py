@@ -130,7 +130,7 @@ class Exporter:
             self.sent += len(rollouts)
 
     def _leaving(self, store: int) -> Leaving:
-        """What may leave a store. It is read again now and then: people are erased, and jobs seal tasks."""
+        """What may leave a store. Read again at intervals, because data subjects are erased and jobs seal tasks."""
         made, leaving = self._permits.get(store, (-math.inf, None))
         if leaving is None or time.monotonic() - made > _READ_AGAIN_S:
             leaving = Leaving(self.stores[store], tenants=self.tenants, content=self.content, thorough=False)
@@ -147,7 +147,7 @@ class Exporter:
         send(self.endpoint, request, tries=tries, first_s=self.first_s, wait=self._stopping.wait)
 
     def _guarded(self, work: Callable[[], None]) -> bool:
-        """Runs it; an error is logged, once in a while."""
+        """Runs `work`; errors are logged, at most one per `_QUIET_S`."""
         try:
             work()
             return True

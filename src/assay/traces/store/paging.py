@@ -1,6 +1,6 @@
 """Pages of rollouts and of their calls, by key and never by offset. Reads no more than a fixed number of rows.
 
-A page continues at the start and id of a rollout (`Cursor`). Filters have no indexes of their own, so a page looks at
+A page continues at the start and id of a rollout (`Cursor`). Filters have no indexes of their own, so a page reads
 `WINDOW` rollouts at most: those of one task or of a small run by their index, otherwise the newest ones before the
 cursor. If the filters leave nothing of a window, the page says how far it looked (`RolloutPage.searched`).
 """
