@@ -16,12 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from aiohttp import web
 
 from assay.errors import AssayError, ModelError, StopRun
-from assay.models.embedded import LlamaBackend
 from assay.models.limits import asking_model
 from assay.models.lm import LanguageModel
 from assay.models.roles import is_embedded
@@ -50,6 +49,16 @@ _OPTIONAL = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "
 _SAMPLING = ("temperature", "top_p")
 # A caller's settings that have no effect, in the names of all dialects.
 _IGNORED = frozenset((*_SAMPLING, "topP", "top_k", "topK", "min_p", "seed", "presence_penalty", "frequency_penalty"))
+
+
+class _ChatBackend(Protocol):
+    """What the backend of a model in training has besides: llama.cpp's or the trainer's."""
+
+    adapters: Sequence[str]
+    chat_fields: frozenset[str]  # fields of a chat request that it supports, of those in `_OPTIONAL`
+
+    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a chat request, as of OpenAI's API."""
 
 
 class PolicyUpstream(EmbeddedUpstream):
@@ -82,9 +91,8 @@ class PolicyUpstream(EmbeddedUpstream):
         self._context, self._threads = contextvars.copy_context(), ThreadPoolExecutor(_MOST_CALLS, "assay-policy")
 
     @property
-    def _backend(self) -> LlamaBackend:
-        """The engine of this process: only a model that is trained here has this upstream."""
-        return cast(LlamaBackend, self.lm.recording.backend)
+    def _backend(self) -> _ChatBackend:
+        return cast(_ChatBackend, self.lm.recording.backend)
 
     @asynccontextmanager
     async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
