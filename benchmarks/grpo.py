@@ -151,7 +151,7 @@ def medians(seconds: dict[str, list[float]], rollouts: int, tokens: int) -> dict
     }
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="A hub model or a folder; by default the embedded one, unpacked.")
     parser.add_argument("--tasks", type=int, default=4)
@@ -162,7 +162,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=0, help="About how many tokens a prompt is made longer by.")
     parser.add_argument("--batch", type=int, default=0, help="Rollouts of a micro batch; by default assay's.")
     parser.add_argument("--vllm", choices=["none", "colocate"], default="none", help="For both, on a GPU.")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed()
 
     def prepare(trainer: Any) -> None:
         """All answers get to the limit."""
