@@ -48,7 +48,11 @@ def refused(*arguments: str) -> tuple[int, str]:
         (["index", ".", "--store", "folder"], "--store folder is a folder. Name another file"),
         (["traces", "import", "otlp", "folder"], "folder is a folder: name one file to import"),
         (["train", "sft", "folder", "--name", "a"], "manifest.json cannot be read as the manifest of an export"),
-        (["index", ".", "--embedder", "nothing"], "--embedder nothing names no provider: write openai/nothing"),
+        pytest.param(
+            ["index", ".", "--embedder", "nothing"],
+            "--embedder nothing names no provider: write openai/nothing",
+            marks=pytest.mark.slow,  # loads litellm
+        ),
     ],
 )
 def test_a_named_file_that_cannot_be_used_is_wrong_usage(arguments: list[str], message: str, own_folder: Path) -> None:
