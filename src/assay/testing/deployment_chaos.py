@@ -106,11 +106,11 @@ def chaos(
         time.sleep(2.0)
         for number in range(kills):
             name, kind = killing.kill(number)
-            found = problems_in(store, folder / "log", rollouts=number % 10 == 9)
-            report.problems += [f"after kill {number + 1} ({name}, {kind}): {problem}" for problem in found]
+            problems = problems_in(store, folder / "log", rollouts=number % 10 == 9)
+            report.problems += [f"after kill {number + 1} ({name}, {kind}): {problem}" for problem in problems]
             report.kills[f"{name}, {kind}"] = report.kills.get(f"{name}, {kind}", 0) + 1
             if on_kill is not None:
-                on_kill(f"{number + 1}: {name}, {kind}: {'; '.join(found) or 'nothing wrong'}")
+                on_kill(f"{number + 1}: {name}, {kind}: {'; '.join(problems) or 'nothing wrong'}")
             report.problems += [f"after kill {number + 1}: {text}" for text in killing.revive(number)]
         time.sleep(2.0)
     finally:
