@@ -1,6 +1,6 @@
 """Two real deployments of the calculator agent, served by the gateway with the embedded model, with a client loop.
 
-    python benchmarks/live_deployments.py FOLDER [--compiled ARTIFACT] [--clients 2] [--without-model]
+    python benchmarks/live_deployments.py FOLDER [--compiled ARTIFACT] [--clients 2] [--requests 40] [--without-model]
 
 1. champion = the plain program, candidate = the compiled one (compiled with the sizes of `make demo`, or --compiled);
 2. champion = what the first one left, candidate = the compiled program with a LoRA adapter that was trained on another
@@ -41,14 +41,6 @@ from assay.traces import Store
 MODEL, AGENT = "embedded/smollm2-135m", "calculator"
 SEEN = "arithmetic:terms=2-3&digits=2-3&size=600"
 FRESH = "arithmetic:terms=2-3&digits=2-3&size=2000&seed=25"
-PLAN = Plan(
-    steps=(
-        Step(weight=10, requests=40),
-        Step(weight=50, decides=True, requests=40, max_requests=600),
-        Step(weight=95, requests=40),
-    ),
-    metrics=(Metric(success_gain=0.1),),
-)
 COMPUTED = """
 import random, re
 import dspy
@@ -63,6 +55,16 @@ REVIEWS = (
     "a film that stays with you", "two hours of boredom", "the actors shine", "the plot makes no sense",
     "funny from start to end", "I left before the end", "beautiful pictures", "a waste of money",
 )  # fmt: skip
+
+
+def plan_of(requests: int) -> Plan:
+    """10 %, 50 % (decides) and 95 %, each with at least so many rollouts of both arms."""
+    steps = (
+        Step(weight=10, requests=requests),
+        Step(weight=50, decides=True, requests=requests, max_requests=600),
+        Step(weight=95, requests=requests),
+    )
+    return Plan(steps=steps, metrics=(Metric(success_gain=0.1),))
 
 
 def compiled_in(folder: Path) -> Path:
@@ -146,21 +148,22 @@ class Clients:
                 self.counts[answered] += 1
 
 
-def deployed(candidate: str, clients: int, seed: int, limit_s: float) -> dict[str, Any]:
-    """Serves the agent until the deployment of `candidate` has ended."""
+def deployed(candidate: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Serves the agent until the deployment of `candidate` has ended; one that was cut off is continued."""
     with Store() as store:
         deployments = Deployments(store.engine)
-        deployment = deployments.start(candidate, PLAN)
+        active = deployments.active(AGENT)
+        deployment = deployments.start(candidate, plan_of(arguments.requests)) if active is None else active
         command = [sys.executable, "-m", "assay", "serve", "--agent", AGENT, "--agent-rubric", "math_qa", "--port", "0"]
         command += ["--json", "--upstream", "http://127.0.0.1:9/v1", "--advance-s", "5"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
             assert gateway.stdout is not None
             address, began = json.loads(gateway.stdout.readline())["url"], time.monotonic()
             try:
-                with Clients(address, clients, seed) as sending:
+                with Clients(address, arguments.clients, arguments.seed) as sending:
                     while (state := deployments.get(deployment.id).state).status == "running":
                         time.sleep(1)
-                        if time.monotonic() - began > limit_s:
+                        if time.monotonic() - began > arguments.limit_s:
                             break
             finally:
                 gateway.terminate()
@@ -200,6 +203,7 @@ def main() -> None:
     parser.add_argument("--without-model", action="store_true")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=40, help="Smallest number of rollouts of a step.")
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--only", choices=("better", "broken"))
     arguments = parser.parse_args()
@@ -216,7 +220,7 @@ def main() -> None:
     for name, maker in (("better", makers[1]), ("broken", makers[2])):
         if arguments.only in (None, name):
             version = register(AGENT, maker())
-            print(json.dumps(deployed(version.name, arguments.clients, arguments.seed, arguments.limit_s)), flush=True)
+            print(json.dumps(deployed(version.name, arguments)), flush=True)
 
 
 if __name__ == "__main__":
