@@ -2,11 +2,11 @@
 
     python benchmarks/convergence.py FOLDER [--seeds 5] [--steps 40] [--rate 0.01] [--model embedded/smollm2-135m]
 
-Four algorithms with so many seeds each train a model to begin its answers with certain letters, from the weights as they
-are: by default those of a Llama of two layers with random weights, which takes seconds. A training counts if it ended
-by itself and its report says that it converged: the mean reward of the last ten steps does not differ from that of the
-ten steps before (Welch's interval contains 0 and is within 0.1). One line a training, in FOLDER/runs.jsonl too, so that
-a run can be cut off and called again; the last line has the share.
+Four algorithms with so many seeds each train a model to begin its answers with certain letters. The model is by default
+a Llama of two layers with random weights, which takes seconds. A training counts if it ended by itself and its report
+says that it converged: the mean reward of the last ten steps does not differ from that of the ten steps before (Welch's
+interval contains 0 and is within 0.1). One line a training, in FOLDER/runs.jsonl too, so that a run can be cut off and
+called again; the last line has the share.
 """
 
 import argparse

@@ -73,7 +73,7 @@ MESSAGES = {
         "how do I change the email of my account", "somebody else uses my account",
     ),
     "black": (
-        "the lamp is broken", "the chair has a scratch", "the kettle does not get hot", "a screw of the table is missing",
+        "the lamp is broken", "the chair has a scratch", "the kettle does not get hot", "the table has no screws",
         "the radio makes no sound", "the handle of the pan fell off",
     ),
 }  # fmt: skip
