@@ -95,9 +95,10 @@ def broken_in(folder: Path, compiled: Path) -> Path:
 
 
 def plain_in(folder: Path, compiled: Path) -> Path:
-    """The program as it is shipped, with the parameters of the compiled one."""
+    """The program as it is shipped, with the parameters of the compiled one: the baseline of the compilation."""
     if not (folder / "plain").is_dir():
-        manifest = {name: load_artifact(compiled).manifest[name] for name in ("program", "model", "settings")}
+        manifest = {name: load_artifact(compiled).manifest[name] for name in ("program", "model")}
+        manifest["settings"] = {**load_artifact(compiled).settings, "adapter": "json"}
         save_artifact(folder / "plain", load_program(manifest["program"]), manifest, splits={}, report="")
     return folder / "plain"
 

@@ -64,7 +64,7 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
             "–" if (value := reading[name]) is None else f"{value:{sign}.3f}"
             for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
         )
-        click.echo(f"  {reading['metric']}: {champion} and {candidate}, difference {gain} [{low}, {high}]")
+        click.echo(f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain} [{low}, {high}]")
     show_judges(data["judges"])
     waits = data["decision"] == "continue" and data["status"] != "running"
     decision = f"last decision ({data['rule']})" if waits else f"decision: {data['decision']} ({data['rule']})"
