@@ -1,10 +1,10 @@
 """Two real deployments of the calculator agent, served by the gateway with the embedded model, with a client loop.
 
-    python benchmarks/live_deployments.py FOLDER [--compiled ARTIFACT] [--clients 2] [--requests 40] [--without-model]
+    python benchmarks/live_deployments.py FOLDER [--compiled ARTIFACT] [--adapter DIR] [--requests 40] [--without-model]
 
 1. champion = the plain program, candidate = the compiled one (compiled with the sizes of `make demo`, or --compiled);
 2. champion = what the first one left, candidate = the compiled program with a LoRA adapter that was trained on another
-   task (labels of reviews).
+   task (labels of reviews, or --adapter).
 
 With --without-model the three versions compute the answer and are right with probability 0.2, 0.85 and 0.02: that tries
 gateway, clients and decisions in seconds, and says nothing about a model.
@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ from assay.deployment import load_artifact, save_artifact
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.plan import Metric, Plan, Step
 from assay.models import get_lm
+from assay.models.lora.adapters import adapter_home
 from assay.programs import load_program
 from assay.traces import Store
 
@@ -76,18 +78,28 @@ def compiled_in(folder: Path) -> Path:
     return folder / "compiled"
 
 
-def broken_in(folder: Path, compiled: Path) -> Path:
-    """The compiled program with an adapter that was trained to label reviews."""
+def train_on_reviews(folder: Path) -> str:
+    """Trains an adapter to label reviews; its name."""
+    rows = [
+        {"prompt": f"Is this review good or bad? {text} ({at})", "completion": "bad" if number % 2 else "good"}
+        for at in range(8)
+        for number, text in enumerate(REVIEWS)
+    ]
+    (folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["train", "sft", "reviews.jsonl", "--name", "reviews", "--model", MODEL, "--epochs", "6"]
+    subprocess.run([sys.executable, "-m", "assay", *words, "--learning-rate", "0.002"], check=True)
+    return "reviews"
+
+
+def broken_in(folder: Path, compiled: Path, adapter: Path | None) -> Path:
+    """The compiled program with an adapter of another task."""
     if not (folder / "broken").is_dir():
-        rows = [
-            {"prompt": f"Is this review good or bad? {text} ({at})", "completion": "bad" if number % 2 else "good"}
-            for at in range(8)
-            for number, text in enumerate(REVIEWS)
-        ]
-        (folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        words = ["train", "sft", "reviews.jsonl", "--name", "reviews", "--model", MODEL, "--epochs", "6"]
-        subprocess.run([sys.executable, "-m", "assay", *words, "--learning-rate", "0.002"], check=True)
-        artifact, model = load_artifact(compiled), f"{MODEL}+reviews"
+        if adapter is None:
+            name = train_on_reviews(folder)
+        else:
+            name = adapter.name
+            shutil.copytree(adapter, adapter_home() / name, dirs_exist_ok=True)
+        artifact, model = load_artifact(compiled), f"{MODEL}+{name}"
         manifest = {name: artifact.manifest[name] for name in ("program", "settings")}
         manifest |= {"model": model, "adapters": list(get_lm(model).recording.backend.adapters)}
         save_artifact(folder / "broken", artifact.program, manifest, splits={}, report="")
@@ -201,6 +213,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compiled", type=lambda text: Path(text).resolve())
+    parser.add_argument(
+        "--adapter", type=lambda name: Path(name).resolve(), help="Of another task; else one is trained."
+    )
     parser.add_argument("--without-model", action="store_true")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
@@ -216,7 +231,8 @@ def main() -> None:
         makers = [partial(computed_in, folder, rate) for rate in (0.2, 0.85, 0.02)]
     else:
         compiled = arguments.compiled or compiled_in(folder)
-        makers = [partial(plain_in, folder, compiled), lambda: compiled, partial(broken_in, folder, compiled)]
+        broken = partial(broken_in, folder, compiled, arguments.adapter)
+        makers = [partial(plain_in, folder, compiled), lambda: compiled, broken]
     register(AGENT, makers[0]())
     for name, maker in (("better", makers[1]), ("broken", makers[2])):
         if arguments.only in (None, name):

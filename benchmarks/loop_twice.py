@@ -32,7 +32,7 @@ from assay.programs import load_program
 from assay.testing.scripted_server import running
 from assay.traces import Store
 
-AGENT, MODEL, BATCH = "helper", "embedded/smollm2-135m", 40
+AGENT, MODEL, BATCH = "helper", "embedded/smollm2-135m", 20
 QUEUES = """
 from typing import Literal
 import dspy
@@ -79,9 +79,9 @@ MESSAGES = {
 }  # fmt: skip
 PLAN = {
     "steps": [
-        {"weight": 10, "requests": 40},
-        {"weight": 50, "decides": True, "requests": 40, "max_requests": 400},
-        {"weight": 95, "requests": 40},
+        {"weight": 10, "requests": 20},
+        {"weight": 50, "decides": True, "requests": 20, "max_requests": 400},
+        {"weight": 95, "requests": 20},
     ]
 }
 Task = tuple[str, dict[str, Any], dict[str, Any]]  # task type, inputs, expected outputs
@@ -117,8 +117,8 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     )
     program, rubric = f"{folder}/agent.py:{'Queues' if address is None else 'Sums'}", "r.yaml"
     if address is None:
-        manifest: dict[str, Any] = {"model": MODEL, "settings": {"adapter": "json", "parameters": {"temperature": 0.1}}}
-        options: dict[str, Any] = {"max_search_calls": 100, "sizes": {"gate": 20, "test": 20}}
+        manifest: dict[str, Any] = {"model": MODEL, "settings": {"adapter": "lean", "parameters": {"temperature": 0.1}}}
+        options: dict[str, Any] = {"max_search_calls": 40, "demos": 8, "sizes": {"gate": 12, "test": 8}}
     else:
         manifest = {"model": "openai/m", "settings": {"adapter": "chat", "parameters": {}}, "api_base": address}
         options = {"api_base": address, "prompt_format": "chat", "max_search_calls": 60, "sizes": {"gate": 30}}
@@ -127,8 +127,8 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     register(AGENT, folder / "one")
     (folder / "plan.yaml").write_text(json.dumps(PLAN))
     loop = {
-        "rubric": rubric, "method": "improve", "options": options, "every_days": 0, "min_new_tasks": 40,
-        "pool": {"privacy": "patterns", "min_points": 80, "min_task_types": 1, "min_clean": 0.5},
+        "rubric": rubric, "method": "improve", "options": options, "every_days": 0, "min_new_tasks": 30,
+        "pool": {"privacy": "patterns", "min_points": 50, "min_task_types": 1, "min_clean": 0.5},
         "deploy": {"plan": "plan.yaml"},
     }  # fmt: skip
     (folder / "loop.yaml").write_text(json.dumps(loop))
