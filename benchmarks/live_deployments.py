@@ -81,13 +81,18 @@ def compiled_in(folder: Path) -> Path:
 def train_on_reviews(folder: Path) -> str:
     """Trains an adapter to label reviews; its name."""
     rows = [
-        {"prompt": f"Is this review good or bad? {text} ({at})", "completion": "bad" if number % 2 else "good"}
+        {
+            "prompt": [{"role": "user", "content": f"Is this review good or bad? {text} ({at})"}],
+            "completion": [{"role": "assistant", "content": "bad" if number % 2 else "good"}],
+            "quality": 1.0,
+            "task": f"{number}-{at}",
+        }
         for at in range(8)
         for number, text in enumerate(REVIEWS)
     ]
     (folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["train", "sft", "reviews.jsonl", "--name", "reviews", "--model", MODEL, "--epochs", "6"]
-    subprocess.run([sys.executable, "-m", "assay", *words, "--learning-rate", "0.002"], check=True)
+    words = ["train", "sft", "reviews.jsonl", "--name", "reviews", "--model", MODEL, "--epochs", "3", "--batch", "4"]
+    subprocess.run([sys.executable, "-m", "assay", *words, "--learning-rate", "0.005"], check=True)
     return "reviews"
 
 
