@@ -1,6 +1,6 @@
 """How many of 20 short trainings converge, by the rule of `assay train` and of the figure in `assay loop status`.
 
-    python benchmarks/convergence.py FOLDER [--seeds 5] [--steps 40] [--rate 0.01] [--model embedded/smollm2-135m]
+    python benchmarks/convergence.py FOLDER [--seeds 5] [--steps 24] [--rate 0.03] [--model embedded/smollm2-135m]
 
 Four algorithms with so many seeds each train a model to begin its answers with certain letters. The model is by default
 a Llama of two layers with random weights, which takes seconds. A training counts if it ended by itself and its report
@@ -70,8 +70,11 @@ def tiny_model(folder: Path) -> str:
     )
     fast.save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(fast), max_position_embeddings=512, **sizes)).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(fast), max_position_embeddings=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
     return str(folder.absolute())
 
 
@@ -87,7 +90,7 @@ def trained(model: str, algorithm: str, seed: int, arguments: argparse.Namespace
         report = assay.train(
             f"{__file__}:Answer", rubric="letters.yaml", data="tasks.jsonl", name="letters", model=model,
             algorithm=algorithm, seed=seed, steps=arguments.steps, learning_rate=arguments.rate,
-            prompts_per_step=4, num_generations=4, max_completion=16, evaluate_every=0, test=False,
+            prompts_per_step=2, num_generations=4, max_completion=12, evaluate_every=0, test=False,
             sizes={"val": 2}, store=folder / "assay.db", progress=Console(),
         )  # fmt: skip
     except assay.AssayError as error:
@@ -117,8 +120,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=1e-2)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rate", type=float, default=3e-2)
     parser.add_argument("--model")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
