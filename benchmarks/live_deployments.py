@@ -1,10 +1,10 @@
 """Two real deployments of the calculator agent, served by the gateway with the embedded model, with a client loop.
 
-    python benchmarks/live_deployments.py FOLDER [--compiled ARTIFACT] [--clients 2] [--without-model]
+    python benchmarks/live_deployments.py FOLDER [--compiled ARTIFACT] [--adapter DIR] [--requests 40] [--without-model]
 
 1. champion = the plain program, candidate = the compiled one (compiled with the sizes of `make demo`, or --compiled);
 2. champion = what the first one left, candidate = the compiled program with a LoRA adapter that was trained on another
-   task (labels of reviews).
+   task (labels of reviews, or --adapter).
 
 With --without-model the three versions compute the answer and are right with probability 0.2, 0.85 and 0.02: that tries
 gateway, clients and decisions in seconds, and says nothing about a model.
@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -35,20 +36,13 @@ from assay.deployment import load_artifact, save_artifact
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.plan import Metric, Plan, Step
 from assay.models import get_lm
+from assay.models.lora.adapters import adapter_home
 from assay.programs import load_program
 from assay.traces import Store
 
 MODEL, AGENT = "embedded/smollm2-135m", "calculator"
 SEEN = "arithmetic:terms=2-3&digits=2-3&size=600"
 FRESH = "arithmetic:terms=2-3&digits=2-3&size=2000&seed=25"
-PLAN = Plan(
-    steps=(
-        Step(weight=10, requests=40),
-        Step(weight=50, decides=True, requests=40, max_requests=600),
-        Step(weight=95, requests=40),
-    ),
-    metrics=(Metric(success_gain=0.1),),
-)
 COMPUTED = """
 import random, re
 import dspy
@@ -65,6 +59,16 @@ REVIEWS = (
 )  # fmt: skip
 
 
+def plan_of(requests: int) -> Plan:
+    """10 %, 50 % (decides) and 95 %, each with at least so many rollouts of both arms."""
+    steps = (
+        Step(weight=10, requests=requests),
+        Step(weight=50, decides=True, requests=requests, max_requests=600),
+        Step(weight=95, requests=requests),
+    )
+    return Plan(steps=steps, metrics=(Metric(success_gain=0.1),))
+
+
 def compiled_in(folder: Path) -> Path:
     """The compiled program, with the sizes of `make demo`."""
     words = ["compile", "math_qa", "--rubric", "math_qa", "--data", SEEN, "--model", MODEL, "--set", "temperature=0.1"]
@@ -74,18 +78,33 @@ def compiled_in(folder: Path) -> Path:
     return folder / "compiled"
 
 
-def broken_in(folder: Path, compiled: Path) -> Path:
-    """The compiled program with an adapter that was trained to label reviews."""
+def train_on_reviews(folder: Path) -> str:
+    """Trains an adapter to label reviews; its name."""
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"Is this review good or bad? {text} ({at})"}],
+            "completion": [{"role": "assistant", "content": "bad" if number % 2 else "good"}],
+            "quality": 1.0,
+            "task": f"{number}-{at}",
+        }
+        for at in range(8)
+        for number, text in enumerate(REVIEWS)
+    ]
+    (folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["train", "sft", "reviews.jsonl", "--name", "reviews", "--model", MODEL, "--epochs", "3", "--batch", "4"]
+    subprocess.run([sys.executable, "-m", "assay", *words, "--learning-rate", "0.005"], check=True)
+    return "reviews"
+
+
+def broken_in(folder: Path, compiled: Path, adapter: Path | None) -> Path:
+    """The compiled program with an adapter of another task."""
     if not (folder / "broken").is_dir():
-        rows = [
-            {"prompt": f"Is this review good or bad? {text} ({at})", "completion": "bad" if number % 2 else "good"}
-            for at in range(8)
-            for number, text in enumerate(REVIEWS)
-        ]
-        (folder / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        words = ["train", "sft", "reviews.jsonl", "--name", "reviews", "--model", MODEL, "--epochs", "6"]
-        subprocess.run([sys.executable, "-m", "assay", *words, "--learning-rate", "0.002"], check=True)
-        artifact, model = load_artifact(compiled), f"{MODEL}+reviews"
+        if adapter is None:
+            name = train_on_reviews(folder)
+        else:
+            name = adapter.name
+            shutil.copytree(adapter, adapter_home() / name, dirs_exist_ok=True)
+        artifact, model = load_artifact(compiled), f"{MODEL}+{name}"
         manifest = {name: artifact.manifest[name] for name in ("program", "settings")}
         manifest |= {"model": model, "adapters": list(get_lm(model).recording.backend.adapters)}
         save_artifact(folder / "broken", artifact.program, manifest, splits={}, report="")
@@ -93,9 +112,10 @@ def broken_in(folder: Path, compiled: Path) -> Path:
 
 
 def plain_in(folder: Path, compiled: Path) -> Path:
-    """The program as it is shipped, with the parameters of the compiled one."""
+    """The program as it is shipped, with the parameters of the compiled one: the baseline of the compilation."""
     if not (folder / "plain").is_dir():
-        manifest = {name: load_artifact(compiled).manifest[name] for name in ("program", "model", "settings")}
+        manifest = {name: load_artifact(compiled).manifest[name] for name in ("program", "model")}
+        manifest["settings"] = {**load_artifact(compiled).settings, "adapter": "json"}
         save_artifact(folder / "plain", load_program(manifest["program"]), manifest, splits={}, report="")
     return folder / "plain"
 
@@ -146,21 +166,22 @@ class Clients:
                 self.counts[answered] += 1
 
 
-def deployed(candidate: str, clients: int, seed: int, limit_s: float) -> dict[str, Any]:
-    """Serves the agent until the deployment of `candidate` has ended."""
+def deployed(candidate: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Serves the agent until the deployment of `candidate` has ended; one that was cut off is continued."""
     with Store() as store:
         deployments = Deployments(store.engine)
-        deployment = deployments.start(candidate, PLAN)
+        active = deployments.active(AGENT)
+        deployment = deployments.start(candidate, plan_of(arguments.requests)) if active is None else active
         command = [sys.executable, "-m", "assay", "serve", "--agent", AGENT, "--agent-rubric", "math_qa", "--port", "0"]
         command += ["--json", "--upstream", "http://127.0.0.1:9/v1", "--advance-s", "5"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
             assert gateway.stdout is not None
             address, began = json.loads(gateway.stdout.readline())["url"], time.monotonic()
             try:
-                with Clients(address, clients, seed) as sending:
+                with Clients(address, arguments.clients, arguments.seed) as sending:
                     while (state := deployments.get(deployment.id).state).status == "running":
                         time.sleep(1)
-                        if time.monotonic() - began > limit_s:
+                        if time.monotonic() - began > arguments.limit_s:
                             break
             finally:
                 gateway.terminate()
@@ -197,9 +218,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compiled", type=lambda text: Path(text).resolve())
+    parser.add_argument(
+        "--adapter", type=lambda name: Path(name).resolve(), help="Of another task; else one is trained."
+    )
     parser.add_argument("--without-model", action="store_true")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=40, help="Smallest number of rollouts of a step.")
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--only", choices=("better", "broken"))
     arguments = parser.parse_args()
@@ -211,12 +236,13 @@ def main() -> None:
         makers = [partial(computed_in, folder, rate) for rate in (0.2, 0.85, 0.02)]
     else:
         compiled = arguments.compiled or compiled_in(folder)
-        makers = [partial(plain_in, folder, compiled), lambda: compiled, partial(broken_in, folder, compiled)]
+        broken = partial(broken_in, folder, compiled, arguments.adapter)
+        makers = [partial(plain_in, folder, compiled), lambda: compiled, broken]
     register(AGENT, makers[0]())
     for name, maker in (("better", makers[1]), ("broken", makers[2])):
         if arguments.only in (None, name):
             version = register(AGENT, maker())
-            print(json.dumps(deployed(version.name, arguments.clients, arguments.seed, arguments.limit_s)), flush=True)
+            print(json.dumps(deployed(version.name, arguments)), flush=True)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
     with monkeypatch.context() as patch:
         patch.setattr("assay.api.improve.run.train_sft", diverging)
         down = assay.improve("turning.py:Turning", **{**job, "name": "down"})
-    assert down.steps == [{"step": "sft", "kept": False, "gate": None, "note": "the loss was not a finite number"}]
+    assert down.steps == [
+        {"step": "sft", "kept": False, "gate": None, "note": "the loss was not a finite number", "converged": False}
+    ]
     assert down.artifact is not None  # of what there was
     words = [sys.executable, "-m", "assay", "run", str(report.artifact), "place=5 Main Street"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
@@ -105,5 +107,6 @@ def test_guards_are_checked_before_the_first_step_and_passed_to_the_training(
         raise Diverged("far enough")
 
     monkeypatch.setattr("assay.api.improve.run.train", training)
-    assay.improve("math_qa", name="y", retention=[other], monitor="classify", **job)
+    report = assay.improve("math_qa", name="y", retention=[other], monitor="classify", **job)
+    assert (report.steps[0]["note"], report.steps[0]["converged"]) == ("far enough", False)
     assert (recorded["retention"], recorded["monitor"]) == ([other], "classify")

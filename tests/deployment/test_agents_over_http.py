@@ -34,7 +34,10 @@ def address(own_folder: Path) -> Iterator[str]:
         yield started["url"]
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        printed, said = process.communicate(timeout=30)
+    assert f"agent support, now support@1: POST {started['url']}/agents/support\n" in said
+    counts = json.loads(printed.splitlines()[-1])["agents"]
+    assert f"rollouts of agents: support@1 {sum(counts['support@1'].values())}" in said
 
 
 def post(address: str, agent: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from production import artifact, two_versions
 
+from assay.api.loop.improvement import Order, improved
 from assay.deployment.deployments import Deployments
 from assay.deployment.monitoring import Figure, loop_figures
 from assay.deployment.plan import Plan, Step
-from assay.runs.settings.loop import LoopLimits
+from assay.runs.settings.loop import LoopLimits, LoopSettings
 from assay.traces import Rollout, Store
 from assay.traces.records import Verdict
 
@@ -90,3 +92,22 @@ def test_deployments_taken_back_later_or_ended_by_hand_did_not_succeed(store: St
     deployments.order(deployment.id, "rollback")
     ended = figures(store)["deployments"]
     assert (ended.value, ended.ok, ended.detail["taken back later"]) == (0.0, False, 1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("converged", "expected"), [(True, True), (None, True), (False, False)])
+def test_an_improvement_whose_training_did_not_converge_says_so(
+    store: Store, monkeypatch: pytest.MonkeyPatch, converged: bool | None, expected: bool
+) -> None:
+    steps = [
+        {"step": "prompts", "kept": False, "converged": None},
+        {"step": "grpo", "kept": True, "converged": converged},
+    ]
+    report = {"artifact": "better", "steps": steps, "stopped": None, "notes": [], "test": None}
+    monkeypatch.setattr("assay.api.loop.improvement.improve", lambda *_, **__: SimpleNamespace(to_dict=lambda: report))
+    order = Order(
+        name="n", champion=Path("one"), data=Path("pool.jsonl"), out=Path("better"), store=store.url, began=NOW,
+        max_calls=None, max_cost_usd=None,
+    )  # fmt: skip
+    detail = improved(LoopSettings(rubric="r.yaml", method="improve"), order, None)
+    assert (detail["artifact"], detail["converged"]) == ("better", expected)
+    assert detail["reason"] == "prompts not kept; grpo kept" + ("" if expected else ", not converged")

@@ -66,6 +66,7 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     assert {"deployment", "stage", "share", "decision", "arms", "reason"} <= status.keys()
     assert status["decision"] == "next", status
     assert (status["decision"], run("deploy", "advance", "support", "--dry-run")["decision"]) == ("next", "next")
+    assert "  score: champion 0.3" in text("deploy", "status", "support")
     assert run("deploy", "advance", "support")["rule"] == "success"
     assert run("deploy", "promote", "support", "--reason", "enough")["status"] == "promoted"
     assert "support@2" in text("registry", "show", "support")

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -50,6 +50,7 @@ class Serving:
         run_id: its run in the store.
         key: key of the gateway: the given one, or the one that was generated.
         stop: ends the gateway; may be called from any thread.
+        agents: the agents that are served, each with the version that its units get without a deployment.
     """
 
     url: str
@@ -57,6 +58,7 @@ class Serving:
     run_id: str
     key: str
     stop: Callable[[], None]
+    agents: Mapping[str, str] = field(default_factory=dict)
 
 
 @takes(ServeSettings)
@@ -125,7 +127,10 @@ async def _serve(
 
     try:
         if on_start is not None:
-            on_start(Serving(url=address, model=upstream.name, run_id=run_id, key=gateway.access.key, stop=stop))
+            champions = {name: agent.router.champion.name for name, agent in agents.items()}
+            on_start(Serving(
+                url=address, model=upstream.name, run_id=run_id, key=gateway.access.key, stop=stop, agents=champions
+            ))  # fmt: skip
         await ended.wait()
     finally:
         await listener.close()
@@ -136,7 +141,19 @@ async def _serve(
         if exporter is not None:
             await asyncio.to_thread(exporter.stop)
         counts = await run.end()
+    if agents:
+        counts["agents"] = _rollouts_of(agents)
     return counts if exporter is None else {**counts, "otlp": exporter.to_dict()}
+
+
+def _rollouts_of(agents: "Mapping[str, DeployedAgent]") -> dict[str, dict[str, int]]:
+    """Rollouts of this process by version and status."""
+    counts: dict[str, dict[str, int]] = {}
+    for agent in agents.values():
+        for (version, _, status), count in agent.counts.items():
+            of_version = counts.setdefault(version, {})
+            of_version[status] = of_version.get(status, 0) + count
+    return counts
 
 
 def _exporter(

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,6 +74,8 @@ def _show_start(serving: "Serving", *, store: str | None, key: str | None, as_js
     console = Console()
     database = url_without_password(store_url(store)).removeprefix("sqlite:///")
     console.say(f"{serving.model} at {serving.url}, recorded in {database}; Ctrl-C ends it")
+    for name, version in serving.agents.items():
+        console.say(f"  agent {name}, now {version}: POST {serving.url}/agents/{name}")
     bases = f"OPENAI_BASE_URL={serving.url}/v1  ANTHROPIC_BASE_URL={serving.url}  GOOGLE_GEMINI_BASE_URL={serving.url}"
     console.say(f"  {bases}" + ("" if key is None else "  (callers must send the key)"))
     if key is None:
@@ -84,9 +87,19 @@ def _summary(counts: dict[str, Any]) -> str:
     """The counts of a gateway's run, in one sentence."""
     passed = ", ".join(f"{name} ({count})" for name, count in counts["passed_through"].items())
     unsupported = ", ".join(f"{path} ({count})" for path, count in counts["refused_paths"].items())
+    agents = ", ".join(
+        f"{version} {sum(statuses.values()):,}" + (f" ({failed:,} failed)" if (failed := _failed(statuses)) else "")
+        for version, statuses in sorted(counts.get("agents", {}).items())
+    )
     return (
-        f"{counted(counts['calls'], 'calls')} went to a model, {counts['stored']} are stored, "
+        (f"rollouts of agents: {agents or 'none'}; " if "agents" in counts else "")
+        + f"{counted(counts['calls'], 'calls')} went to a model, {counts['stored']} are stored, "
         f"{counts['unrecorded']} were not recorded; rollouts never closed: {counts['unclosed']:,}"
         + (f"; passed on and not recorded: {passed}" if passed else "")
         + (f"; requested, but not supported by the gateway: {unsupported}" if unsupported else "")
     )
+
+
+def _failed(statuses: Mapping[str, int]) -> int:
+    """Rollouts that did not end with an answer."""
+    return sum(count for status, count in statuses.items() if status != "done")

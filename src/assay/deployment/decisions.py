@@ -231,9 +231,10 @@ def _unpaired(plan: Plan, readings: Sequence[Reading]) -> str | None:
 
 
 def _harm(metric: Metric, reading: Reading) -> str:
+    bound, word = metric.sign * reading.high, "at most" if metric.sign > 0 else "at least"
     return (
-        f"{metric.name}: candidate less champion is {metric.sign * reading.gain:+.3f}, in the better direction at most "
-        f"{reading.high:+.3f} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
+        f"{metric.name}: candidate less champion is {metric.sign * reading.gain:+.3f}, with confidence {word} "
+        f"{bound:+.3f} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
     )
 
 

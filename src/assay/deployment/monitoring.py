@@ -2,7 +2,7 @@
 
 | figure | what it is |
 |---|---|
-| `convergence` | share of the improvements that ended by themselves: neither failed nor cut off by a cap |
+| `convergence` | share of the improvements that ended by themselves, and none of whose trainings ended not converged |
 | `forgetting` | largest loss of a task type in production, champion against the version before |
 | `hacks` | alarms of trainings that a rubric is gamed, and rollouts that failed a criterion named after hacks |
 | `clean` | share of clean rollouts in the newest pool |

@@ -17,8 +17,9 @@ __all__ = ["ImproveReport", "finished_report", "write_json"]
 class ImproveReport(ReportRepr):
     """What `improve` returns.
 
-    `steps`: each step with the decision of its gate. `test`: comparison of start and result on the sealed test.
-    `stopped`: the cap that ended the improvement early.
+    `steps`: each step with the decision of its gate, and `converged`: whether its policy gradient converged; False if
+    a training diverged, None for other steps and where too few optimizer steps were made to tell. `test`: comparison
+    of start and result on the sealed test. `stopped`: the cap that ended the improvement early.
     """
 
     artifact: Path | None

@@ -168,14 +168,15 @@ class _Improvement(ImprovementState):
                     self.candidate = self._prompts(at) if step == "prompts" else self._weights(at, step)
                 self._keep()
         except (DataError, Diverged) as error:
-            row: dict[str, Any] = {"step": step, "kept": False, "gate": None, "note": str(error)}
+            converged = False if isinstance(error, Diverged) else None
+            row: dict[str, Any] = {
+                "step": step, "kept": False, "gate": None, "note": str(error), "converged": converged
+            }  # fmt: skip
         else:
             row = {
-                "step": step,
-                "program": self.candidate[0],
-                "model": self.candidate[1],
-                **self._gate(before, self.candidate),
-            }
+                "step": step, "program": self.candidate[0], "model": self.candidate[1],
+                "converged": self._converged(at, step), **self._gate(before, self.candidate),
+            }  # fmt: skip
             if row["kept"]:
                 self.report.program, self.report.model = self.candidate
         self.candidate = None
@@ -248,6 +249,13 @@ class _Improvement(ImprovementState):
         if warmed.name is None:
             raise DataError(f"{self.report.model} is not served by name: its adapter is in {warmed.path}")
         return self.report.program, warmed.name
+
+    def _converged(self, at: int, step: str) -> bool | None:
+        """Whether the policy gradient of this step converged by its rule; None if it took too few steps to tell."""
+        if step != "grpo":
+            return None
+        converged: bool | None = find_adapter(f"{self.name}-{at + 1}").made.get("converged")
+        return converged
 
     def _note_cut(self, at: int, step: str, stopped: str | None) -> None:
         """Notes that a cap ended the step early; its result so far goes to the gate."""

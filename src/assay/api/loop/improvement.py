@@ -92,16 +92,23 @@ def _improved(settings: LoopSettings, order: Order, progress: Progress | None) -
         store=order.store, resume=True, progress=progress, **_options(settings, order),
     ).to_dict()  # fmt: skip
     better = any(step["kept"] for step in report["steps"])
+    settled = all(step.get("converged") is not False for step in report["steps"])
     calls, cost = usage_since(order.store, order.began)
     return {
         "artifact": report["artifact"] if better else None,
-        "reason": "; ".join(f"{step['step']} {'kept' if step['kept'] else 'not kept'}" for step in report["steps"]),
+        "reason": "; ".join(map(_outcome, report["steps"])),
         "calls": calls,
         "cost_usd": cost,
-        "converged": report["stopped"] is None,
+        "converged": report["stopped"] is None and settled,
         "hacks": _hacks(report),
         "test": report["test"],
     }
+
+
+def _outcome(step: Mapping[str, Any]) -> str:
+    """A step of an improvement in a few words."""
+    settled = ", not converged" if step.get("converged") is False else ""
+    return f"{step['step']} {'kept' if step['kept'] else 'not kept'}{settled}"
 
 
 def usage_since(store: Any, began: float) -> tuple[int, float]:

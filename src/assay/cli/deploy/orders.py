@@ -64,7 +64,7 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
             "–" if (value := reading[name]) is None else f"{value:{sign}.3f}"
             for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
         )
-        click.echo(f"  {reading['metric']}: {champion} and {candidate}, difference {gain} [{low}, {high}]")
+        click.echo(f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain} [{low}, {high}]")
     if data["variance_removed"] is not None:
         click.echo(f"  the covariate removed {data['variance_removed']:.0%} of the variance of the difference")
     show_judges(data["judges"])

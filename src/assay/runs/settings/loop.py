@@ -25,7 +25,7 @@ _SCORING = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinkin
 class LoopLimits(Settings):
     """Limits of what `assay loop status` shows."""
 
-    convergence: float = setting(0.9, "Smallest share of improvements that ended by themselves.", ge=0, le=1)
+    convergence: float = setting(0.9, "Smallest share of improvements that ended and converged.", ge=0, le=1)
     forgetting: float = setting(
         0.05, "Largest loss of a task type against the version before, once it is shown.", ge=0, le=1
     )
