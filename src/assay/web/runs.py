@@ -15,7 +15,7 @@ from assay.support.times import since
 from assay.traces.store import Store
 from assay.traces.store.evaluations import evaluations_of, mean_scores
 from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
-from assay.traces.store.paging import WINDOW, rollouts_of_run
+from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, given
 from assay.web.rendering import View, link
@@ -67,8 +67,7 @@ def runs_page(store: Store, query: Mapping[str, str], *, where: str | Path | Non
 def _with_scores(store: Store, runs: list[dict[str, Any]], where: str | Path | None) -> list[dict[str, Any]]:
     """The runs with their scores: of `evaluate` from its rollouts, if they are few, of others from their report."""
     evaluations = [run["id"] for run in runs if run["kind"] == "evaluate"]
-    small = [run_id for run_id in evaluations if rollouts_of_run(store, run_id, most=SCORED) <= SCORED]
-    means = mean_scores(store, small, phase="evaluate")
+    means = mean_scores(store, sorted(small_runs(store, evaluations, most=SCORED)), phase="evaluate")
     return [
         {**run, "scores": RunScores(after=means.get(run["id"]))} if run["kind"] == "evaluate"
         else {**run, "scores": run_scores(finished_report(where, run["id"]) or {})}
