@@ -26,7 +26,7 @@ from assay.traces.missed import Unrecorded
 from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
 from assay.traces.store.sealing import claim_salt
 
-__all__ = ["Run", "budgeted", "client_of", "home_of", "open_run", "opened_store", "pinned"]
+__all__ = ["Run", "budgeted", "client_of", "home_of", "new_run_id", "open_run", "opened_store", "pinned"]
 
 
 @dataclass
@@ -62,7 +62,7 @@ def open_run(
     with exclusive_lock(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         if config.salt is not None:
             claim_salt(opened, config.salt)
-        run_id, resumed = _run_id(opened, config.key, resume=resume, cache=config.cache)
+        run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
         started, status, ended = time.time(), "failed", False
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
@@ -198,7 +198,7 @@ def pinned(name: str) -> Iterator[None]:
         _pin.reset(token)
 
 
-def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
+def new_run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
     """The id of the run to open, and whether an earlier process has started it.
 
     `resume` takes the latest run of the job: an unfinished one that is older was superseded, for example where a check

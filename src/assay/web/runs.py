@@ -120,6 +120,8 @@ def run_page(
             "study": None if tuned is None else tuned_page(tuned),
             "decided": [] if tuned is None else tuned_words(tuned),
             "trained": trained,
+            "has_rollouts": not _reads_rows(run),
+            "comparisons": _comparisons(report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
@@ -141,6 +143,22 @@ def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
         if evaluated.phase == "evaluate":
             return scores_of(store, run["id"], evaluated, rows=_TASKS)
     return None
+
+
+def _reads_rows(run: Mapping[str, Any]) -> bool:
+    """Whether it is a training on the rows of an export, which runs no program."""
+    return run["kind"] == "train" and bool(run["config"].get("export"))
+
+
+def _comparisons(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Words and addresses of the pages that compare two runs which a training made, task by task."""
+    validations = report.get("validation") or {}
+    return [
+        (f"{program}, {mode}", link("compare", a=sides["runs"][0], b=sides["runs"][1]))
+        for program, modes in validations.items()
+        for mode, sides in modes.items()
+        if sides.get("runs")
+    ]
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
