@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from assay.reports.charts import Line, lines_chart
 from assay.reports.files import write_report
+from assay.support.numbers import figure, signed
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
@@ -279,7 +280,7 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
 def _sample(sample: Mapping[str, Any]) -> str:
     advantages = sample["advantages"] or []
     calls = "\n".join(
-        f"[{call['t']}] advantage {advantages[index]:+.2f}  {call['output']}"
+        f"[{call['t']}] advantage {signed(advantages[index], 2)}  {call['output']}"
         if index < len(advantages)
         else f"[{call['t']}] {call['output']}"
         for index, call in enumerate(sample["calls"])
@@ -289,8 +290,12 @@ def _sample(sample: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "" if value is None else figure(value)
 
 
 def interval(gain: Mapping[str, Any] | None) -> str:
-    return "" if not gain or gain["mean"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    return (
+        ""
+        if not gain or gain["mean"] is None
+        else f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}]"
+    )
