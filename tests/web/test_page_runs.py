@@ -36,7 +36,7 @@ def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:
         rollout_of_sums(store, 5_000 + number, run_id="evaluated", phase="evaluate", score=score)
     put_run(store, "empty")
     store.flush()
-    cells = re.findall(r'</span></td><td class="number">([^<]*)</td>', read(store, "/runs", where=tmp_path / "s.db"))
+    cells = re.findall(r'data-label="score">([^<]*)</td>', read(store, "/runs", where=tmp_path / "s.db"))
     assert sorted(cells) == ["0.500 → 0.833", "0.625", "–"]
 
 
