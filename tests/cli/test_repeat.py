@@ -67,12 +67,23 @@ def test_a_training_is_resumed_by_its_method() -> None:
         "assay", "train", "sft", "data/warm rows", "--name", "warm", "--epochs", "1", "--program", "p.py:P", "--rubric",
         "r.yaml", "--data", "d.jsonl", "--test-size", "9", "--set", "max_steps=3", "--store", "s.db", "--resume",
     ]  # fmt: skip
-    policy = asdict(TrainSettings(**JOB, adapter_name="better", algorithm="rloo", steps=9, retention=["q,r,d"]))
+    policy = asdict(
+        TrainSettings(
+            **JOB,
+            adapter_name="better",
+            algorithm="rloo",
+            steps=9,
+            retention=["q,r,d"],
+            parameters={"temperature": 1.0, "max_steps": 2},
+        )
+    )
     text = run_command("train", policy)
     assert text is not None
     assert text.startswith("assay train rloo 'my programs/p.py:P' --name better --rubric r.yaml --data 'arithmetic:")
     assert "--retention q,r,d" in text
     assert "--steps 9" in text
+    assert "--set max_steps=2" in text
+    assert "temperature" not in text  # it is that of the rollouts, which this command refuses
     assert (
         resume_command("train", {**policy, "retention": ["q,r,d"], "program": "q", "rubric": "r", "data": "d"}) is None
     )

@@ -8,7 +8,7 @@ from assay.errors import Cancelled, ConfigError
 from assay.evaluation import SilentProgress
 from assay.runs.trainings import TrainingRun, open_training
 from assay.traces import Store
-from assay.traces.store.listing import find_run, finished_report
+from assay.traces.store.listing import failure_of, find_run, finished_report
 
 CONFIG = {"algorithm": "sft", "export": "rows"}
 
@@ -45,6 +45,7 @@ def test_a_training_that_was_stopped_is_resumed_as_the_same_run(tmp_path: Path) 
         ):
             raise error("x")
         assert status_of(store, run) == status
+        assert failure_of(store, run.run_id) == ("x" if error is Cancelled else "ValueError: x")
         ids.append(run.run_id)
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=store, resume=True) as run:
         ids.append(run.run_id)
@@ -55,6 +56,7 @@ def test_a_training_that_was_stopped_is_resumed_as_the_same_run(tmp_path: Path) 
     ):
         pass
     assert status_of(store, run) == "done"
+    assert failure_of(store, run.run_id) is None
     with open_training(CONFIG, name="warm", progress=SilentProgress(), store=store) as another:
         assert another.run_id != run.run_id
 

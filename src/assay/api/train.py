@@ -198,7 +198,7 @@ class _EvalTasks:
         config = replace(
             self.config,
             program=names.program,
-            rubric=names.rubric,
+            rubric=self.config.rubric if trained else names.rubric,  # as it was named
             data=names.data,
             parameters=sampled,
             curriculum=self.config.curriculum if trained else None,

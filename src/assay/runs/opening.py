@@ -19,6 +19,7 @@ from assay.models.lm import check_thinking
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.models.thinking import ThinkingError
+from assay.runs.finished import keep_failure
 from assay.runs.lock import cancelled_by_signals, exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.traces import Recorder, Store, store_url
@@ -86,6 +87,7 @@ def open_run(
             model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
+            keep_failure(home / "runs" / run_id, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model,
@@ -99,8 +101,12 @@ def open_run(
             ended = run.ended
             if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
-        except (Cancelled, KeyboardInterrupt, BudgetExceeded):
+        except (Cancelled, KeyboardInterrupt, BudgetExceeded) as error:
             status = "stopped"
+            keep_failure(home / "runs" / run_id, error)
+            raise
+        except Exception as error:
+            keep_failure(home / "runs" / run_id, error)
             raise
         finally:
             missed = before if ended else recorder.unrecorded

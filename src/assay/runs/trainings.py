@@ -17,7 +17,7 @@ from assay.evaluation import Progress
 from assay.models import Caps, Meter
 from assay.optimizers.finetuning.run_folder import rank
 from assay.reports.training_log import TrainingLog
-from assay.runs.finished import FinishedRun
+from assay.runs.finished import FinishedRun, keep_failure
 from assay.runs.lock import cancelled_by_signals, exclusive_lock
 from assay.runs.opening import home_of, new_run_id, opened_store
 
@@ -62,12 +62,17 @@ def open_training(
     with exclusive_lock(home / "runs" / f"{key}.lock"):
         run_id = _begun(key, stored, started, store, progress, resume=resume)
         folder = home / "runs" / run_id
+        keep_failure(folder, None)
         try:
             with cancelled_by_signals(Meter()):
                 yield TrainingRun(run_id=run_id, folder=folder, log=TrainingLog(folder))
             status = "done"
-        except (Cancelled, KeyboardInterrupt):
+        except (Cancelled, KeyboardInterrupt) as error:
             status = "stopped"
+            keep_failure(folder, error)
+            raise
+        except Exception as error:
+            keep_failure(folder, error)
             raise
         finally:
             with opened_store(store, progress) as opened:

@@ -14,7 +14,7 @@ from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
 from assay.traces.store.evaluations import evaluations_of, mean_scores
-from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
+from assay.traces.store.listing import failure_of, find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, given
@@ -27,6 +27,7 @@ RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs
 _ROWS, _TASKS = 50, 100
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its intervals are computed at once: 0.2 s
+_ENDED_BADLY = ("failed", "stopped")
 STATUSES = ("running", "done", "stopped", "failed")
 
 
@@ -128,7 +129,8 @@ def run_page(
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
             "notes": [str(note) for name in ("alarms", "notes") for note in report.get(name) or ()],
-            "stopped": report.get("stopped"),
+            "stopped": report.get("stopped")
+            or (failure_of(where, run["id"]) if run["status"] in _ENDED_BADLY else None),
             "has_report": bool(report),
             "commands": commands,
         },
