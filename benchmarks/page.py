@@ -9,7 +9,8 @@ request of each page apart. `cpu_ms` is the CPU time of the server for one reque
 changes less. Bytes are those of the HTML alone; `static_bytes` are those of style and scripts,
 compressed. `paint_ms` is the first contentful paint in Chromium, the median of three loads, with style and scripts in
 its cache; null where Chromium or Playwright is missing. `scans` are lines of `EXPLAIN QUERY PLAN`, of the queries of
-all pages, that scan rollouts or transitions; on PostgreSQL lines of `EXPLAIN` with a sequential scan of them.
+all pages, that scan rollouts or transitions; on PostgreSQL lines of `EXPLAIN ANALYZE`
+with a sequential scan of them, and `database_ms` is the time of all queries of a page.
 
 The runs of a compile, a search, a training and of judges, the labels and the deployment are those of the tests
 (`tests/web`), next to the many rollouts. `--preview` measures the page of training data with a preview of each kind, on
@@ -113,27 +114,35 @@ def fill_jobs(url: str, home: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def scans_of(url: str, home: Path, paths: list[str]) -> list[str]:
-    """Lines of the plans of the queries of these pages that scan rollouts or transitions."""
+def plans_of(url: str, home: Path, paths: dict[str, str]) -> dict[str, Any]:
+    """`scans`: lines of the plans of the queries of these pages that scan rollouts or transitions. `database_ms`: time
+    that PostgreSQL took for the queries of each page."""
     from pages import Browser, Scans, browse
 
     from assay.traces import Store
 
-    async def visit(browser: Browser) -> None:
-        for path in paths:
-            status, text = await browser.get(path)
-            assert status == 200, text
+    with Store(url) as store:
+        plans = AnalyzedPlans(store) if store.engine.name == "postgresql" else None
+        times: dict[str, float] = {}
 
-    with Store(url) as store, (SequentialScans if store.engine.name == "postgresql" else Scans)(store) as scans:
-        browse(store, visit, where=home / "s.db")
-    return scans
+        async def visit(browser: Browser) -> None:
+            for name, path in paths.items():
+                before = 0.0 if plans is None else plans.ms
+                status, text = await browser.get(path)
+                assert status == 200, text
+                if plans is not None:
+                    times[name] = round(plans.ms - before, 1)
+
+        with plans or Scans(store) as scans:
+            browse(store, visit, where=home / "s.db")
+    return {"scans": scans, "database_ms": times}
 
 
-class SequentialScans:
-    """Collects the plan's lines that scan rollouts or transitions on PostgreSQL, of the queries inside of it."""
+class AnalyzedPlans:
+    """Queries inside of it on PostgreSQL: lines of their plans that scan rollouts or transitions, and their time."""
 
     def __init__(self, store: Any) -> None:
-        self._engine, self.lines = store.engine, list[str]()
+        self._engine, self.lines, self.ms = store.engine, list[str](), 0.0
 
     def __enter__(self) -> list[str]:
         sa.event.listen(self._engine, "before_cursor_execute", self._explain)
@@ -144,8 +153,10 @@ class SequentialScans:
 
     def _explain(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         if statement.lstrip().upper().startswith(("SELECT", "WITH")):
-            plan = connection.connection.dbapi_connection.execute(f"EXPLAIN {statement}", parameters)
-            found = [line for (line,) in plan if re.search(r"Seq Scan on (rollouts|transitions)\b", line)]
+            explained = connection.connection.dbapi_connection.execute(f"EXPLAIN ANALYZE {statement}", parameters)
+            plan = [line for (line,) in explained]
+            self.ms += float(plan[-1].split()[-2])  # Execution Time: 0.1 ms
+            found = [line for line in plan if re.search(r"Seq Scan on (rollouts|transitions)\b", line)]
             self.lines += [f"{line.strip()}: {' '.join(statement.split())}" for line in found]
 
 
@@ -316,7 +327,7 @@ def whole(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             files = re.findall(r'(?:href|src)="(/static/[^"]*)"', html)
             report["static_bytes"] = sum(len(client.get(file, **{"Accept-Encoding": "gzip"})[1]) for file in files)
             painter.close()
-        report["scans"] = scans_of(url, home, list(paths.values()))
+        report |= plans_of(url, home, paths)
     return report
 
 

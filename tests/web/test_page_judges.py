@@ -40,7 +40,7 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     assert "on 22 sealed items" in text
     # every third of 22 items is called rude, all others kind; Bob calls every fourth neutral
     assert "Of 22 labelled items that it judged, 12 got another verdict" in text
-    gaps = [float(value) for value in re.findall(r'<td class="number">([+-]\d\.\d{3})</td><td class="task">', text)]
+    gaps = [float(value) for value in re.findall(r'data-label="judge less raters">([+-]\d\.\d{3})</td>', text)]
     assert gaps == sorted(gaps, key=lambda gap: -abs(gap))
     assert gaps[0] == -1.0  # rude, and both raters said kind
     assert "It fails 1 of 2 attacks" in text

@@ -193,7 +193,9 @@ class _Plane:
             value = self.low + share * (self.high - self.low)
             _, y = self.at(self.left, value)
             parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
+            parts.append(
+                f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_rounded(value, self.high - self.low)}</text>'
+            )
         for value, anchor in ((self.left, "start"), (self.right, "end")):
             x, _ = self.at(value, self.low)
             parts.append(
@@ -224,6 +226,14 @@ def _text(text: str) -> Markup:
 
 def _tick(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _rounded(value: float, span: float) -> str:
+    """A value of an axis that reaches over `span`, with as many decimals as tell four of them apart."""
+    size = 0.0 if span <= 0 else math.log10(span)
+    decimals = max(0, 2 - (math.floor(size) if size >= 0 else math.ceil(size)))
+    text = figure(value, min(decimals, 6)) if abs(value) < 1000 else f"{value:,.0f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
