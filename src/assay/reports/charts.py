@@ -193,9 +193,8 @@ class _Plane:
             value = self.low + share * (self.high - self.low)
             _, y = self.at(self.left, value)
             parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>')
-            parts.append(
-                f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_rounded(value, self.high - self.low)}</text>'
-            )
+            number = _rounded(value, self.high - self.low)
+            parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
         for value, anchor in ((self.left, "start"), (self.right, "end")):
             x, _ = self.at(value, self.low)
             parts.append(
