@@ -12,7 +12,7 @@ from typing import Any
 
 import dspy
 
-from assay.errors import BudgetExceeded, Cancelled, ConfigError
+from assay.errors import ConfigError, StopRun
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
 from assay.models.lm import check_thinking
@@ -78,11 +78,10 @@ def open_run(
         meter.unrecorded = lambda: recorder.unrecorded.calls
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
-            client = client_of(config, "program", config.model)
             model = (
                 with_recording(lm, **lm_options)
                 if lm is not None
-                else get_lm(config.model, seed=config.seed, **lm_options, **client)
+                else get_lm(config.model, seed=config.seed, **lm_options, **client_of(config, "program", config.model))
             )
             model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
@@ -101,12 +100,8 @@ def open_run(
             ended = run.ended
             if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
-        except (Cancelled, KeyboardInterrupt, BudgetExceeded) as error:
-            status = "stopped"
-            keep_failure(home / "runs" / run_id, error)
-            raise
-        except Exception as error:
-            keep_failure(home / "runs" / run_id, error)
+        except (Exception, KeyboardInterrupt, StopRun) as error:
+            status = keep_failure(home / "runs" / run_id, error)
             raise
         finally:
             missed = before if ended else recorder.unrecorded

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.errors import Cancelled, ConfigError
+from assay.errors import ConfigError, StopRun
 from assay.evaluation import Progress
 from assay.models import Caps, Meter
 from assay.optimizers.finetuning.run_folder import rank
@@ -67,12 +67,8 @@ def open_training(
             with cancelled_by_signals(Meter()):
                 yield TrainingRun(run_id=run_id, folder=folder, log=TrainingLog(folder))
             status = "done"
-        except (Cancelled, KeyboardInterrupt) as error:
-            status = "stopped"
-            keep_failure(folder, error)
-            raise
-        except Exception as error:
-            keep_failure(folder, error)
+        except (Exception, KeyboardInterrupt, StopRun) as error:
+            status = keep_failure(folder, error)
             raise
         finally:
             with opened_store(store, progress) as opened:

@@ -27,7 +27,6 @@ RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs
 _ROWS, _TASKS = 50, 100
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its intervals are computed at once: 0.2 s
-_ENDED_BADLY = ("failed", "stopped")
 STATUSES = ("running", "done", "stopped", "failed")
 
 
@@ -129,8 +128,7 @@ def run_page(
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
             "notes": [str(note) for name in ("alarms", "notes") for note in report.get(name) or ()],
-            "stopped": report.get("stopped")
-            or (failure_of(where, run["id"]) if run["status"] in _ENDED_BADLY else None),
+            "stopped": report.get("stopped") or _failure(run, where),
             "has_report": bool(report),
             "commands": commands,
         },
@@ -161,6 +159,10 @@ def _comparisons(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         for mode, sides in modes.items()
         if sides.get("runs")
     ]
+
+
+def _failure(run: Mapping[str, Any], where: str | Path | None) -> str | None:
+    return failure_of(where, run["id"]) if run["status"] in ("failed", "stopped") else None
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
