@@ -22,6 +22,7 @@ from assay.deployment.readings import (
     uncomparable,
 )
 from assay.deployment.sequences import betting, obrien_fleming
+from assay.support.numbers import signed
 
 __all__ = ["Decision", "Records", "State", "advance", "decide", "readings_now"]
 
@@ -233,8 +234,8 @@ def _unpaired(plan: Plan, readings: Sequence[Reading]) -> str | None:
 def _harm(metric: Metric, reading: Reading) -> str:
     bound, word = metric.sign * reading.high, "at most" if metric.sign > 0 else "at least"
     return (
-        f"{metric.name}: candidate less champion is {metric.sign * reading.gain:+.3f}, with confidence {word} "
-        f"{bound:+.3f} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
+        f"{metric.name}: candidate less champion is {signed(metric.sign * reading.gain)}, with confidence {word} "
+        f"{signed(bound)} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
     )
 
 
@@ -276,7 +277,7 @@ def _gain(plan: Plan, step: Step, state: State, made: _Maker, done: int, held: b
     ]
     won = [_has_gain(plan, state, metric, reading) for metric, reading in goals]
     texts = ", ".join(
-        f"{metric.name} {reading.gain:+.3f} (above {reading.low:+.3f})"
+        f"{metric.name} {signed(reading.gain)} (above {signed(reading.low)})"
         if math.isfinite(reading.gain)
         else f"{metric.name} not known of both arms in this step"
         for metric, reading in goals
