@@ -17,6 +17,7 @@ from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.failures import failure_of_program, is_agent_failure
 from assay.programs import Converse, load_program, program_inputs
 from assay.programs.agent import GUIDE
+from assay.programs.conversation_guide import ConversationGuide
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces.export.selection import Selection
@@ -206,6 +207,22 @@ def test_a_guided_run_makes_no_call_and_shows_the_labels_as_steps() -> None:
     assert steps[0] == ("choose", {"missing": "day, people", "message": "I want to book a table."}, {"about": "day"})
     assert ("note", {"asked": "day", "message": "The day is Friday."}, {"field": "day", "value": "Friday"}) in steps
     assert not any("history" in inputs for _, inputs, _ in steps)
+
+
+def test_a_guide_reads_a_correction_that_contains_the_first_wording() -> None:
+    language = {
+        "value": "Italian",
+        "says": "I speak Italian.",
+        "first": {"value": "Polish", "says": "Polish."},
+        "corrects": "Sorry, the language should be Italian, not Polish.",
+    }
+    profile = {"goal": "Hello.", "facts": {"day": {"value": "Friday", "says": "Friday."}, "language": language}}
+    guide = ConversationGuide.of({"outcome": {"day": "Friday", "language": "Italian"}}, profile)
+    assert guide is not None
+    assert guide.noted("language", "Polish.") == ("language", "Polish")
+    assert guide.noted("day", language["corrects"]) == ("language", "Italian")
+    assert guide.noted("day", "I already told you. Friday.") == ("day", "Friday")
+    assert guide.noted("day", "Good morning.") is None
 
 
 def test_long_conversations_drop_their_oldest_turns_from_the_prompt() -> None:

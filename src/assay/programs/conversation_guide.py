@@ -3,7 +3,7 @@
 Used for training tasks only, by the search for demonstrations. Calls no model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,21 +33,32 @@ class ConversationGuide:
         return cls({str(name): str(value) for name, value in outcome.items()}, UserProfile.of(profile).facts)
 
     def noted(self, asked: str, message: str) -> tuple[str, str] | None:
-        """Field and value of a message; None if the labels do not tell."""
+        """Field and value of a message; None if the labels do not tell.
+
+        The longest statement counts: a correction can contain the short one that it corrects.
+        """
         text = plain_value(message).casefold()
-        for name in (asked, *self.facts):
-            fact = self.facts.get(name, {})
-            if "delays" in fact and plain_value(fact["delays"]).casefold() in text:
-                return "none", "none"
-            first = fact.get("first")
-            if isinstance(first, Mapping) and plain_value(first["says"]).casefold() in text:
-                return name, str(first["value"])
-            corrects = fact.get("corrects")
-            if corrects is not None and plain_value(corrects).casefold() == text:
-                return name, self.expected.get(name, str(fact["value"]))
-            if fact and plain_value(fact["says"]).casefold() in text:
-                return name, self.expected.get(name, str(fact["value"]))
-        return None
+        found = [
+            (len(words), name == asked, (name, value) if value else ("none", "none"))
+            for name in self.facts
+            for words, value in self._statements(name)
+            if words in text
+        ]
+        return max(found, key=lambda entry: entry[:2])[2] if found else None
+
+    def _statements(self, name: str) -> Iterator[tuple[str, str]]:
+        """What the user can say about a fact, and the value to note, "" for none."""
+        fact = self.facts[name]
+        value = self.expected.get(name, str(fact["value"]))
+        first = fact.get("first")
+        for words, meant in (
+            (fact.get("delays"), ""),
+            (first["says"] if isinstance(first, Mapping) else None, str(first["value"]) if first else ""),
+            (fact.get("corrects"), value),
+            (fact["says"], value),
+        ):
+            if words is not None:
+                yield plain_value(words).casefold(), meant
 
     def chosen(self, missing: Sequence[str], asked: str) -> str:
         """The next field to ask for: not the one that was just asked for, if there is another one."""
