@@ -1,5 +1,6 @@
 """The rows of the table."""
 
+from claims.conversation_rows import CONVERSATION_ROWS
 from claims.table import (
     Row,
     as_good,
@@ -307,45 +308,7 @@ ROWS = (
         measurement="bfcl",
         cells=share("irrelevance"),
     ),
-    Row(
-        name="conversations",
-        claim="`converse` over 10 to 20 turns: tasks completed, compiled",
-        goal="interval above zero",
-        measurement="conversations",
-        cells=gain("completed", least=0.0),
-        note="a turn is a message of the user and a reply. The user is rule-based; the demonstrations are guided runs "
-        "on train tasks, which follow the labels.",
-    ),
-    Row(
-        name="conversations_filled",
-        claim="the same: share of the form filled rightly",
-        goal="interval above zero",
-        measurement="conversations",
-        cells=gain("filled", least=0.0),
-    ),
-    Row(
-        name="fidelity",
-        claim="simulated users without any fault in an interview: the model's (before), the rule-based one",
-        goal="reported",
-        measurement="fidelity",
-        cells=share("faithful"),
-    ),
-    Row(
-        name="memory",
-        claim="`converse` on conversations whose facts were told in another one: completed with a memory",
-        goal="+15 points",
-        measurement="memory",
-        cells=gain("remembered", least=0.15),
-        note="both sides have the same demonstrations, guided runs on train tasks. 15 points are more than 15 % of any "
-        "score, so this is the stricter reading of +15 %.",
-    ),
-    Row(
-        name="memory_filled",
-        claim="the same: share of the form filled rightly",
-        goal="+15 points",
-        measurement="memory",
-        cells=gain("remembered_filled", least=0.15),
-    ),
+    *CONVERSATION_ROWS,
     Row(
         name="document_recall",
         claim="documents: recall at 5 of `bm25s` and of the index, the answering passage among some 1,300",
