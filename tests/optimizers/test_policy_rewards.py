@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import threading
@@ -50,6 +51,17 @@ def test_hanging_or_nan_rewards_are_excluded(tiny_model: Path) -> None:
     assert report.row_stats.left_out["rollouts given up after 3 s"] == 1
     assert report.row_stats.left_out["rollouts without a score (the rubric could not decide)"] >= 1
     assert report.steps == 2
+
+
+@pytest.mark.slow
+def test_an_answer_may_end_with_any_token_that_the_model_names(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "chat"
+    shutil.copytree(tiny_model, model)
+    config = json.loads((model / "config.json").read_text())
+    ends = [2, *range(3, config["vocab_size"], 2)]  # the tokenizer names only the first
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    report = run(model, "ends", steps=1, evaluate_every=0, max_completion=16)
+    assert report.curves["cut_off"][1] == 0
 
 
 @pytest.mark.slow

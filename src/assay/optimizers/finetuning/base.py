@@ -142,7 +142,7 @@ def unpacked_weights(name: str) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = find_model(name)
-    target = model_home() / f"{name}-{spec(name).sha256[:12]}-torch-2"  # 2: version of `_split_as_llama_cpp`
+    target = model_home() / f"{name}-{spec(name).sha256[:12]}-torch-3"  # 3: version of `_as_in_llama_cpp`
     if target.is_dir():
         return target
     model_home().mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def unpacked_weights(name: str) -> Path:
             )
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacked-") as scratch, quiet():
             ready = Path(scratch) / "model"
-            tokenizer = _split_as_llama_cpp(AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name), source)
+            tokenizer = _as_in_llama_cpp(AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name), source)
             model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
             if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
                 quantizer.remove_quantization_config(model)
@@ -166,15 +166,20 @@ def unpacked_weights(name: str) -> Path:
     return target
 
 
-def _split_as_llama_cpp(tokenizer: Any, source: Path) -> Any:
-    """The tokenizer with digits split before words, where the GGUF asks for it.
+def _as_in_llama_cpp(tokenizer: Any, source: Path) -> Any:
+    """The tokenizer with the special tokens of the GGUF, and digits split before words where it asks for that.
 
-    transformers ignores that field; two spaces before a digit, one token in llama.cpp, became two.
+    transformers 5.17 took `<|im_start|>` for the end of SmolLM2's answers. It ignores the field for digits: two spaces
+    before a digit, one token in llama.cpp, became two.
     """
     import gguf
     from tokenizers import pre_tokenizers
 
-    pre = gguf.GGUFReader(str(source)).get_field("tokenizer.ggml.pre")
+    reader = gguf.GGUFReader(str(source))
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        if (field := reader.get_field(f"tokenizer.ggml.{theirs}_token_id")) is not None:
+            setattr(tokenizer, f"{ours}_token", tokenizer.convert_ids_to_tokens(int(field.contents())))
+    pre = reader.get_field("tokenizer.ggml.pre")
     if pre is not None and pre.contents() == "smollm":
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,8 @@ class TrainerPolicy(PolicyEngine):
 
     def sync(self, trainer: Any) -> None:
         self.trainer, self.backend.tokenizer = trainer, trainer._tokenizer
+        # a chat model may end with another token than its tokenizer's: Gemma's <end_of_turn>, Llama's <|eot_id|>
+        self.backend.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         trainer._last_loaded_step = -1  # makes TRL update vLLM's weights before it generates
 
     def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
@@ -250,6 +252,7 @@ class _Desk:
     def __init__(self, name: str) -> None:
         self.name, self.waiting, self.patience_s = name, list[_Question](), math.inf
         self.tokenizer: Any = None
+        self.ends: Set[int] = frozenset()
         self.pool: Any = None
 
     def __deepcopy__(self, memo: object) -> "_Desk":
@@ -289,8 +292,7 @@ class _Desk:
                     raise Cancelled("its rollout was given up")
                 pool.changed.wait(1.0)
         ids, logprobs = question.answer
-        eos = tokenizer.eos_token_id
-        ended = bool(ids) and ids[-1] in (eos, tokenizer.pad_token_id)
+        ended = bool(ids) and ids[-1] in self.ends
         content = [
             {
                 "token": tokenizer.decode([token]),
