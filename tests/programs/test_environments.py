@@ -116,19 +116,6 @@ def test_the_history_has_earlier_steps_and_can_be_left_out() -> None:
     assert "history" not in prompts[2]
 
 
-def test_the_history_begins_with_the_first_observation_once_there_is_a_later_one() -> None:
-    class Named(Corridor):
-        def _seen(self, reward: float) -> EnvironmentStep:
-            step = super()._seen(reward)
-            return step if self.at else EnvironmentStep(observation="A red corridor.")
-
-    agent, lm, prompts = playing(["fly", "right", "right"], Named)
-    with dspy.context(lm=lm):
-        agent(length=2)
-    assert [prompt.count("A red corridor.") for prompt in prompts] == [1, 1, 1]
-    assert prompts[2].index("A red corridor.") < prompts[2].index("fly: error:")
-
-
 def test_a_refused_action_is_told_to_the_agent_and_costs_a_step() -> None:
     agent, lm, prompts = playing(["fly", "right", "right"])
     with dspy.context(lm=lm):
