@@ -43,9 +43,9 @@ class EnvironmentAgent(Agent):
     `EnvironmentFailed`, which is unscored: it is not the agent's failure. A refused action is told to the agent and
     counts as a step; the same one three times ends the run.
 
-    The history begins with the first observation. It is shortened to fit `context_length`, the observation is not. An action without alternatives is taken
-    without asking the model. The model thinks from `reasoning_depth` 4 on. Actions are not reviewed, because they
-    cannot be taken back, and `tool_usage_threshold` has no effect.
+    The history begins with the first observation. It is shortened to fit `context_length`, the observation is not. An
+    action without alternatives is taken without asking the model. The model thinks from `reasoning_depth` 4 on. Actions
+    are not reviewed, because they cannot be taken back, and `tool_usage_threshold` has no effect.
 
     Args:
         environment: makes an environment: its class, or a function.
