@@ -23,6 +23,7 @@ __all__ = [
     "ModelError",
     "NoArtifact",
     "NoModelFile",
+    "NoStore",
     "OptimizerError",
     "ParameterError",
     "ProgramError",
@@ -109,7 +110,7 @@ class ModelError(AssayError, RuntimeError):
 
 
 class NoModelFile(ModelError):
-    """A file that the call names as a model is not there, or is none. Nothing was run."""
+    """The call names a model file that is not there or is none, or an unknown embedded model. Nothing was run."""
 
 
 class LoopStopped(RuntimeError):
@@ -166,6 +167,10 @@ class NoArtifact(ArtifactError):
 
 class StoreError(AssayError, RuntimeError):
     """The store cannot be opened, written or read."""
+
+
+class NoStore(StoreError):
+    """The call names a file as the store that is no database. Nothing was run."""
 
 
 class UnknownRollout(StoreError):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import assay
 from assay.api.plan import plan
 from assay.cli.main import group
-from assay.errors import ConfigError, Diverged, ModelError, ProgramFailed
+from assay.errors import ConfigError, Diverged, ModelError, ProgramError, ProgramFailed
 from assay.evaluation import SilentProgress
 from assay.testing.serving import chat_completion, served
 
@@ -103,6 +103,12 @@ def test_failing_program_stops_before_the_first_step(job: dict[str, Any], server
     write()  # corrected: the job starts from the beginning, and there is nothing to resume
     report = assay.improve("mine.py:Mine", order=order, **job)
     assert [step["note"] for step in report.steps] == ["far enough"]
+
+
+def test_a_program_without_predictors_stops_before_the_first_step(job: dict[str, Any]) -> None:
+    Path("mine.py").write_text("def mine(question):\n    return {'answer': '4'}\n")
+    with pytest.raises(ProgramError, match="has no predictors, so there is nothing to compile"):
+        assay.improve("mine.py:mine", order=["sft", "prompts"], **job)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -232,7 +238,7 @@ def test_dry_run_refuses_an_existing_name(job: dict[str, Any], server: Server, r
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"order": ["prompt"]}, r"order names \['prompt'\]"),
+    ({"order": ["prompt"]}, "order='prompt' is no step.*Did you mean 'prompts'"),
     ({"order": []}, "order is empty"),
     ({"order": ["prompts", "sft"], "sft": {}}, "sft cannot train 'openai/m'.*order=\\['prompts'\\]"),
     ({"order": ["grpo"], "grpo": {"model": "embedded:some.gguf"}}, "grpo cannot train 'embedded:some.gguf'"),

@@ -15,8 +15,9 @@ import assay
 from assay.api import tune as tuning
 from assay.cli import compile as compile_command
 from assay.cli.main import group
-from assay.errors import ConfigError, DataError, ProgramError
+from assay.errors import ConfigError, DataError, ProgramError, RubricError
 from assay.evaluation import SilentProgress
+from assay.rubrics import Rubric
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -150,6 +151,13 @@ def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.
     assert "compiled" not in output.partition("winner:")[0]
     assert "gain" not in output
     assert "there is nothing to compare it with" in (report.artifact / "report.md").read_text()
+
+
+def test_both_sides_of_a_comparison_are_loaded_before_one_is_evaluated(place: Path) -> None:
+    model = lm()
+    with pytest.raises(ProgramError, match=r"triage\.py has no 'Gone'"):
+        assay.compare("triage.py", "triage.py:Gone", rubric="r.yaml", data=ROWS, lm=model)
+    assert not model.history
 
 
 def test_task_types_are_named_in_tables(place: Path) -> None:
@@ -294,6 +302,33 @@ def test_a_note_on_a_setting_without_effect_is_in_a_comparison_once(place: Path)
     report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), **values)
     assert sum("judge_model='openai/of-file' has no effect" in note for note in report.to_dict()["notes"]) == 1
     assert re.search(r"\(split=val, a=\d\.\d+ .*, b=\d\.\d+ .*, gain=[+-]?\d\.\d+", repr(report)), repr(report)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: assay.run("math_qa", 5), "inputs='5' must be a mapping of input names"),
+        (lambda: assay.run("math_qa", "question"), "inputs='question' must be a mapping"),
+        (
+            lambda: assay.evaluate("math_qa", rubric="math_qa", data=ROWS, seed=2**32),
+            "seed=4294967296 must be between 0",
+        ),
+        (lambda: assay.record(5).__enter__(), "task='5' must be a mapping of input names to values, or a text"),
+        (lambda: assay.project_settings(5), "there is no command 5 with settings"),
+        (lambda: assay.get_lm("openai/m", temperature="hot"), "temperature='hot' must be a finite number at least 0"),
+        (lambda: assay.get_lm("openai/m", max_tokens=0), "max_tokens=0 must be an integer at least 1"),
+        (lambda: assay.get_lm("openai/m", num_retries=None), "num_retries=None must be an integer at least 0"),
+        (lambda: assay.DataCollector(5), "store=5 must be a Store, its path or URL, or None"),
+        (lambda: assay.DataCollector().collect_interaction_data("text"), "interactions='text' must be a list"),
+        (lambda: assay.DataCollector().collect_interaction_data(5), "interactions='5' must be a list of mappings"),
+        (lambda: Rubric("r", 5), "criteria=5 must be a list of Criterion"),
+        (lambda: Rubric("r", "exact"), "criteria='exact' must be a list of Criterion"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((ConfigError, RubricError)) as refused:
+        call()
+    assert message in str(refused.value)
 
 
 def test_wrong_types_are_refused_before_anything_runs() -> None:

@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
-from assay.errors import ConfigError, ModelError, ProgramFailed, RubricError
+from assay.errors import ConfigError, ModelError, NoModelFile, ProgramError, ProgramFailed, RubricError
 from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy
+from assay.optimizers.finetuning.base import load_policy
 from assay.testing.serving import served
 
 PROGRAM = """import dspy
@@ -73,6 +74,20 @@ def test_check_without_grades_stops_training_before_weights_are_loaded(place: Pa
         trained(rubric="r.yaml", model=embedded, preflight=False)
     with pytest.raises(WeightsLoadedError):
         trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+
+
+@pytest.mark.model
+def test_a_program_that_calls_no_model_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+    (place / "triage.py").write_text(
+        PROGRAM.format(body="").replace("found = self.read(text=text)", "return {'intent': 'bug'}")
+    )
+    with pytest.raises(ProgramError, match=r"triage\.py:Triage made no recorded LM call on its first task"):
+        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+
+
+def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(NoModelFile, match=r"has no config\.json, so it holds no model"):
+        load_policy(str(tmp_path))
 
 
 @pytest.mark.model

@@ -54,7 +54,7 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         ),
         (
             ["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/x"],
-            1,
+            2,
             "no embedded model",
         ),
         (["traces", "stats"], 1, "there is no store"),
@@ -67,7 +67,7 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         ),
         (["traces", "list", "--split", "bogus"], 2, "'bogus' must be one of train, val"),
         (["evaluate", "math_qa", "--split", "vall"], 2, "test. Did you mean 'val'?"),
-        (["models", "pull", "nonsense"], 1, "the models are smollm2-135m"),
+        (["models", "pull", "nonsense"], 2, "the models are smollm2-135m"),
     ],
 )
 def test_wrong_usage_and_failures_have_their_exit_codes(args: list[str], code: int, message: str) -> None:

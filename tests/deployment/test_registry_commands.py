@@ -144,10 +144,15 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
         (["registry", "register", "other", "nowhere"], "is no artifact"),
         (["deploy", "start", "support@2", "--suite-data", "x.csv"], "belong together"),
         (["deploy", "start", "support@2", "--metric", "latency:0.5"], "Did you mean 'latency_s'"),
+        (["registry", "suite", "support", "--data", "gone.csv", "--rubric", "math_qa"], "no such file: gone.csv"),
+        (["registry", "suite", "support", "--data", "arithmetic:", "--rubric", "gone.yaml"], "no such file: gone.yaml"),
+        (["registry", "suite", "support", "--data", "arithmetic:", "--rubric", "math"], "Did you mean 'math_qa'"),
+        (["loop", "start", "support", "--file", "loop.yaml"], "no such file: .*gone.yaml"),
     ],
 )
 @pytest.mark.slow
 def test_wrong_usage_of_registry_commands_is_named(agent: Path, words: list[str], message: str) -> None:
+    Path("loop.yaml").write_text("rubric: gone.yaml\n")
     with pytest.raises(assay.AssayError, match=message):
         run(*words)
 

@@ -171,7 +171,7 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
         (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
         (
             ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"],
-            "order names",
+            "--order dance is no step",
         ),
         (
             ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"],

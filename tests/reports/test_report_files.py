@@ -46,6 +46,9 @@ def test_a_report_is_one_file_that_runs_and_loads_nothing(tmp_path: Path) -> Non
     assert LOADS.findall(text.replace(escaped(), "")) == []
     assert escaped() in text
     assert "default-src 'none'; style-src 'sha256-" in text
+    (tmp_path / "data.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match=r"exists and is not overwritten"):
+        write_report(tmp_path / "data.jsonl", "report_compile.html", title="", facts=[], page=page(""), run_id="r")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_report(tmp_path, "report_compile.html", title="", facts=[], page=page(""), run_id="r", notes=[])
 

@@ -221,7 +221,7 @@ def test_a_text_in_place_of_a_switch_is_refused(name: str) -> None:
         (lambda: rate_rollout(NO_STORE, "id", math.inf), "rating=inf must be a finite number"),
         (lambda: close_rollouts(NO_STORE, idle_minutes=-1), "idle_minutes=-1 must be at least 0"),
         (lambda: import_rollouts(NO_STORE, "otlp", "f", score=""), "score='' must not be empty"),
-        (lambda: to_label("Is it right?", NO_STORE, seed=-1), "seed=-1 must be at least 0"),
+        (lambda: to_label("Is it right?", NO_STORE, seed=-1), "seed=-1 must be between 0 and 4294967295"),
         (lambda: to_label("Is it right?", NO_STORE, scale="no,yes"), "scale='no,yes' must be a list or tuple"),
         (lambda: register("a", "folder", parent=3), "parent=3 must be a string"),  # type: ignore[arg-type]
         (lambda: set_agent_alias("a@1", "x", reason=3), "reason=3 must be a string"),  # type: ignore[arg-type]

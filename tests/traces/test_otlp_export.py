@@ -10,7 +10,7 @@ from importing_rows import read
 
 from assay.api.rollouts import export_rollouts, import_rollouts
 from assay.datasets import Task
-from assay.errors import ConfigError, FailureKind
+from assay.errors import ConfigError, DataError, FailureKind
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.traces.export.leaving import Leaving
 from assay.traces.otlp import VERSION, trace_request
@@ -139,10 +139,16 @@ def test_sealed_rollouts_and_those_of_tenants_or_without_consent_are_left_out(tm
             store.put_rollout(Rollout(program="p", inputs={"q": f"? {at}"}, **{**plain, **more}))
         store.flush()
         for tenants, exported in (((), 1), (("acme",), 2)):
-            report = export_rollouts(store, "otlp", tmp_path / "t.jsonl", tenants=tenants)
+            report = export_rollouts(store, "otlp", tmp_path / f"{exported}.jsonl", tenants=tenants)
             assert (report.rollouts, report.withheld) == (exported, 5 - exported)
         with pytest.raises(ConfigError, match="no effect with a file"):
             export_rollouts(store, "otlp", tmp_path / "t.jsonl", endpoint="http://x")
+        with pytest.raises(ConfigError, match="already exists and is not overwritten"):
+            export_rollouts(store, "otlp", tmp_path / "1.jsonl")
+        with pytest.raises(ConfigError, match=r"cannot be written: Is a directory"):
+            export_rollouts(store, "otlp", tmp_path)
+        with pytest.raises(DataError, match="there is no run 'gone'"):
+            export_rollouts(store, "otlp", tmp_path / "new.jsonl", run_id="gone")
         with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT"):
             export_rollouts(store, "otlp")
 

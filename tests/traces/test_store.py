@@ -81,6 +81,13 @@ def test_nan_nul_and_lone_surrogates_are_kept_out_of_the_database(store: Store) 
     assert store.dropped == 0
 
 
+def test_a_number_of_more_than_64_bits_does_not_cost_the_row(store: Store) -> None:
+    store.put_rollout(Rollout(id="a" * 32, seed=2**63, score=0.5))
+    store.put_rollout(Rollout(id="b" * 32, seed=2**63 - 1))
+    store.flush()
+    assert [(r.seed, r.score) for r in sorted(store.rollouts(), key=lambda r: r.id)] == [(None, 0.5), (2**63 - 1, None)]
+
+
 def test_many_threads_lose_and_duplicate_nothing(store: Store) -> None:
     def write(worker: int) -> None:
         for i in range(200):
@@ -192,7 +199,7 @@ def test_a_rating_survives_the_run_that_writes_the_rollout_again(store: Store) -
 
 def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_text("certainly not a database, and long enough to be read as one")
-    with pytest.raises(StoreError, match="cannot open the store"):
+    with pytest.raises(StoreError, match=r"s\.db' is no SQLite database. Name another file"):
         Store(tmp_path / "s.db")
 
 

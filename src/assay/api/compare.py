@@ -8,9 +8,10 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.evaluate import EvaluationReport, evaluate
-from assay.deployment.artifact import is_artifact, with_model_of
+from assay.deployment.artifact import is_artifact, load_artifact, with_model_of
 from assay.errors import ConfigError
 from assay.evaluation import Gain, Progress, paired_gain
+from assay.programs.loading import program_class
 from assay.rubrics import Rubric
 from assay.runs.arguments import resolve_lm
 from assay.runs.settings import DEFAULT_MODEL, CompareSettings
@@ -96,6 +97,7 @@ def compare(
         raise ConfigError(
             f"a and b are both {a}, with the same model: there is nothing to compare. Score it alone with evaluate"
         )
+    _check_loads(b)
     first, second = (
         evaluate(
             side_program,
@@ -113,6 +115,12 @@ def compare(
     models = [lm.model if lm is not None else str(side.get("model") or DEFAULT_MODEL) for side in sides]
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
     return CompareReport((str(a), str(b)), (models[0], models[1]), first, second, gain)
+
+
+def _check_loads(side: Any) -> None:
+    """Refuses a side that cannot be loaded before the other side has been evaluated."""
+    if isinstance(side, str | Path):
+        _ = load_artifact(side) if is_artifact(side) else program_class(str(side))
 
 
 def _or_none(score: float | None) -> float | None:

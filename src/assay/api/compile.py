@@ -14,7 +14,7 @@ import dspy
 from assay.api.run import load
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_place, runnable
-from assay.errors import AssayError, ModelError, ProgramError
+from assay.errors import AssayError, ModelError
 from assay.evaluation import Gain, Progress, RecordedProgram, default_progress
 from assay.evaluation.session import Measured
 from assay.models import Meter
@@ -28,7 +28,7 @@ from assay.runs.arguments import program_settings, resolve_model, resolve_progra
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import home_of
-from assay.runs.preflight import checked
+from assay.runs.preflight import checked, require_predictors
 from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
 from assay.runs.unused import unused_settings
@@ -136,11 +136,7 @@ def compile(
     if out is not None:
         check_place(Path(out).resolve())
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume) as job:
-        if not job.recorded.program.predictors():
-            raise ProgramError(
-                f"{config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it "
-                "is an agent"
-            )
+        require_predictors(job)
         job.status = "stopped"  # until the job is complete
         finished = job.finished({"gate": gate, "test": test})
         if job.session.recorder.resumed and (stored := finished.report(progress, out=out)) is not None:

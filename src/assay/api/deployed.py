@@ -100,7 +100,7 @@ class DeployedAgent:
         self.fallbacks: dict[str, int] = {}
         self.counts = Counter[tuple[str, str, str]]()
         self.seconds = defaultdict[tuple[str, str], float](float)
-        self._told: dict[str, float] = {}
+        self._notified_at: dict[str, float] = {}
         self._notifier: tuple[str, Notifier] | None = None
         self._loaded: dict[str, LoadedVersion] = {}
         self._lock = threading.Lock()
@@ -183,10 +183,10 @@ class DeployedAgent:
     def _count(self, version: Version, reason: str) -> None:
         with self._lock:
             self.fallbacks[version.name] = self.fallbacks.get(version.name, 0) + 1
-            now, last = time.monotonic(), self._told.get(version.name)
+            now, last = time.monotonic(), self._notified_at.get(version.name)
             tells = last is None or now - last >= _QUIET_S
             if tells:
-                self._told[version.name] = now
+                self._notified_at[version.name] = now
         _LOG.warning("%s fell back to the champion: %s", version.name, reason)
         if tells:
             self._notify(version, reason)

@@ -244,6 +244,8 @@ def recorded(
 
 
 def _task_from(task: Mapping[str, Any] | str | None) -> Task:
+    if task is not None and not isinstance(task, str | Mapping):
+        raise ConfigError(f"task={str(task)[:80]!r} must be a mapping of input names to values, or a text")
     inputs = {} if task is None else {"input": task} if isinstance(task, str) else dict(task)
     return Task(id=content_hash(inputs)[:16] if inputs else "", inputs=inputs)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.datasets.sources import check_data_exists
 from assay.deployment.flags import flag_history, flags_of, set_flag
 from assay.deployment.preference_settings import Preference
 from assay.deployment.preferences import (
@@ -19,6 +20,7 @@ from assay.deployment.registry import Registry, Version
 from assay.deployment.suite_records import set_suite
 from assay.deployment.suites import Suite
 from assay.errors import ConfigError
+from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings import RegisterSettings
 from assay.sources.artifact_files import read_json
 from assay.support.keywords import takes
@@ -130,12 +132,15 @@ def set_agent_suite(
         pass_rate: share of the tasks that must score at least `pass_at`.
     Raises:
         ConfigError: one of `data` and `rubric` is missing.
+        DataError, RubricError: there is no such file.
         DeploymentError: there is no such agent.
     """
     if (data is None) != (rubric is None):
         raise ConfigError("data and rubric belong together", flag="--data, --rubric")
     suite = None
     if data is not None and rubric is not None:
+        check_data_exists(data)
+        check_rubric_exists(rubric)
         suite = Suite(data=data, rubric=rubric, threshold=threshold, pass_rate=pass_rate, pass_at=pass_at)
     with Store(store) as opened:
         set_suite(opened.engine, agent, suite, why=reason)

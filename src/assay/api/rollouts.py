@@ -24,7 +24,7 @@ from assay.traces.otlp.files import TracesExportReport, export_traces
 from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
-from assay.traces.store.listing import find_rollouts, known_programs
+from assay.traces.store.listing import check_run, find_rollouts, known_programs
 
 __all__ = ["close_rollouts", "export_rollouts", "import_rollouts", "list_rollouts", "rate_rollout", "rollouts_to_rate"]
 
@@ -39,6 +39,7 @@ def list_rollouts(store: Store, **options: Unpack[TracesListOptions]) -> list[Ro
         options: the fields of `assay.runs.settings.TracesListSettings`.
     Raises:
         ConfigError: a value breaks its rule, or no recorded program's name contains `program`.
+        DataError: there is no run `run_id`.
     """
     settings = TracesListSettings(**options)
     equal: Mapping[str, str | None] = {name: getattr(settings, name) for name in _EQUAL}
@@ -53,6 +54,8 @@ def list_rollouts(store: Store, **options: Unpack[TracesListOptions]) -> list[Ro
             limit=settings.limit,
         )
     )
+    if not rollouts:
+        check_run(store, settings.run_id)
     if settings.program is not None and not rollouts:
         _check_program(settings.program, known_programs(store))
     return rollouts
@@ -66,7 +69,12 @@ def _check_program(program: str, known: list[str]) -> None:
 
 @takes(TracesRateSettings)
 def rollouts_to_rate(store: Store, *, run_id: str | None = None, limit: int = 20) -> list[Rollout]:
-    """The newest ended rollouts without a human rating."""
+    """The newest ended rollouts without a human rating.
+
+    Raises:
+        DataError: there is no run `run_id`.
+    """
+    check_run(store, run_id)
     rollouts = store.rollouts(run_id=run_id, limit=None)
     ended = (r for r in rollouts if r.human_rating is None and r.status in ("done", "failed"))
     return [rollout for rollout in ended if why_not_rated(rollout) is None][:limit]
@@ -113,7 +121,8 @@ def export_rollouts(
         file: JSON lines, or protobuf if its name ends with `.pb`; None sends to the endpoint.
         options: the fields of `assay.runs.settings.TracesExportSettings`.
     Raises:
-        ConfigError: a value breaks its rule, or there is no endpoint.
+        ConfigError: a value breaks its rule, the file exists, or there is no endpoint.
+        DataError: there is no run `run_id`.
         NotSent: the endpoint did not take a request; those before it were sent.
     """
     settings = TracesExportSettings(**options)
@@ -121,6 +130,7 @@ def export_rollouts(
         raise ConfigError(f"kind={kind!r} must be otlp")
     if file is not None and settings.endpoint is not None:
         raise ConfigError(f"endpoint={settings.endpoint!r} would have no effect with a file")
+    check_run(store, settings.run_id)
     equal = {"run_id": settings.run_id, "phase": settings.phase}
     rollouts = find_rollouts(
         store, equal={name: value for name, value in equal.items() if value is not None}, program=settings.program,

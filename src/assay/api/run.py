@@ -65,10 +65,13 @@ def run(
     Args:
         options: the fields of `assay.runs.settings.RunSettings`.
     Raises:
+        ConfigError: `inputs` is no mapping, or does not have the program's inputs.
         ModelError: the model did not answer.
         ProgramFailed: it exceeded `task_timeout`, or called `sys.exit()`.
         AssayError: what was wrong, which rule, what to do.
     """
+    if not isinstance(inputs, Mapping):
+        raise ConfigError(f"inputs={str(inputs)[:80]!r} must be a mapping of input names to values")
     with predictor(program, store=store, **options) as predict:
         return predict(inputs)
 

@@ -26,6 +26,7 @@ from assay.support.keywords import takes
 from assay.traces import Store
 from assay.traces.records import NOT_AGENTS, subject_digests
 from assay.traces.store.erasure import erase_subject
+from assay.traces.store.listing import check_run
 
 __all__ = ["forget_subject", "named_judge", "score_rollouts"]
 
@@ -56,6 +57,7 @@ def score_rollouts(
         `assay.rubrics.coverage`.
     Raises:
         ConfigError: a criterion needs a judge and no model is named for it.
+        DataError: there is no run of one of these names.
         ModelError: a judge did not answer.
     """
     values: dict[str, Any] = {**options}
@@ -67,6 +69,8 @@ def score_rollouts(
     at_once, name = threads_for(measure, settings.threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*settings.runs] or [None]
     with Store(store) as opened, cancelled_by_signals(meter), limited(settings.task_timeout):
+        for run_id in settings.runs:
+            check_run(opened, run_id)
         states = _states(opened, run_ids, agent)
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]

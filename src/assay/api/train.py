@@ -16,7 +16,7 @@ import dspy
 
 from assay.api.agent import agent_program, serving
 from assay.datasets import Task
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ProgramError
 from assay.evaluation import Progress, SilentProgress, default_progress
 from assay.models.roles import is_embedded
 from assay.optimizers.finetuning.comparison import EvalTask
@@ -126,7 +126,7 @@ def train(
         rollouts = Rollouts(main, tasks, settings, engine, monitor=monitored, schedule=schedule, log=_log(job))
         report = train_policy(rollouts, name, settings, retained=retained, resume=resume, progress=progress)
     report.notes[:0] = unused
-    return _kept(report, job, config)
+    return _stored(report, job, config)
 
 
 def _log(job: Job) -> TrainingLog | None:
@@ -134,7 +134,7 @@ def _log(job: Job) -> TrainingLog | None:
     return None if rank() else TrainingLog(job.folder)
 
 
-def _kept(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:
+def _stored(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyReport:
     """Writes the report to the run's folder, without samples: these stay in the store, where they can be erased."""
     if not rank():
         FinishedRun(job.folder, caps=config.caps, about={}).keep({**report.to_dict(), "samples": []})
@@ -252,13 +252,19 @@ def _tried(
     """Runs one task and asks each judge once, before weights are loaded; judges only if the engine cannot answer yet.
 
     Raises:
+        ProgramError: the program that is trained made no LM call.
         AssayError: as `assay.runs.preflight.preflight`.
     """
     session, split = eval_task.session, "train" if eval_task.trained else "val"
     watching = [replace(session, rubric=watcher)] if watcher is not None and watcher.needs_judge else []
     for tried in [session, *watching]:
         if engine.answers_before:
-            preflight(tried, eval_task.recorded, tasks, split=split, max_cost_usd=max_cost_usd)
+            measured = preflight(tried, eval_task.recorded, tasks, split=split, max_cost_usd=max_cost_usd)
+            if eval_task.trained and not measured.calls and not isinstance(eval_task.recorded.program, ForeignAgent):
+                raise ProgramError(
+                    f"{session.program_name} made no recorded LM call on its first task, so there is nothing to train. "
+                    "Call the model with `dspy.Predict`; preflight=False skips this check"
+                )
         elif tried.judge_lm is not None and tried.judge_lm.recording.backend is not engine.lm.recording.backend:
             preflight_judges(tried, tasks, split=split, max_cost_usd=max_cost_usd)
 

@@ -116,9 +116,9 @@ def main() -> None:
 
 def exit_code(error: Exception) -> int:
     """2 for wrong usage, which includes a named file or folder that cannot be used; 1 for a failure."""
-    from assay.errors import ConfigError, DataError, NoArtifact, NoModelFile, ProgramError, RubricError
+    from assay.errors import ConfigError, DataError, NoArtifact, NoModelFile, NoStore, ProgramError, RubricError
 
-    wrong_usage = (ConfigError, DataError, NoArtifact, NoModelFile, ProgramError, RubricError)
+    wrong_usage = (ConfigError, DataError, NoArtifact, NoModelFile, NoStore, ProgramError, RubricError)
     return 2 if isinstance(error, wrong_usage) else 1
 
 

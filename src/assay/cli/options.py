@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import click
 
 from assay.cli.value_types import Number
+from assay.support.places import is_other_file
 from assay.support.scrubbing import scrubbed
 
 __all__ = [
@@ -72,7 +73,9 @@ def report_option() -> Decorator:
 
 
 def _writable(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Refuses a file that cannot be written, before the job costs anything."""
+    """Refuses a file that cannot be written or is no page, before the job costs anything."""
+    if value is not None and is_other_file(value, ".html"):
+        raise click.BadParameter(f"{value} exists and is not overwritten, because its name does not end in .html")
     if value is None or (os.access(Path(value).resolve().parent, os.W_OK) and not Path(value).is_dir()):
         return value
     raise click.BadParameter(f"{value} cannot be written: name a file in a folder that exists")

@@ -83,7 +83,7 @@ def _run_rows(
     if file != "-" and ":" not in file and not Path(file).exists():
         raise DataError(f"no such file: {file}")
     if out:
-        check_writable(out, "out")
+        check_writable(out, "out", inputs=(file, program, program.rpartition(":")[0]))
     # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before
     # anything is run or written.
     total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)

@@ -12,7 +12,7 @@ __all__ = ["command"]
 
 @click.group("trust")
 def command() -> None:
-    """Manage which artifacts of other people may run their code.
+    """Manage which artifacts that others have compiled may run their code.
 
     An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded
     only once you have trusted its content: with --trust on the command that loads it, or with `assay trust add`.

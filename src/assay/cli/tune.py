@@ -15,7 +15,7 @@ from assay.cli.shared import (
     require_coverage,
     warn_of_failures,
 )
-from assay.cli.wording import curriculum_lines, in_flags
+from assay.cli.wording import counted, curriculum_lines, in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.settings import settings_of
@@ -147,8 +147,9 @@ def print_report(data: dict[str, Any]) -> None:
         _show_front(rich, data)
     unit = "episodes" if data["method"] == "policy" else "trials"
     rich.print(
-        f"{data['trials']} {unit} ({data['pruned']} pruned, {data['failed']} failed), {data['task_runs']} task runs, "
-        f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {data['calls']:,} LM calls "
+        f"{counted(data['trials'], unit)} ({data['pruned']} pruned, {data['failed']} failed), "
+        f"{counted(data['task_runs'], 'task runs')}, "
+        f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {counted(data['calls'], 'LM calls')} "
         f"({data['cached']:,} more from the cache), "
         f"{dollars(data['cost_usd'])}", markup=False,
     )  # fmt: skip

@@ -42,7 +42,7 @@ async def _serve(settings: ViewSettings, *, key: str | None, store: str | None, 
     access = PageAccess(key, host=settings.host, names=tuple(settings.allow_host))
     opened = open_store(store)
     try:
-        page = LocalPage(opened, access, where=store, store_flag=_shown(store))
+        page = LocalPage(opened, access, where=store, store_flag=_without_password(store))
         listener = Listener(page.app(), ConnectionLimits(most=100), set(), shutdown_s=1.0)
         try:
             port = await listener.start(settings.host, settings.port)
@@ -72,7 +72,7 @@ def _show_start(address: str, *, as_json: bool) -> None:
     print(f"{address}\nThe address opens the page once, in one browser. Ctrl-C stops it.", file=out, flush=True)
 
 
-def _shown(store: str | None) -> str | None:
+def _without_password(store: str | None) -> str | None:
     """`--store` as the page's commands show it; None if it has a password."""
     from assay.traces.store import url_without_password
 

@@ -26,6 +26,8 @@ class Field:
 
 @dataclass(frozen=True)
 class Service:
+    """A service that a simulated user asks for: its name, the user's goal as a sentence, and the form's fields."""
+
     text: str
     goal: str
     fields: tuple[str, ...]

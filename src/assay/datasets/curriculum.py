@@ -167,19 +167,19 @@ def _value(key: str, entry: _Entry, folder: Path) -> Any:
     if key == "name":
         if not isinstance(value, str) or not value.isprintable() or not 0 < len(value.strip()) <= _LONGEST_NAME:
             raise DataError(
-                f"{entry.place}: name={_shown(value)} must be text of 1 to {_LONGEST_NAME} characters in one line"
+                f"{entry.place}: name={_short_repr(value)} must be text of 1 to {_LONGEST_NAME} characters in one line"
             )
         return value.strip()
     if key == "data":
         if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{entry.place}: data={_shown(value)} must be a path or spec")
+            raise DataError(f"{entry.place}: data={_short_repr(value)} must be a path or spec")
         path = folder / value  # relative to the file, where it exists there
         return str(path) if path.is_file() else value
     if key == "max_share" and value is None:
         return None
     rule, allowed = _RULES[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not allowed(value):
-        raise DataError(f"{entry.place}: {key}={_shown(value)} must be {rule}")
+        raise DataError(f"{entry.place}: {key}={_short_repr(value)} must be {rule}")
     return float(value)
 
 
@@ -193,17 +193,17 @@ _RULES: Mapping[str, tuple[str, Any]] = {
 def _where(entry: _Entry) -> dict[str, tuple[Any, ...]]:
     if not isinstance(entry.value, Mapping) or not entry.value:
         raise DataError(
-            f"{entry.place}: where={_shown(entry.value)} must be a mapping of fields to values, such as "
+            f"{entry.place}: where={_short_repr(entry.value)} must be a mapping of fields to values, such as "
             "{task_type: sum}"
         )
     listed = {str(name): wanted if isinstance(wanted, list) else [wanted] for name, wanted in entry.value.items()}
     for name, wanted in listed.items():
         if not wanted or not all(isinstance(item, str | int | float) for item in wanted):
             raise DataError(
-                f"{entry.place}: where {name[:80]}={_shown(wanted)} must be text, a number, or a list of these"
+                f"{entry.place}: where {name[:80]}={_short_repr(wanted)} must be text, a number, or a list of these"
             )
     return {name: tuple(wanted) for name, wanted in listed.items()}
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return f"{value!r:.80}"

@@ -231,10 +231,12 @@ def fact_rows(*, size: int, seed: int, passages: int, removed: float) -> Iterato
     """Distinct tasks with the inputs `question` and `documents` (mappings with `source` and `text`).
 
     Expected are `answer` and `passages`, the texts of the passages that have it; for a removed passage `passages` is
-    empty and there is no answer. `removed` of each hundred tasks are of that kind. The split is by hash.
+    empty and there is no answer. The share `removed`, in [0, 1], of the tasks is of that kind, spread evenly.
+    The split is by hash.
     """
     rng, seen = random.Random(f"documents/{seed}"), set[str]()
     for at in range(size):
+        # Without the small addend, 0.29 * 100 = 28.999… would lose a task.
         absent = int((at + 1) * removed + 1e-9) > int(at * removed + 1e-9)
         while True:
             question, documents, answer, text = _task(rng, passages, absent)
@@ -268,6 +270,8 @@ def _task(rng: random.Random, passages: int, absent: bool) -> tuple[str, list[di
     ]
     own = [other for other in facts if other.place == target]
     alike = [other for other in facts if other.attribute == asked]
+    # Always included: passages that share the place or the kind of fact with the question, so that neither alone
+    # identifies the answer.
     near = [*rng.sample(own, min(4, passages // 4 + 1)), *rng.sample(alike, min(4, passages // 4 + 1))]
     rest = [other for other in facts if other not in near]
     others = [*near, *rng.sample(rest, len(rest))][: passages - (not absent)]

@@ -47,7 +47,7 @@ class Event:
         step: number of steps before it.
         kind: `scored`: evaluated and not passed; `passed`: reached `promote_at`; `limit`: ended by its limit.
         score: mean on the stage's val tasks, in [0, 1]; None if it was not scored.
-        reason: in words.
+        reason: why, as text.
     """
 
     step: int
@@ -66,7 +66,7 @@ class Schedule:
         val: tasks by stage, on which promotion is decided.
         log: file of the report, which `assay.runs.curricula` writes.
         steps: number of steps of the run, for stages with a share of it; None if each stage is one step.
-        say: receives each move in words.
+        say: called with a line of text for each move.
     """
 
     curriculum: Curriculum

@@ -22,9 +22,10 @@ from assay.datasets.specs import Row, number_of, options_of, registered
 from assay.datasets.tools import tool_rows
 from assay.errors import DataError, MissingExtra
 
-__all__ = ["iter_rows"]
+__all__ = ["check_data_exists", "iter_rows"]
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _MAX_LINE = 16 * 1024 * 1024  # bytes
 
 
@@ -68,22 +69,27 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if (reader := registered(kind)) is not None:
         return reader(rest)
     path = Path(spec)
-    readers: dict[str, Callable[[Path], Iterator[Row]]] = {
-        ".jsonl": _jsonl,
-        ".ndjson": _jsonl,
-        ".csv": _csv,
-        ".tsv": _csv,
-        ".parquet": parquet_rows,
-    }
+    by_ending: tuple[Callable[[Path], Iterator[Row]], ...] = (_jsonl, _jsonl, _csv, _csv, parquet_rows)
+    readers = dict(zip(_ENDINGS, by_ending, strict=True))
     if path.suffix.lower() not in readers:
         raise DataError(
-            f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
+            f"cannot tell what {spec!r} is: expected a file ending in {', '.join(_ENDINGS)}, "
             "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, documents:…, nim:…, experiment:…, "
             "conversations:…, curriculum:…"
         )
     if not path.is_file():
         raise DataError(f"no such file: {path}")
     return readers[path.suffix.lower()](path)
+
+
+def check_data_exists(spec: str) -> None:
+    """Refuses a path of a data file that is not there. Does not read the file, nor check other specs.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if spec.lower().endswith(_ENDINGS) and ":" not in spec and not Path(spec).is_file():
+        raise DataError(f"no such file: {spec}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -99,7 +99,7 @@ class _Task:
     calls: list[dict[str, Any]]
 
 
-def _given(rng: random.Random, split: str, number: int) -> _Task:
+def _with_stated_arguments(rng: random.Random, split: str, number: int) -> _Task:
     tool = _tool(rng, split)
     arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in tool.arguments.items())
     return _Task(f"Call {tool.name} with {arguments}.", [tool.schema()], [tool.call()])
@@ -179,7 +179,7 @@ def _shuffled(rng: random.Random, items: list[dict[str, Any]]) -> list[dict[str,
 
 
 _MAKERS: Mapping[str, Callable[[random.Random, str, int], _Task]] = {
-    "given": _given,
+    "given": _with_stated_arguments,
     "text": _text,
     "two_tools": _two_tools,
     "irrelevant": _irrelevant,

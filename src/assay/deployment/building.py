@@ -56,7 +56,7 @@ def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
 
 
 def _is_installed(parts: list[str]) -> bool:
-    """Whether Python finds a module in an installed package. Looks for files and imports none of its parents."""
+    """Whether Python finds a module in an installed package. Searches for files and imports none of its parents."""
     places: list[str] | None = None
     for depth in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:depth]), places)

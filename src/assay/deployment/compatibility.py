@@ -1,4 +1,4 @@
-"""Whether a candidate can stand in for the champion: inputs, outputs, tools, model, prompt format, context."""
+"""Whether a candidate can replace the champion: inputs, outputs, tools, model, prompt format, context."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

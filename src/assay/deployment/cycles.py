@@ -18,7 +18,7 @@ class Position:
     Attributes:
         cycle: its number, from 1.
         steps: its steps so far, by name.
-        step: the one that comes next, or that was begun and not ended.
+        step: the next one, or the one that was started and has not ended.
     """
 
     cycle: int

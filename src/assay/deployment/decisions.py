@@ -195,7 +195,7 @@ def _shadow(plan: Plan, step: Step, state: State, name: str, records: Records, m
 
 
 def _unpaired(plan: Plan, readings: Sequence[Reading]) -> str | None:
-    """Why too few pairs have values; None if enough have. Ratings by people come later, so they are not waited for."""
+    """Why too few pairs have values; None if enough have. Human ratings arrive later, so they are not required."""
     for metric, reading in zip(plan.metrics, readings, strict=True):
         lost, count = reading.missing.get(CANDIDATE, 0), reading.counts.get(CANDIDATE, 0)
         if (

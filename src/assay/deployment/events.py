@@ -1,4 +1,4 @@
-"""Events of deployments and loops: webhooks and commands are told, in threads, with a time limit, after the decision.
+"""Events of deployments and loops: webhooks and commands are called, in threads, with a time limit, after the decision.
 
 An event is sent once. What could not be sent is counted and logged, and never delays or undoes a decision: the history
 in the store has them all.
@@ -33,7 +33,7 @@ _WAITING = 1000  # events that wait for a hook, at most
 
 @dataclass(frozen=True, kw_only=True)
 class Hook(Settings):
-    """Who is told of events: an address (POST with a JSON body) or a command (JSON on standard input)."""
+    """What is called on events: an address (POST with a JSON body) or a command (JSON on standard input)."""
 
     url: str | None = setting(None, "Address of a webhook, http or https.")
     url_env: str | None = setting(None, "Environment variable with the address, where it holds a secret.")

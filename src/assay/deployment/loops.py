@@ -2,7 +2,7 @@
 
 A lease needs no clock that machines share: its holder counts beats, and another process takes it over only after it
 has seen no beat for the length of the lease by its own monotonic clock. Every write of a step is made in one
-transaction with a beat, which fails without the lease, so that a process which was taken for dead writes nothing more.
+transaction with a beat, which fails without the lease, so that a process that was considered ended writes nothing more.
 """
 
 import json
@@ -76,7 +76,7 @@ class LoopStep:
     Attributes:
         status: running (also if its process was killed), done, waiting (the pool has too little), ended (nothing more
             to do in this cycle) or failed.
-        attempts: how often it was begun since it last ended without a failure.
+        attempts: how often it was started since it last ended without a failure.
     """
 
     agent: str

@@ -147,7 +147,7 @@ class Plan(Settings):
     Attributes:
         steps: with weights that do not fall; at most one shadow step, the first; exactly one that decides.
         alpha: error of all claims of harm together, and of the claim of a gain.
-        events: webhooks that are told of decisions, see `assay.deployment.events.Hook`.
+        events: webhooks that are called on decisions, see `assay.deployment.events.Hook`.
         watch: alarms, see `assay.deployment.watches.Watch`; for `watch_s` after a promotion too.
         test: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones.
     """
@@ -213,15 +213,15 @@ class Plan(Settings):
     def to_dict(self) -> dict[str, Any]:
         """The plan as a file has it."""
         return {
-            "steps": [_given(step) for step in self.steps],
-            "metrics": [_given(metric) for metric in self.metrics],
+            "steps": [_set_fields(step) for step in self.steps],
+            "metrics": [_set_fields(metric) for metric in self.metrics],
             **{name: getattr(self, name) for name in ("alpha", "test", "evaluations", "max_missing")},
             **({"events": [hook.to_dict() for hook in self.events]} if self.events else {}),
-            **({"watch": [_given(watch) for watch in self.watch], "watch_s": self.watch_s} if self.watch else {}),
+            **({"watch": [_set_fields(watch) for watch in self.watch], "watch_s": self.watch_s} if self.watch else {}),
         }
 
 
-def _given(entry: Any) -> dict[str, Any]:
+def _set_fields(entry: Any) -> dict[str, Any]:
     return {
         item.name: value
         for item in fields(entry)

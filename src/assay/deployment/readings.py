@@ -78,6 +78,7 @@ class Paired:
 
 
 def replayed_reading(plan: Plan, metric: Metric, pairs: Paired) -> Reading:
+    """The gain of the candidate on replayed rollouts, with its confidence sequence; NaN below two pairs."""
     values, count = pairs.differences, len(pairs.differences)
     gain, variance = math.nan, math.inf
     if count >= 2:

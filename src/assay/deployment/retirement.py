@@ -49,17 +49,17 @@ def versions_of_erased(
         For each version: `version`, `artifact`, `retired`, `aliases` that named it, `is_champion`, and the id of the
         `deployment` that was rolled back, or None.
     """
-    found = []
+    rows = []
     for version in versions_holding(deployments, person, folders, adapters):
         registry = deployments.registry
         aliases = [alias for alias, number in registry.aliases(version.agent).items() if number == version.number]
         rolled_back = None
         if policy == "retire":
             rolled_back = deployments.retire(version, why="it holds data of an erased person")
-        found.append(
+        rows.append(
             {
                 "version": version.name, "artifact": version.artifact, "retired": policy == "retire",
                 "aliases": aliases, "is_champion": "champion" in aliases, "deployment": rolled_back,
             }
         )  # fmt: skip
-    return found
+    return rows

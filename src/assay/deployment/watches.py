@@ -51,10 +51,12 @@ class Watch(Settings):
         self._check_judge()
 
     def _check_judge(self) -> None:
-        given = [name for name in ("judge", "anchors", "model", "api_base") if getattr(self, name) is not None]
+        of_judge = [name for name in ("judge", "anchors", "model", "api_base") if getattr(self, name) is not None]
         if self.name != JUDGE_DRIFT:
-            if given or self.every_s != 86400.0:
-                raise ConfigError(f"{', '.join(given) or 'every_s'} would have no effect on the watch of {self.name}")
+            if of_judge or self.every_s != 86400.0:
+                raise ConfigError(
+                    f"{', '.join(of_judge) or 'every_s'} would have no effect on the watch of {self.name}"
+                )
         elif self.judge is None or self.above is None:
             raise ConfigError(f"the watch of {JUDGE_DRIFT} needs judge (the folder of a compiled judge) and above")
         elif ":" in Path(self.judge).name:  # plans are stored in the database, so they must name no code

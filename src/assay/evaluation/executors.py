@@ -26,7 +26,7 @@ from assay.traces.missed import Unrecorded
 __all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
 
 EXECUTORS = ("threads", "ray")
-_LOSSES = 2  # hosts that may be lost on one task; one more, and the task is taken for the cause
+_LOSSES = 2  # hosts that may be lost on one task; one more, and the task counts as the cause
 
 
 def in_threads(recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:

@@ -56,11 +56,11 @@ class NotebookProgress(Progress):
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Advance]:
-        with self._tqdm(total=total, desc=name) as shown:
+        with self._tqdm(total=total, desc=name) as bar:
 
             def advance(count: int) -> None:
                 with self._lock:
-                    shown.update(count)
+                    bar.update(count)
 
             yield advance
 

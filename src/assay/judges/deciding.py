@@ -145,6 +145,7 @@ class GroupDecider(_JudgeCall):
             if result is None:
                 reasons.append(reason)
             else:
+                # A pairwise grade is 1 if the second output is better; `bradley_terry` takes the outcome of the first.
                 compared.append((a, b, 1 - judge.spec.grade(result.verdict)))
         strengths = bradley_terry(compared)
         values: dict[int, Any] = dict(zip(strengths, win_rates(list(strengths.values())), strict=True))

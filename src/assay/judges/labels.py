@@ -80,6 +80,7 @@ class Item:
 
 
 def rating_digest(item_id: str, rater: str, label: str) -> str:
+    """Identifies one rating in an artifact without the rater's name: 16 hex digits."""
     return hashlib.sha256(json.dumps([item_id, rater, label]).encode()).hexdigest()[:16]
 
 

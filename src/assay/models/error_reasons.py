@@ -1,4 +1,4 @@
-"""Errors of model clients in words: which server or key is missing, and what to do."""
+"""Messages for errors of model clients: which server or key is missing, and what to do."""
 
 from collections.abc import Sequence
 

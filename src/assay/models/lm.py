@@ -6,6 +6,8 @@ Its engine (`assay.models.recording`) calls llama.cpp for embedded models, and D
 import contextlib
 import hashlib
 import json
+import math
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -181,12 +183,13 @@ def get_lm(
         client: `api_base`, `api_key`, `timeout` and others, for hosted models. A server on this machine or in a private
             network needs no key.
     Raises:
-        ConfigError: the name has no provider that is known.
+        ConfigError: the name has no known provider, or a number is out of range.
         ModelError: an embedded model that is unknown, not pulled, or whose file does not match its sha256.
         MissingExtra: the `embedded` extra is not installed.
     """
     if not isinstance(name, str):
         raise ConfigError(f"name={name!r} must be a string: embedded/NAME, embedded:FILE.gguf or PROVIDER/NAME")
+    _check_numbers(temperature, max_tokens, num_retries)
     backend: LlamaBackend | HostedBackend
     if name.endswith(".gguf") and not is_embedded(name):
         raise NoModelFile(f"{name!r} is a model file: name it embedded:{name}")
@@ -207,6 +210,17 @@ def get_lm(
     if seed is not None and "seed" in engine.supported_params:
         generation["seed"] = seed
     return _over(engine, name, Thinking.of(thinking), num_retries=num_retries, **generation)
+
+
+def _check_numbers(temperature: Any, max_tokens: Any, num_retries: Any) -> None:
+    is_number = isinstance(temperature, numbers.Real) and not isinstance(temperature, bool)
+    if temperature is not None and not (is_number and 0 <= temperature < math.inf):
+        raise ConfigError(f"temperature={temperature!r} must be a finite number at least 0, or None")
+    for name, value, least in (("max_tokens", max_tokens, 1), ("num_retries", num_retries, 0)):
+        if name == "max_tokens" and value is None:
+            continue
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name}={value!r} must be an integer at least {least}")
 
 
 def _over(engine: RecordingEngine, name: str, thinking: Thinking | None, **settings: Any) -> LanguageModel:

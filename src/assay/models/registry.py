@@ -19,6 +19,7 @@ from pathlib import Path
 
 from assay.errors import ModelError, NoModelFile
 from assay.models.defaults import DEFAULT_WEIGHTS
+from assay.support.settings import nearest
 
 __all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "installed_file", "model_home", "pull_model"]
 
@@ -87,7 +88,8 @@ def spec(name: str) -> EmbeddedModel:
     if short.endswith(".gguf"):
         raise NoModelFile(f"{short!r} is a model file: name it {FILE_PREFIX}{short}, with a colon")
     if short not in EMBEDDED:
-        raise ModelError(f"no embedded model is called {short!r}; the models are {', '.join(sorted(EMBEDDED))}")
+        hint = f". Did you mean {near!r}?" if (near := nearest(short, EMBEDDED)) else ""
+        raise NoModelFile(f"no embedded model is called {short!r}; the models are {', '.join(sorted(EMBEDDED))}{hint}")
     return EMBEDDED[short]
 
 

@@ -69,7 +69,7 @@ def refusals_end_at_once() -> Iterator[None]:
 def without_answers_of(error: type[Exception]) -> Iterator[None]:
     """If this error is raised inside, the answers of the calls made inside are removed from the response cache.
 
-    For errors that say that answers could not be used: after the server is mended they are asked for again.
+    For errors that say that answers could not be used: once the server works again, the requests are sent again.
     """
     removals: list[Callable[[], None]] = []
     token = current_answers.set(removals)

@@ -170,7 +170,7 @@ def thinking_scope(thinking: Thinking | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Server:
-    """What a self-hosted server says of itself: `vllm`, `llama.cpp`, or "" if it says nothing known.
+    """The software of a self-hosted server, as it reports it: `vllm`, `llama.cpp`, or "" for others.
 
     `thinks` is whether its chat template has thinking tags; only llama.cpp tells.
     """

@@ -177,7 +177,8 @@ class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
             field = signature.output_fields[name]
             try:
                 value = parse_value(_as_choice(text, field.annotation), field.annotation)
-                values[name] = pydantic.create_model("Value", value=(field.annotation, field))(value=value).value  # type: ignore[attr-defined]
+                model = pydantic.create_model("Value", value=(field.annotation, field))
+                values[name] = vars(model(value=value))["value"]
             except (ValueError, TypeError) as error:
                 raise self._failure(signature, completion, values, f"{name}: {error}") from error
         if missing := [name for name in names if name not in values]:

@@ -152,7 +152,7 @@ class _Run:
                 return
 
     def reviewed(self, rounds: int) -> None:
-        """Reviews a working version up to `rounds` times; if it is rejected, looks for one with fewer edits or other
+        """Reviews a working version up to `rounds` times; if it is rejected, tries one with fewer edits or other
         ones, from the original.
         """
         for _ in range(rounds):

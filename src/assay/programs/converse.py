@@ -170,7 +170,7 @@ class Converse(Agent):
         turn_calls: list[list[int] | None] = []
         limit = self.agent_parameters.max_steps
         for at in range(limit + 1):
-            turn = self._said(inputs.get("user"), messages)
+            turn = self._user_turn(inputs.get("user"), messages)
             messages.append({"role": "user", "content": turn.message})
             if turn.ended or at == limit:
                 break
@@ -193,7 +193,7 @@ class Converse(Agent):
         reply = self._reply(talk, str(inputs["message"]))
         return dspy.Prediction(reply=reply, history=talk.history, outcome=talk.outcome, finished=talk.asked == _FINISH)
 
-    def _said(self, profile: Any, messages: Sequence[Mapping[str, str]]) -> Any:
+    def _user_turn(self, profile: Any, messages: Sequence[Mapping[str, str]]) -> Any:
         """The user's next message.
 
         Raises:

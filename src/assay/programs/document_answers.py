@@ -186,9 +186,9 @@ class _Run:
         passages: list[Passage] = []
 
         def search(query: str) -> str:
-            # the question comes first: a written query adds to what it finds, and may be no good
+            # the question comes first: a query by the model adds to its results, and may be unsuitable
             once = not query.strip() or query.strip().lower() == self.question.strip().lower()
-            parts = [self._found(text) for text in ([self.question] if once else [self.question, query])]
+            parts = [self._search_results(text) for text in ([self.question] if once else [self.question, query])]
             passages.extend(_fused(parts, agent.k, self.retrieved))
             return (
                 "\n".join(f"{passage.source}:{passage.line}: {passage.text}" for passage in passages) or "nothing new"
@@ -199,22 +199,22 @@ class _Run:
         self.searches.append({"query": query, "passages": [passage.id for passage in passages]})
         return passages
 
-    def _found(self, text: str) -> list[Passage]:
-        """What the retriever finds.
+    def _search_results(self, text: str) -> list[Passage]:
+        """The retriever's passages for a text, best first; at most `k` are requested.
 
         Raises:
             EnvironmentFailed: it raised, or returned something else.
         """
         name = type(self.retriever).__name__
         try:
-            found = list(self.retriever.search(text, self.agent.k))
+            passages = list(self.retriever.search(text, self.agent.k))
         except AssayError:
             raise
         except Exception as error:
             raise EnvironmentFailed(f"the retriever {name} raised {error_text(error)}") from error
-        if wrong := [passage for passage in found if not isinstance(passage, Passage)]:
+        if wrong := [passage for passage in passages if not isinstance(passage, Passage)]:
             raise EnvironmentFailed(f"the retriever {name} returned {str(wrong[0])[:80]!r}, which is no Passage")
-        return found
+        return passages
 
     def _reads(self, passage: Passage) -> bool:
         """Whether a passage answers the question, by the probability of that where the engine gives one."""

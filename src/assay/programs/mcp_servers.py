@@ -176,12 +176,12 @@ class _Connection:
                 self.close()
                 raise McpError(
                     f"the MCP server {self.server} did not start within {self.server.start_timeout_s:g} s "
-                    f"(does it speak MCP? start_timeout_s is the limit){self._said()}"
+                    f"(does it speak MCP? start_timeout_s is the limit){self._errors_end()}"
                 )
         if not self.ready.is_set():
             if isinstance(self.error, MissingExtra):
                 raise self.error
-            raise McpError(f"the MCP server {self.server} cannot be started: {_reason(self.error)}{self._said()}")
+            raise McpError(f"the MCP server {self.server} cannot be started: {_reason(self.error)}{self._errors_end()}")
 
     def call(self, name: str, arguments: dict[str, Any], timeout_s: float) -> str:
         assert self.loop is not None
@@ -232,9 +232,9 @@ class _Connection:
 
     def _death(self) -> McpError:
         self.died = True
-        return McpError(f"the MCP server {self.server} has died{self._said()}")
+        return McpError(f"the MCP server {self.server} has died{self._errors_end()}")
 
-    def _said(self) -> str:
+    def _errors_end(self) -> str:
         """The end of what the process wrote to standard error."""
         try:
             self._errors.flush()

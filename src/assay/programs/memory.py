@@ -69,7 +69,7 @@ class Fact:
 
 
 class Memory:
-    """Facts about persons, told in any conversation.
+    """Facts about persons, stated in any conversation.
 
     Memories of other names and tenants do not see each other. In a rollout of the splits train and val, facts from
     rollouts of the splits gate and test are not found, so that nothing is learned from sealed tasks.

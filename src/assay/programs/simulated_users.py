@@ -64,12 +64,12 @@ def user_failure(user: Any, what: str) -> EnvironmentFailed:
 
 @dataclass(frozen=True)
 class UserProfile:
-    """What a simulated user wants and knows.
+    """Goal and facts of a simulated user.
 
     Attributes:
-        facts: name -> `value`; optionally `says` (how it is told), `asked_by` (words that ask for it), `first` (a wrong
-            value with its `says`, told first) with `corrects` (the later correction), `delays` (the answer to the first
-            request), `told_before` (true: told in another conversation, not told again).
+        facts: name -> `value`; optionally `says` (how it is stated), `asked_by` (words that ask for it), `first` (a
+            wrong value with its `says`, stated first) with `corrects` (the later correction), `delays` (the answer to
+            the first request), `told_before` (true: stated in another conversation, not again).
     """
 
     goal: str
@@ -126,10 +126,10 @@ def plain_value(value: Any) -> str:
     return " ".join(str(value).split()).strip(" .,;:!?\"'`")
 
 
-def asked_fact(reply: str, facts: Mapping[str, Mapping[str, Any]], told: Sequence[str] = ()) -> str | None:
+def asked_fact(reply: str, facts: Mapping[str, Mapping[str, Any]], stated: Sequence[str] = ()) -> str | None:
     """The fact that a reply asks for: the one with the most of its words in the last question; None if there is none.
 
-    Of equals, one that was not told yet, then the one that is mentioned first.
+    Of equals, one that was not stated yet, then the one that is mentioned first.
     """
     parts = re.split(r"(?<=[.!?])\s+", reply.casefold())
     questions = [part for part in parts if "?" in part]
@@ -139,17 +139,17 @@ def asked_fact(reply: str, facts: Mapping[str, Mapping[str, Any]], told: Sequenc
     for name, fact in facts.items():
         words = {name.replace("_", " ").casefold(), *fact["asked_by"]}
         places = [match.start() for word in words if (match := re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text))]
-        if places and (best is None or (len(places), name not in told, -min(places)) > best):
-            best, chosen = (len(places), name not in told, -min(places)), name
+        if places and (best is None or (len(places), name not in stated, -min(places)) > best):
+            best, chosen = (len(places), name not in stated, -min(places)), name
     return chosen
 
 
 @dataclass
 class _State:
-    """What the rule-based user has told and was asked so far. It follows from the replies alone."""
+    """What the rule-based user has stated and was asked so far. It follows from the replies alone."""
 
     profile: UserProfile
-    told: list[str] = field(default_factory=list)
+    stated: list[str] = field(default_factory=list)
     delayed: set[str] = field(default_factory=set)
     corrected: set[str] = field(default_factory=set)
     useless: int = 0  # replies in a row
@@ -164,10 +164,12 @@ class _State:
             return self._useless(f"No, the {wrong.replace('_', ' ')} is wrong. {text}")
         if _CLOSES.search(reply) and "?" not in reply:
             return GOODBYE, "done"
-        name = asked_fact(reply, facts, self.told)
+        name = asked_fact(reply, facts, self.stated)
         if name is None:
             return self._useless(LOST)
-        changed = next((n for n in self.told if n != name and "corrects" in facts[n] and n not in self.corrected), None)
+        changed = next(
+            (n for n in self.stated if n != name and "corrects" in facts[n] and n not in self.corrected), None
+        )
         if changed is not None:
             self.corrected.add(changed)
             return str(facts[changed]["corrects"]), ""
@@ -177,12 +179,12 @@ class _State:
         fact = self.profile.facts[name]
         if fact.get("told_before"):
             return self._useless(BEFORE)
-        if name in self.told:
+        if name in self.stated:
             return self._useless(f"I already told you. {self._words(name)}")
         if "delays" in fact and name not in self.delayed:
             self.delayed.add(name)
             return str(fact["delays"]), ""
-        self.told.append(name)
+        self.stated.append(name)
         self.useless = 0
         return self._words(name), ""
 

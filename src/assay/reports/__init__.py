@@ -1,1 +1,1 @@
-"""Reports for people: HTML pages and Markdown. Runs nothing."""
+"""Reports as HTML pages and Markdown. Runs nothing."""

@@ -146,7 +146,7 @@ def _winner(candidates: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) 
 
 
 def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
-    """Gate and test in words."""
+    """Results of gate and test as text."""
     if not report:
         return
     test = report.get("test") or {}

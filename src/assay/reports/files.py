@@ -17,6 +17,7 @@ from assay.errors import ConfigError
 from assay.reports.rendering import page_environment, stylesheet
 from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
 from assay.reports.texts import preview
+from assay.support.places import is_other_file
 from assay.traces.store.evaluations import Evaluated
 from assay.traces.store.reads import StoreReads
 
@@ -91,8 +92,10 @@ def write_report(
         template: a file in `templates`, which extends `report.html`.
         facts: names and texts of the list at its top.
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or it exists and its name does not end in `.html`.
     """
+    if is_other_file(path, ".html"):
+        raise ConfigError(f"{path} exists and is not overwritten, because its name does not end in .html")
     style = stylesheet().decode()
     digest = base64.b64encode(sha256(style.encode()).digest()).decode()
     text = _environment().get_template(template).render(

@@ -157,7 +157,7 @@ def task_changes(
         changes.append(
             TaskChange(
                 task_id=key, text=preview(second.inputs, 160), before=first.score, after=second.score, change=change,
-                first=_shown(first), second=_shown(second),
+                first=_last_rollout(first), second=_last_rollout(second),
                 worse_in=_changed_criteria(grades[0].get(key, {}), grades[1].get(key, {})),
             )
         )  # fmt: skip
@@ -165,7 +165,7 @@ def task_changes(
     return sorted(changes, key=lambda task: (task.change is None, sign * (task.change or 0.0), task.task_id))
 
 
-def _shown(task: EvaluatedTask) -> str:
+def _last_rollout(task: EvaluatedTask) -> str:
     return task.rollouts[-1]
 
 

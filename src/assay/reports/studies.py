@@ -103,7 +103,7 @@ def trials_of(report: Mapping[str, Any]) -> list[StudyTrial]:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultLine:
-    """What gate or test decided, in words. `tone` is `better`, `worse` or empty."""
+    """The decision of gate or test as text. `tone` is `better`, `worse` or empty."""
 
     text: str
     tone: str

@@ -1,4 +1,4 @@
-"""Problems of a YAML file in words: where they are, what is wrong, and the nearest valid name.
+"""Messages for problems of a YAML file: where they are, what is wrong, and the nearest valid name.
 
 Does not read files: `assay.rubrics.yaml_files` does.
 """

@@ -17,6 +17,7 @@ class StrictModel(pydantic.BaseModel):
 
 
 class EssentialFile(StrictModel):
+    # The key `essential` of a criterion in a rubric file.
     pass_at: float = pydantic.Field(1.0, strict=True, ge=0, le=1)
     """Grade from which the criterion passes."""
     cap: float = pydantic.Field(0.0, strict=True, ge=0, le=1)
@@ -59,6 +60,7 @@ class JudgeFile(StrictModel):
 
 
 class CriterionFile(StrictModel):
+    # A criterion in a rubric file.
     name: str
     """Unique in the rubric."""
     weight: float = pydantic.Field(1.0, strict=True, allow_inf_nan=False)
@@ -82,6 +84,7 @@ class CriterionFile(StrictModel):
 
 
 class RubricFile(StrictModel):
+    # A rubric file.
     name: str
     """Name in reports and traces."""
     description: str = ""

@@ -32,7 +32,7 @@ from assay.sources.modules import attribute_of
 from assay.sources.naming import why_not_imported
 from assay.support.settings import nearest
 
-__all__ = ["SHIPPED", "load_rubric", "parse_yaml", "shipped_file"]
+__all__ = ["SHIPPED", "check_rubric_exists", "load_rubric", "parse_yaml", "shipped_file"]
 
 SHIPPED = (
     "answer_from_documents",
@@ -178,15 +178,33 @@ def shipped_file(name: str) -> Path:
     return Path(str(resources.files("assay.rubrics"))) / "shipped" / f"{name}.yaml"
 
 
+def check_rubric_exists(source: str) -> None:
+    """Refuses a rubric that is neither shipped nor a file. Does not read the file.
+
+    Raises:
+        RubricError: there is no such rubric.
+    """
+    if source in SHIPPED:
+        return
+    if Path(source).suffix.lower() not in (".yaml", ".yml", ".toml", ".json"):
+        raise _unknown(source)
+    if not Path(source).is_file():
+        raise RubricError(f"no such file: {source}")
+
+
+def _unknown(source: str) -> RubricError:
+    return RubricError(
+        f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}."
+        f"{did_you_mean(nearest(source, SHIPPED))}"
+    )
+
+
 def _read(source: str) -> tuple[str, str, Path | None]:
     if source in SHIPPED:
         return shipped_file(source).read_text(encoding="utf-8"), f"{source}.yaml", None
     path = Path(source)
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise RubricError(
-            f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}."
-            f"{did_you_mean(nearest(source, SHIPPED))}"
-        )
+        raise _unknown(source)
     return read_text(path), str(path), path.absolute().parent
 
 

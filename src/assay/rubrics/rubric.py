@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -58,6 +58,8 @@ class Rubric:
         resolver: Resolver | None = None,
         judging: str = "each",
     ) -> None:
+        if not isinstance(criteria, Iterable) or isinstance(criteria, str | bytes):
+            raise RubricError(f"rubric {name!r}: criteria={criteria!r} must be a list of Criterion")
         self.name, self.criteria, self.step_cap = name, tuple(criteria), step_cap
         self.resolver, self.judging = resolver, judging
         if others := [one for one in self.criteria if not isinstance(one, Criterion)]:

@@ -1,4 +1,4 @@
-"""Arguments of criteria and checks that do not fit, in words: the name, the valid ones and the nearest."""
+"""Messages for arguments of criteria and checks that do not fit: the name, the valid ones and the nearest."""
 
 import dataclasses
 import functools

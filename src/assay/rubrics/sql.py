@@ -26,7 +26,7 @@ def _ran(database: str, sql: str, changed: tuple[int, int] | None) -> QueryResul
     """The result of a query, or why it failed.
 
     Args:
-        changed: time and size of the file, so that another content is asked anew.
+        changed: time and size of the file, so that changed content is queried again.
     """
     try:
         return open_database(database).query(sql, _LIMITS)

@@ -79,7 +79,7 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, repeat: Answers,
 
 def items_of(frozen: AnchorSet) -> list[Item]:
     """The items of a frozen set, without ratings."""
-    return [Item(id=str(index), fields=anchor.shown, ratings=()) for index, anchor in enumerate(frozen.anchors)]
+    return [Item(id=str(index), fields=anchor.fields, ratings=()) for index, anchor in enumerate(frozen.anchors)]
 
 
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:

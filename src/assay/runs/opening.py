@@ -202,8 +202,8 @@ def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, 
     """The id of the run to open, and whether an earlier process has started it.
 
     `resume` takes the latest run of the job: an unfinished one that is older was superseded, for example where a check
-    failed on the first tasks and was mended. It replays a finished run without calling the model: its process may have
-    been killed before it printed the report.
+    failed on the first tasks and was corrected. It replays a finished run without calling the model: its process may
+    have been killed before it printed the report.
     """
     if (pin := _pin.get()) is not None:
         run_id = f"{pin}-{key}"

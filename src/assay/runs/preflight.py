@@ -14,7 +14,15 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from assay.datasets import Task
-from assay.errors import ConfigError, EnvironmentFailed, FailureKind, LoopStopped, ModelError, ProgramFailed
+from assay.errors import (
+    ConfigError,
+    EnvironmentFailed,
+    FailureKind,
+    LoopStopped,
+    ModelError,
+    ProgramError,
+    ProgramFailed,
+)
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.predictions import rollout_of
@@ -46,6 +54,7 @@ __all__ = [
     "preflight_judge",
     "preflight_judges",
     "preflight_scoring",
+    "require_predictors",
 ]
 
 _TRIES = 3  # tasks that may fail before the job is stopped
@@ -62,6 +71,19 @@ def checked(job: Job, tasks: Sequence[Task], *, split: str, recorded: RecordedPr
     job.session.measured = measured
     job.session.first_runs = FirstRuns()
     return measured
+
+
+def require_predictors(job: Job) -> None:
+    """Refuses a job whose prompts cannot be compiled because the program has none.
+
+    Raises:
+        ProgramError: no module of the program is a `dspy.Predict`.
+    """
+    if not job.recorded.program.predictors():
+        raise ProgramError(
+            f"{job.config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it "
+            "is an agent"
+        )
 
 
 def preflight(
@@ -139,7 +161,7 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
 
 @contextmanager
 def _asking(session: Session) -> Iterator[None]:
-    """A preflight's calls. Answers that stopped it are not cached: the next one asks again, a mended server perhaps."""
+    """A preflight's calls. Answers that stopped it are not cached: the next one sends the requests again."""
     with session.phase("preflight"), session.context(), refusals_end_at_once(), without_answers_of(ModelError):
         yield
 

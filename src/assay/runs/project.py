@@ -120,7 +120,7 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
             value of the wrong type.
     """
     if command not in COMMANDS:
-        raise ConfigError(f"there is no command {command!r} with settings; {_hint(command, COMMANDS)}")
+        raise ConfigError(f"there is no command {command!r} with settings; {_hint(str(command), COMMANDS)}")
     path = find_project(folder)
     if path is None:
         return {}

@@ -194,12 +194,12 @@ def _files_of(dotted: Sequence[str], roots: Iterable[Path]) -> Iterator[Path]:
 def _listed(tree: ast.Module) -> list[str]:
     """The literal list `ARTIFACT_FILES` of a module; empty if it has none."""
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == FILES for target in targets):
             try:
-                value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+                value = None if node.value is None else ast.literal_eval(node.value)
             except (ValueError, TypeError):
                 value = None
             if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):

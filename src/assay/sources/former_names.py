@@ -112,13 +112,13 @@ def _module(name: str) -> _Former:
         rest = f".{last}{rest}"
     own = [name] if base not in MODULES or rest else []
     moved = [f"{place}{rest}" for place in MODULES.get(base, ())]
-    modules = [module for place in dict.fromkeys([*moved, *own]) if (module := _found(place)) is not None]
+    modules = [module for place in dict.fromkeys([*moved, *own]) if (module := _module_or_none(place)) is not None]
     if not modules:
         raise _no_longer(name)
     return _Former(name, modules)
 
 
-def _found(name: str) -> ModuleType | None:
+def _module_or_none(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

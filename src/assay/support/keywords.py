@@ -22,7 +22,7 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
 
     A keyword of the function that is a field of one of the settings classes is checked by the field's declaration.
     Where the function has `**options`, its signature also lists each other field, with type and default. Arguments of
-    simple types, such as `resume: bool`, are checked by their types: a text in place of a bool would be taken for
+    simple types, such as `resume: bool`, are checked by their types: a text in place of a bool would count as
     True. Any other keyword is a `TypeError` that names the nearest one.
 
     Args:

@@ -3,22 +3,26 @@
 import errno
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from assay.errors import ConfigError
 
-__all__ = ["check_writable"]
+__all__ = ["check_writable", "is_other_file"]
 
 
-def check_writable(path: str | Path, argument: str) -> None:
+def check_writable(path: str | Path, argument: str, *, inputs: Iterable[object] = ()) -> None:
     """Makes the file's folder where it is missing. Writes nothing to the file.
 
     Args:
         argument: name of the argument that names the file, for the message.
+        inputs: what the call reads. Only paths of existing files are compared with `path`; other values are ignored.
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or is one of `inputs`.
     """
     place = Path(path)
+    if any(_is_same(place, value) for value in inputs):
+        raise ConfigError(f"{argument}={str(path)!r} is read, so it is not overwritten. Name another file")
     try:
         if place.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -30,3 +34,15 @@ def check_writable(path: str | Path, argument: str) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"{argument}={str(path)!r} cannot be written: {reason}. Name another file") from None
+
+
+def is_other_file(path: str | Path, ending: str) -> bool:
+    """Whether a file exists whose name does not have this ending, so that a report must not replace it."""
+    return Path(path).is_file() and not str(path).lower().endswith(ending)
+
+
+def _is_same(place: Path, value: object) -> bool:
+    try:
+        return isinstance(value, str | Path) and place.samefile(value)
+    except (OSError, ValueError):  # one of them does not exist, or `value` is no path
+        return False

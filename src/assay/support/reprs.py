@@ -1,7 +1,7 @@
 """Short `repr` and notebook table for reports. Imports no other part of assay, so that any package can use it."""
 
 import html
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["ReportRepr", "measure_text"]
 
@@ -23,8 +23,12 @@ class ReportRepr:
     A report without `to_dict`, or whose values are of another form, overrides `_facts`.
     """
 
+    if TYPE_CHECKING:
+
+        def to_dict(self) -> dict[str, Any]: ...
+
     def _facts(self) -> list[tuple[str, str]]:
-        data: dict[str, Any] = self.to_dict()  # type: ignore[attr-defined]
+        data = self.to_dict()
         facts = [(key, data[key]) for key in _FIRST if data.get(key) is not None]
         compared = ((key, data.get(key)) for key in _COMPARED)
         for key, part in (("score", data.get("result")), *compared, *(data.get("test") or {}).items()):

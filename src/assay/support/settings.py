@@ -18,6 +18,7 @@ from typing import Any, Self
 from assay.errors import ConfigError
 
 __all__ = [
+    "LARGEST_SEED",
     "Declared",
     "DeclaredFields",
     "Setting",
@@ -71,12 +72,12 @@ class Declared:
 
     @property
     def rule(self) -> str:
-        """The bounds in words; empty where there are none."""
+        """The bounds as text; empty where there are none."""
         low, high = self.gt if self.ge is None else self.ge, self.lt if self.le is None else self.le
-        at_least = None if low is None else f"{'above' if self.ge is None else 'at least'} {low:g}"
-        at_most = None if high is None else f"{'below' if self.le is None else 'at most'} {high:g}"
+        at_least = None if low is None else f"{'above' if self.ge is None else 'at least'} {low:.10g}"
+        at_most = None if high is None else f"{'below' if self.le is None else 'at most'} {high:.10g}"
         if self.ge is not None and self.le is not None:
-            return f"between {low:g} and {high:g}"
+            return f"between {low:.10g} and {high:.10g}"
         return " and ".join(part for part in (at_least, at_most) if part)
 
     def allows(self, value: float) -> bool:
@@ -251,6 +252,9 @@ def _is_blank(value: Any) -> bool:
     return any(isinstance(text, str) and not text.strip() for text in texts)
 
 
+LARGEST_SEED = 2**32 - 1  # NumPy and transformers take no larger one, and the store's column has 64 bits
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that an unknown one was probably meant to be."""
     by_text = {text.lower(): text for text in known}  # case is no difference: GEPA is near to gepa
@@ -262,7 +266,7 @@ def one_of(value: object, choices: Iterable[str], *, other: str = "") -> str:
     """The rule that a value breaks which is none of the choices, with the nearest one: the end of an error message.
 
     Args:
-        other: what is allowed besides the choices, in words.
+        other: text that says what is allowed besides the choices.
     """
     listed = [str(choice) for choice in choices]
     near = nearest(value, listed) if isinstance(value, str) else None
@@ -313,7 +317,7 @@ _PLURALS = {int: "integers", float: "numbers", str: "strings", Any: "values"}
 
 
 def _words(kind: Any) -> str:
-    """A type in words: `an integer or None`."""
+    """A type as text: `an integer or None`."""
     members = members_of_type(kind)
     if len(members) > 1:
         return " or ".join(map(_words, members))

@@ -1,4 +1,4 @@
-"""Times that people type: spans back from now and dates."""
+"""Times as users write them: spans back from now and dates."""
 
 import time
 from datetime import datetime

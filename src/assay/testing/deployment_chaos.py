@@ -103,11 +103,11 @@ def chaos(
             else:
                 time.sleep(rng.uniform(0.2, 1.5))
             _kill(running[name])
-            found = problems_in(store, folder / "log", rollouts=number % 10 == 9)
-            report.problems += [f"after kill {number + 1} ({name}, {kind}): {problem}" for problem in found]
+            problems = problems_in(store, folder / "log", rollouts=number % 10 == 9)
+            report.problems += [f"after kill {number + 1} ({name}, {kind}): {problem}" for problem in problems]
             report.kills[f"{name}, {kind}"] = report.kills.get(f"{name}, {kind}", 0) + 1
             if on_kill is not None:
-                on_kill(f"{number + 1}: {name}, {kind}: {'; '.join(found) or 'nothing wrong'}")
+                on_kill(f"{number + 1}: {name}, {kind}: {'; '.join(problems) or 'nothing wrong'}")
             running[name] = _in_process(victims[name], folder, store, None, seed + number)
         time.sleep(2.0)
     finally:

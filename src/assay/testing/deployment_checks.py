@@ -44,11 +44,11 @@ def snapshot(store: str, *, rollouts: bool) -> Rows:
         else:
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
         tables = (schema.deployments, schema.deployment_decisions, schema.agent_aliases)
-        found: list[Sequence[Any]] = [connection.execute(sa.select(table)).mappings().all() for table in tables]
+        rows: list[Sequence[Any]] = [connection.execute(sa.select(table)).mappings().all() for table in tables]
         query = sa.select(*columns).where(r.deployment.is_not(None), r.phase == "deployed")
-        found.append(connection.execute(query).mappings().all() if rollouts else [])
+        rows.append(connection.execute(query).mappings().all() if rollouts else [])
     engine.dispose()
-    return Rows(*found)
+    return Rows(*rows)
 
 
 def problems_in(store: str, log: Path, *, rollouts: bool) -> list[str]:
@@ -73,8 +73,8 @@ def problems_in(store: str, log: Path, *, rollouts: bool) -> list[str]:
         problems += [f"{deployment['id']}: {text}" for text in _aliases(deployment, history, rows.aliases)]
     problems += _champion(rows)
     stored = Counter((d["deployment"], d["action"], d["rule"], d["stage"]) for d in rows.decisions)
-    told = Counter((d["deployment"], d["action"], d["rule"], d["stage"]) for d in lines)
-    problems += [f"{count} of {stored[key]} returned: {key}" for key, count in told.items() if count > stored[key]]
+    returned = Counter((d["deployment"], d["action"], d["rule"], d["stage"]) for d in lines)
+    problems += [f"{count} of {stored[key]} returned: {key}" for key, count in returned.items() if count > stored[key]]
     return [*problems, *_arms(rows.rollouts, by_id)]
 
 
@@ -104,9 +104,9 @@ def _aliases(deployment: _Row, history: Sequence[_Row], aliases: Sequence[_Row])
             is_promoted = True
         elif decision["action"] == "rollback" and is_promoted:
             expected.update([("champion", champion), ("previous", candidate)])
-    found = Counter((a["alias"], a["number"]) for a in aliases if a["why"].startswith(f"deployment {deployment['id']}"))
-    if found != expected:
-        yield f"aliases were moved {dict(found)}, expected {dict(expected)}"
+    moved = Counter((a["alias"], a["number"]) for a in aliases if a["why"].startswith(f"deployment {deployment['id']}"))
+    if moved != expected:
+        yield f"aliases were moved {dict(moved)}, expected {dict(expected)}"
 
 
 def _champion(rows: Rows) -> Iterator[str]:

@@ -53,6 +53,8 @@ class DataCollector:
     """
 
     def __init__(self, store: Store | str | Path | None = None) -> None:
+        if store is not None and not isinstance(store, Store | str | Path):
+            raise ConfigError(f"store={store!r} must be a Store, its path or URL, or None")
         self.store = Store(store) if isinstance(store, str | Path) else store
         self.rollouts: list[Rollout] = []
         self._interaction_keys: set[str] = set()
@@ -70,7 +72,13 @@ class DataCollector:
             interactions: Mappings with `input`, `output`, and optionally `rating` in [0, 1], `task_type` (default
                 `default`), `model`, `data_subject`, `tenant` and `consent`.
             source: Source of the rollouts.
+        Raises:
+            ConfigError: `interactions` is no iterable of mappings.
         """
+        if isinstance(interactions, str | bytes | Mapping) or not isinstance(interactions, Iterable):
+            raise ConfigError(
+                f"interactions={str(interactions)[:80]!r} must be a list of mappings with 'input' and 'output'"
+            )
         report = Collected()
         for index, row in enumerate(interactions):
             reason = self._wrong(row)

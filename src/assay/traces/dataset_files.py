@@ -66,7 +66,7 @@ def add_task(
 ) -> DatasetFile:
     """Adds the task of a rollout to the dataset `folder/NAME.jsonl`, which is created if it is missing.
 
-    The file is registered with the people whose data it has, so that `assay traces forget` names it.
+    The file is registered with the data subjects whose data it has, so that `assay traces forget` names it.
 
     Args:
         answer_is_expected: the rollout's prediction becomes the expected output.

@@ -138,7 +138,7 @@ def run_tool(tool: Any, arguments: dict[str, Any], work: Callable[[], Any]) -> A
 
     Args:
         tool: an object with a `name`.
-        arguments: as the listeners are told them.
+        arguments: as the listeners receive them.
     Raises:
         ToolOverTime: the run exceeded the current limit of tools.
         BaseException: any exception of `work`.

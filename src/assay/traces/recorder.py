@@ -219,10 +219,10 @@ class Recorder:
         places = {rollout.id: OpenRollout(rollout) for rollout in rollouts}
         for rollout_id, transition in transitions:
             if (place := places.get(rollout_id)) is not None:
-                shown = {*transition.shown_tasks, *self._tasks_in_prompt(transition.request, place)}
-                transition.shown_tasks = tuple(sorted(shown))
+                demonstrated = {*transition.shown_tasks, *self._tasks_in_prompt(transition.request, place)}
+                transition.shown_tasks = tuple(sorted(demonstrated))
                 with self._lock:
-                    self.demonstrated_tasks.update(shown)
+                    self.demonstrated_tasks.update(demonstrated)
             if self.store is not None:
                 self.store.put_transition(rollout_id, transition)
         for rollout in rollouts:
@@ -274,7 +274,7 @@ class Recorder:
                 rollout.model, rollout.adapters = call.model, call.adapters
         if self.store is not None:
             self.store.put_transition(rollout.id, transition)
-        if rollout.source == "outside":  # this rollout lives as long as the run: drop the texts from memory
+        if rollout.source == "outside":  # this rollout is in memory as long as the run: drop the texts from memory
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
     def _tasks_in_prompt(self, request: dict[str, Any], place: OpenRollout) -> tuple[str, ...]:
@@ -289,8 +289,8 @@ class Recorder:
             if own_task and self.texts:
                 self.texts.record_prompt(own_task, messages)
         if all_carried and len(messages) > 2:  # more than instructions and the current task
-            found = {task for carried in all_carried for task in carried.tasks_in(messages[:-1])}
-            tasks = tuple(sorted({*tasks, *found} - {own_task}))
+            carried_tasks = {task for carried in all_carried for task in carried.tasks_in(messages[:-1])}
+            tasks = tuple(sorted({*tasks, *carried_tasks} - {own_task}))
         return tasks
 
     def _alone(self) -> OpenRollout | None:

@@ -21,11 +21,12 @@ CSRF_FIELD, CSRF_HEADER = "csrf", "X-CSRF-Token"
 
 
 class PageAccess:
-    """Args:
-    key: opens the page wherever it is sent; None allows only the token.
-    host: the address to listen on.
-    names: further host names that requests may use.
+    """Access control of the page: a token that opens it once, a key, and the host names that it answers to.
 
+    Args:
+        key: opens the page wherever it is sent; None allows only the token.
+        host: the address to listen on.
+        names: further host names that requests may use.
     Raises:
         ConfigError: a non-loopback host without a key, or a malformed key.
     """

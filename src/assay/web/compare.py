@@ -9,7 +9,7 @@ from assay.reports.sides import sides_of
 from assay.traces.store import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.listing import find_run, list_runs
-from assay.web.filters import given
+from assay.web.filters import filled_in
 from assay.web.rendering import View, link
 
 __all__ = ["compare_view"]
@@ -22,7 +22,7 @@ _DECIDING = ("gate", "evaluate", "test")  # phases whose evaluations a report sh
 
 def compare_view(store: Store, query: Mapping[str, str]) -> View:
     """Two evaluations by task: the paired difference, and each task that both have, the worst change first."""
-    values = given(query, _FIELDS)
+    values = filled_in(query, _FIELDS)
     runs = [find_run(store, values[name]) if name in values else None for name in ("a", "b")]
     sides = [_side(store, run, values.get(f"of_{name}")) for run, name in zip(runs, "ab", strict=True)]
     content: dict[str, Any] = {

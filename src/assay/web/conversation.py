@@ -84,7 +84,7 @@ def _turn(call: Transition, messages: Sequence[Message], earlier: int, budget: B
     response = call.response or {}
     body = response.get("body", response)
     answer = answer_of(call.request.get("dialect"), body if isinstance(body, dict) else {})
-    turns = list(_said(messages, budget))
+    turns = list(_clipped(messages, budget))
     folds = len(turns) > _UNFOLDED
     return Turn(
         call=call,
@@ -114,7 +114,7 @@ def _shared(before: Sequence[Message], messages: Sequence[Message]) -> int:
     return min(count, max(0, len(messages) - 1))
 
 
-def _said(messages: Sequence[Message], budget: Budget) -> Iterator[Said]:
+def _clipped(messages: Sequence[Message], budget: Budget) -> Iterator[Said]:
     for message in messages:
         content = message.get("content")
         calls: list[Any] = [call.get("function") or {} for call in message.get("tool_calls") or ()]

@@ -12,7 +12,7 @@ from assay.traces.export.pipeline import KINDS, ExportConfig, preview_export
 from assay.traces.export.selection import Selection
 from assay.traces.store import Store
 from assay.traces.store.paging import count_newest
-from assay.web.filters import given, number_of
+from assay.web.filters import filled_in, number_of
 from assay.web.rendering import View
 
 __all__ = ["KINDS", "MOST", "data_view", "export_command"]
@@ -27,7 +27,7 @@ def data_view(store: Store, query: Mapping[str, str], *, store_flag: str | None)
 
     Personal data are found by patterns alone here, names are not: the models for names are large.
     """
-    values = given(query, _FIELDS)
+    values = filled_in(query, _FIELDS)
     content: dict[str, Any] = {
         "filters": values, "kinds": KINDS, "methods": METHODS, "manifest": None, "problem": "", "is_large": False,
         "most": MOST, "command": "",
@@ -38,7 +38,7 @@ def data_view(store: Store, query: Mapping[str, str], *, store_flag: str | None)
         content["is_large"] = count_newest(store, most=MOST) > MOST
         if not content["is_large"]:
             try:
-                content |= _shown(preview_export(store, config))
+                content |= _manifest_view(preview_export(store, config))
             except AssayError as error:  # nothing fits, or a setting is refused
                 content["problem"] = str(error)
     return View(template="data.html", title="Data", values=content)
@@ -69,7 +69,7 @@ def export_command(values: Mapping[str, str], store_flag: str | None) -> str:
     return f"assay export {values['kind']} --out FOLDER{rubric}{text}{store}"
 
 
-def _shown(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _manifest_view(manifest: Mapping[str, Any]) -> dict[str, Any]:
     balance, privacy, overlap = manifest["balance"], manifest["privacy"], manifest["overlap"]
     before, after = balance["before"], balance["after"]
     most = max([*before.values(), *after.values()], default=0) or 1

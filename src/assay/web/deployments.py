@@ -52,7 +52,7 @@ def deployment_view(store: Store, name: str, query: Mapping[str, str], *, store_
         StoreError: there is no such deployment.
     """
     deployments = Deployments(store.engine)
-    deployment = _found(deployments, name)
+    deployment = _deployment(deployments, name)
     counts = query.get("count") == "all" or _rollouts(store, deployment.id) <= COUNTED
     report = status_of(deployments, deployment.id, time.time()) if counts else None
     history = deployments.history(deployment.id)
@@ -92,7 +92,7 @@ def confirm_view(store: Store, name: str, action: str) -> View:
         ConfigError: the order is not possible in the deployment's state.
         StoreError: there is no such deployment.
     """
-    deployment = _found(Deployments(store.engine), name)
+    deployment = _deployment(Deployments(store.engine), name)
     if action not in _possible(deployment):
         raise ConfigError(f"deployment {deployment.id} is {deployment.state.status}: {action[:20]!r} is not possible")
     label, effect = _ORDERS[action]
@@ -115,7 +115,7 @@ def give_order(store: Store, name: str, form: Mapping[str, Any]) -> Deployment:
         StoreError: there is no such deployment.
     """
     deployments = Deployments(store.engine)
-    deployment = _found(deployments, name)
+    deployment = _deployment(deployments, name)
     if str(form.get("decided", "")) != str(deployment.state.version):
         raise ConfigError("something was decided since this page was loaded: reload the deployment")
     reason = " ".join(str(form.get("reason", "")).replace("\0", "").split())[:500]
@@ -125,7 +125,7 @@ def give_order(store: Store, name: str, form: Mapping[str, Any]) -> Deployment:
         raise ConfigError(str(error)) from error
 
 
-def _found(deployments: Deployments, name: str) -> Deployment:
+def _deployment(deployments: Deployments, name: str) -> Deployment:
     try:
         return deployments.get(name.replace("\0", ""))
     except DeploymentError as error:

@@ -9,7 +9,7 @@ from assay.traces.store.paging import Cursor, RolloutFilters
 
 __all__ = [
     "DOWNLOADS", "FAILURES", "MOST_DOWNLOADED", "ROLLOUT_FIELDS", "RUN_FIELDS", "SPLITS", "STATUSES", "cursor_of",
-    "given", "number_of", "rollout_filters",
+    "filled_in", "number_of", "rollout_filters",
 ]  # fmt: skip
 
 SPLITS = ("train", "val", "gate", "test")
@@ -27,7 +27,7 @@ _COLUMNS = {"status": "status", "split": "split", "phase": "phase", "source": "s
             "run": "run_id", "deployment": "deployment", "arm": "arm", "task": "task_id"}  # fmt: skip
 
 
-def given(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+def filled_in(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     """The fields that are filled in. NUL, which no database takes in a text, and space around them are removed."""
     texts = {name: query.get(name, "").replace("\0", "").strip() for name in names}
     return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items() if text}
@@ -39,7 +39,7 @@ def rollout_filters(query: Mapping[str, str]) -> tuple[dict[str, str], RolloutFi
     Raises:
         ConfigError: a score is no number in [0, 1], or a time cannot be read.
     """
-    values = given(query, ROLLOUT_FIELDS)
+    values = filled_in(query, ROLLOUT_FIELDS)
     return values, RolloutFilters(
         equal={column: values[name] for name, column in _COLUMNS.items() if name in values},
         program=values.get("program", ""),

@@ -134,7 +134,7 @@ def found_question(store: Store, key: str) -> Question:
 
 
 def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: str | None) -> View:
-    """One judge: whether it is to be trusted, where it disagrees with people, its audits and drift.
+    """One judge: whether it can be trusted, where it disagrees with raters, its audits and drift.
 
     Raises:
         StoreError: there is no such judge.

@@ -15,7 +15,7 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.paging import newest_rollouts
 from assay.traces.store.rows import rollout_of
-from assay.web.filters import given
+from assay.web.filters import filled_in
 from assay.web.judges import found_question
 from assay.web.rendering import View, link
 
@@ -36,7 +36,7 @@ def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
     Raises:
         StoreError: there is no such judge.
     """
-    question, values = found_question(store, key), given(query, _FIELDS)
+    question, values = found_question(store, key), filled_in(query, _FIELDS)
     rater, skipped = values.get("rater", "")[:_RATER], tuple(values.get("skip", "").split(".")[-_MOST_SKIPPED:])
     content: dict[str, Any] = {"question": question, "rater": rater, "run": values.get("run", ""), "item": None}
     if rater:
@@ -50,12 +50,12 @@ def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
         content |= {
             "done": len(own), "waiting": len(waiting), "skipped": ".".join(skipped),
             "previous": link("judges", key, "label", **address, item=previous) if previous and not named else "",
-            "go_on": link("judges", key, "label", **address), **_shown(question, entry, own, skipped, address),
+            "go_on": link("judges", key, "label", **address), **_form(question, entry, own, skipped, address),
         }  # fmt: skip
     return View(template="label.html", title=f"Label: {question.spec.text[:60]}", values=content)
 
 
-def _shown(
+def _form(
     question: Question, entry: ToLabel | None, own: Mapping[str, Mapping[str, Any]], skipped: tuple[str, ...],
     address: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
@@ -166,7 +166,7 @@ def store_label(store: Store, key: str, form: Mapping[str, Any]) -> str:
 
 
 def _checked(store: Store, question: Question, item_id: str, texts: Mapping[str, str]) -> ToLabel:
-    """The item that a form names, made anew from its rollouts or from an earlier label."""
+    """The item that a form names, made again from its rollouts or from an earlier label."""
     table = schema.rollouts
     ids = [texts[name] for name in ("rollout", "other") if texts.get(name)]
     with store.engine.connect() as connection:

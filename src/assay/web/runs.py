@@ -17,7 +17,7 @@ from assay.traces.store.evaluations import evaluations_of, mean_scores
 from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.usage import usage_of_phases
-from assay.web.filters import RUN_FIELDS, cursor_of, given
+from assay.web.filters import RUN_FIELDS, cursor_of, filled_in
 from assay.web.rendering import View, link
 from assay.web.trainings import training_of
 
@@ -36,7 +36,7 @@ def runs_page(store: Store, query: Mapping[str, str], *, where: str | Path | Non
     Args:
         where: the store's location, next to which the folders of runs are.
     """
-    values, before = given(query, RUN_FIELDS), cursor_of(query, "before")
+    values, before = filled_in(query, RUN_FIELDS), cursor_of(query, "before")
     runs = list_runs(
         store,
         limit=_ROWS + 1,

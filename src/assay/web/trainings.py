@@ -64,8 +64,8 @@ def _unfinished(run: Mapping[str, Any], log: TrainingProgress) -> TrainingPage:
     facts = {"Model before": config.get("model"), "Method": config.get("algorithm"), "Step": steps}
     if log.shortened:
         facts["Shown"] = "the last steps: the log is too long for a page"
-    given = {name: str(value) for name, value in facts.items() if value}
-    return unfinished_page(log.curves, alarms=list(log.alarms.values()), facts=given)
+    texts = {name: str(value) for name, value in facts.items() if value}
+    return unfinished_page(log.curves, alarms=list(log.alarms.values()), facts=texts)
 
 
 def _samples(store: Store, log: TrainingProgress) -> list[Sample]:

@@ -80,7 +80,7 @@ def start_deployment(
     plan = plan_of(settings.plan, settings.goal)
     if settings.metrics:
         plan = replace(plan, metrics=(*plan.metrics, *map(metric_of, settings.metrics)))
-    plan = replace(plan, watch=tuple(map(_found, plan.watch)))
+    plan = replace(plan, watch=tuple(map(_with_absolute_paths, plan.watch)))
     with Store(store) as opened:
         deployments = Deployments(opened.engine)
         version = deployments.registry.version(candidate)
@@ -109,7 +109,7 @@ def start_deployment(
     return StartReport(deployment=deployment, checks=checks, suite=result, expected=expected)
 
 
-def _found(watch: Watch) -> Watch:
+def _with_absolute_paths(watch: Watch) -> Watch:
     """The watch with absolute paths, because other processes evaluate it.
 
     Raises:

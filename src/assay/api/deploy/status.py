@@ -57,7 +57,7 @@ def advance_deployment(
     Args:
         rubric: scores rollouts without a score first, and those that a shadow step replays.
         dry_run: writes nothing.
-        hooks: told of the decision, in addition to those of the plan.
+        hooks: called with the decision, in addition to those of the plan.
         now: seconds since the epoch; by default the present.
         options: the fields of `assay.runs.settings.AdvanceSettings`: the model of the rubric's judges.
     Raises:

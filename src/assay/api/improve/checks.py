@@ -27,7 +27,7 @@ from assay.rubrics import Rubric
 from assay.runs.arguments import program_settings
 from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
-from assay.runs.preflight import checked, preflight
+from assay.runs.preflight import checked, preflight, require_predictors
 from assay.runs.settings import CompileSettings
 from assay.runs.unused import unused_settings
 
@@ -87,6 +87,8 @@ def check_start(
                 *announce_splits(job.splits, progress),
                 *unused_settings(job, rubrics=_others(job, trial), order=trial.order),
             ]
+            if "prompts" in trial.order:
+                require_predictors(job)
             checked(job, getattr(job.splits, trial.split), split=trial.split)
             _check_monitor(job, trial)
             price = price_of(job.session.lm, 300, 40) or 0.0

@@ -16,6 +16,7 @@ from assay.optimizers.finetuning.run_folder import check_free
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.runs.independence import independent
 from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
+from assay.support.settings import nearest
 
 __all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "program_name", "start_model_of"]
 
@@ -34,9 +35,10 @@ def check_improvement(config: ImproveSettings, *, model: str | None, monitor: st
     """
     order, monitor = config.order, monitor or config.monitor
     if unknown := sorted(set(order) - set(STEPS)):
-        raise ConfigError(f"order names {unknown}; the steps are {', '.join(STEPS)}")
+        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], STEPS)) else ""
+        raise ConfigError(f"order={unknown[0]!r} is no step; the steps are {', '.join(STEPS)}{hint}")
     if not order:
-        raise ConfigError("order is empty: there is nothing to do")
+        raise ConfigError(f"order is empty: name at least one of the steps {', '.join(STEPS)}", flag="--order")
     if (config.retention or monitor) and "grpo" not in order:
         raise ConfigError(
             f"retention and monitor would have no effect: they guard grpo, and the order is {', '.join(order)}"

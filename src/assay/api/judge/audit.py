@@ -86,10 +86,10 @@ def audit_judge(
             "unscored": judged.unscored,
             **spent_by(session),
         }
-        return _kept(report, run, config)
+        return _stored(report, run, config)
 
 
-def _kept(report: dict[str, Any], run: Run, config: JudgeAuditSettings) -> dict[str, Any]:
+def _stored(report: dict[str, Any], run: Run, config: JudgeAuditSettings) -> dict[str, Any]:
     """Writes the report to the run's folder. Outputs of labelled items stay in the store, where they can be erased."""
     attacks = {name: {**entry, "wrong": []} for name, entry in report["attacks"].items()}
     stored = {**report, "attacks": attacks} if config.labels else report

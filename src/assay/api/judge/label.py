@@ -14,6 +14,7 @@ from assay.runs.loading import load_judge
 from assay.runs.settings import JudgeLabelSettings
 from assay.support.keywords import takes
 from assay.traces import Store
+from assay.traces.store.listing import check_run
 
 __all__ = ["to_label"]
 
@@ -38,6 +39,9 @@ def to_label(
     Args:
         rater: name of the rater; by default that of the user of this process.
         scale: for a judge given as a sentence.
+    Raises:
+        ConfigError: `scale` for a judge that has its own, or a listwise judge.
+        DataError: there is no run `run_id`.
     """
     if scale and not isinstance(judge, str):
         raise ConfigError("scale applies only to a judge given as a sentence; this one has its own")
@@ -48,6 +52,7 @@ def to_label(
         raise ConfigError("a listwise judge has no labels of its own; label pairs or single outputs")
     key = remember(store, built, judge if isinstance(judge, str) else built.spec.text).key
     judged = {row["item_id"] for row in store.labels(key) if row["rater"] == rater}
+    check_run(store, run_id)
     rollouts = store.rollouts(run_id=run_id, task_id=task_id)
     waiting = [entry for entry in items_to_label(rollouts, built) if entry.item_id not in judged]
     order = np.random.default_rng(seed).permutation(len(waiting))

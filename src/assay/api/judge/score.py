@@ -43,7 +43,7 @@ def score_rows(
 ) -> dict[str, Any]:  # fmt: skip
     """Judges every item of a dataset, and reports the mean value with a 95 % interval.
 
-    Rows have the format of a labels file. Rows with the same content, such as ratings by several people, are one item,
+    Rows have the format of a labels file. Rows with the same content, such as those of several raters, are one item,
     which is judged and counted once. Labels in some rows correct the mean (prediction-powered inference).
 
     Args:
@@ -55,7 +55,7 @@ def score_rows(
     """
     config, lm = judge_settings(JudgeScoreSettings, judge, lm, data, options)
     if out is not None:
-        check_writable(out, "out")
+        check_writable(out, "out", inputs=(data, judge))
     built, progress, rename = built_judge(judge, config.scale), default_progress(progress), config.rename
     rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
     items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)

@@ -28,7 +28,7 @@ def collect_pool(
     """Writes the benchmark pool of an agent: a file of tasks that `compile`, `evaluate` and `improve` take as `data`.
 
     Args:
-        out: new file that ends in .jsonl, with its manifest beside it; None only counts.
+        out: new file that ends in .jsonl, with its manifest next to it; None only counts.
         replace: an existing file is replaced.
         options: see `PoolSettings`.
     Raises:

@@ -207,7 +207,7 @@ class _Run:
         )
 
     def _step(self, lease: Lease, at: Position) -> tuple[str, str]:
-        """Takes one step and writes how it ended. A kill leaves it begun."""
+        """Takes one step and writes how it ended. After a kill it counts as started."""
         if at.attempts >= self.settings.attempts:
             reason = f"its process was killed or failed in each of {at.attempts} attempts"
             status, detail = FAILED, {"reason": reason, **self._lost(at)}

@@ -4,9 +4,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from assay.datasets.sources import check_data_exists
 from assay.deployment.loops import Loops
 from assay.deployment.registry import Registry
 from assay.errors import DeploymentError
+from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings.loop import LoopSettings, load_loop
 from assay.support.keywords import takes
 from assay.traces import Store
@@ -20,9 +22,15 @@ def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None)
 
     Raises:
         ConfigError: the file breaks a rule.
+        DataError, RubricError: a rubric or data file that it names is not there.
         DeploymentError: the agent has no champion.
     """
-    load_loop(file)
+    settings = load_loop(file)
+    for rubric in (settings.rubric, settings.deploy.suite_rubric):
+        if rubric is not None:
+            check_rubric_exists(rubric)
+    if settings.deploy.suite_data is not None:
+        check_data_exists(settings.deploy.suite_data)
     path = Path(file).absolute()
     with Store(store) as opened:
         champion = Registry(opened.engine).version(agent)

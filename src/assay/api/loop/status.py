@@ -100,7 +100,7 @@ def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path
             *(figure.name for figure in figures if figure.ok is False),
             *(row["watch"] for row in judges if row["ok"] is False),
         ],
-        steps=[_shown(step) for step in steps if step.cycle == max(other.cycle for other in steps)],
+        steps=[_step_row(step) for step in steps if step.cycle == max(other.cycle for other in steps)],
     )  # fmt: skip
 
 
@@ -108,6 +108,6 @@ def _suite_limit(settings: LoopSettings | None) -> float | None:
     return None if settings is None or settings.deploy.suite_data is None else settings.deploy.suite_pass_rate or None
 
 
-def _shown(step: LoopStep) -> dict[str, Any]:
+def _step_row(step: LoopStep) -> dict[str, Any]:
     names = ("cycle", "step", "status", "attempts", "started_at", "ended_at", "by")
     return {**{name: getattr(step, name) for name in names}, "reason": step.detail.get("reason")}

@@ -294,7 +294,7 @@ def _by_policy(
     best = TrialResult(len(trials), result.best, "complete", {"score": None}, {}, {}, None)
     each = min(config.tasks_per_episode or len(train), len(train))
     runs = config.samples * (len(result.history) * each + len(result.confirmed) * len(val))
-    notes = [*result.notes, *(f"{e.number}: {e.meaning}" for e in result.history if e.kept and e.improvement > 0)]
+    notes = [*result.notes, *(f"{e.number}: {e.meaning}" for e in result.history if e.accepted and e.improvement > 0)]
     training = {"episodes": [episode.to_dict() for episode in result.history], "confirmed": result.confirmed}
     return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=notes, policy_training=training), result.stopped
 

@@ -14,7 +14,7 @@ __all__ = ["lint_command"]
 @trust_option()
 @json_option()
 def lint_command(rubric: str, as_json: bool) -> None:
-    """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or occur twice. Exit code 1
+    """Report criteria in RUBRIC that ask two things, ask about what a judge cannot see, or occur twice. Exit code 1
     if there are any."""
     from assay.api.judge.lint import lint
 

@@ -73,9 +73,10 @@ def similar_calls(part: Slice, rng: random.Random, results: Mapping[str, str], c
 def _effect(call: str) -> str | None:
     """An expression that gives the first argument that a call can change."""
     tree = ast.parse(call, mode="eval").body
-    for at, argument in enumerate(tree.args if isinstance(tree, ast.Call) else []):
+    arguments = tree.args if isinstance(tree, ast.Call) else []
+    for at, argument in enumerate(arguments):
         if isinstance(argument, ast.List | ast.Dict | ast.Set):
-            tree.args[at] = ast.NamedExpr(ast.Name("x", ast.Store()), argument)  # type: ignore[attr-defined]
+            arguments[at] = ast.NamedExpr(ast.Name("x", ast.Store()), argument)
             return f"[{ast.unparse(tree)}, x][1]"
     return None
 

@@ -162,6 +162,7 @@ class AgreementTable:
         return float(np.average(self.right[rows], weights=self.weights[rows])), ""
 
     def kappa(self, rows: np.ndarray, weights: str | None = None) -> tuple[float, str]:
+        """Cohen's kappa on these items in [-1, 1], and why it is NaN; `weights` is None or `quadratic`."""
         from sklearn.metrics import cohen_kappa_score
 
         count, table = self.shares.shape[1], self._crossed(rows)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,12 @@ _FEWEST = 20
 
 @dataclass(frozen=True)
 class Anchor:
-    """A judged item with its value in [0, 1] and verdict; both None if it was unscored."""
+    """A judged item: the fields that the judge reads, its value in [0, 1] and its verdict.
 
-    shown: Mapping[str, Any]
+    Value and verdict are None if the item was unscored.
+    """
+
+    fields: Mapping[str, Any]
     value: float | None
     verdict: str | None
 
@@ -49,7 +52,10 @@ class AnchorSet:
             "format": _FORMAT,
             "made_by": dict(self.made_by),
             "noise": self.noise,
-            "anchors": [asdict(anchor) for anchor in self.anchors],
+            "anchors": [
+                {"shown": dict(anchor.fields), "value": anchor.value, "verdict": anchor.verdict}
+                for anchor in self.anchors
+            ],
         }
         path.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
 
@@ -63,7 +69,7 @@ class AnchorSet:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] <= _FORMAT:
-                anchors = [Anchor(**anchor) for anchor in content["anchors"]]
+                anchors = [Anchor(row["shown"], row["value"], row["verdict"]) for row in content["anchors"]]
                 return cls(dict(content["made_by"]), float(content["noise"]), anchors)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(

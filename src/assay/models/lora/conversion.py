@@ -138,6 +138,7 @@ class _Base:
             infos += struct.pack("<IQ", kind if tensor.name in changed else int(tensor.tensor_type), at)
             blobs.append(blob + bytes(-len(blob) % self.alignment))
             at += len(blobs[-1])
+        # Renamed at the end, so that a killed process leaves no incomplete model under the final name.
         scratch = out.with_name(f".{out.name}")
         with open(scratch, "wb") as file:
             file.write(self.head)

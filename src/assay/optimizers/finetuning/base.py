@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from assay.errors import MissingExtra, ModelError
+from assay.errors import MissingExtra, ModelError, NoModelFile
 from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.registry import find_model, model_home, spec
 
@@ -93,6 +93,10 @@ def load_policy(name: str) -> Policy:
         MissingExtra: torch, transformers or peft is not installed.
         ModelError: it cannot be loaded, or it is of a kind that cannot be trained.
     """
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise NoModelFile(
+            f"the folder {name!r} has no config.json, so it holds no model: name one with all its weights"
+        )
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -114,7 +118,7 @@ def load_policy(name: str) -> Policy:
             half = embedded is None and torch.cuda.is_available() and fast_bf16()
             model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16 if half else torch.float32)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{name!r} cannot be loaded for training: {str(error).partition(chr(10))[0]}") from error
+        raise ModelError(f"{name!r} cannot be loaded for training: {' '.join(str(error).split())[:300]}") from error
     with quiet():
         for adapter in adapters:
             model = _merged(model, adapter.path)

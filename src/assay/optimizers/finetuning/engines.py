@@ -41,7 +41,7 @@ class PolicyEngine(ABC):
     behaviour = True  # whether its log-probabilities are those at the training temperature
     stop: threading.Event | None = None  # set by a signal
     timeout_s = float("inf")  # limit of one rollout
-    answers_before = True  # whether it can answer before training has begun
+    answers_before = True  # whether it can answer before the training starts
 
     def work_in(self, folder: Path) -> None:  # noqa: B027
         """Sets the folder for its files."""
@@ -228,7 +228,7 @@ class TrainerPolicy(PolicyEngine):
             self.sync(self.trainer)
 
     def close(self) -> None:
-        self.trainer = self.backend.pool = None  # a call that still waits is told so
+        self.trainer = self.backend.pool = None  # ends a call that still waits
 
 
 class _Question:

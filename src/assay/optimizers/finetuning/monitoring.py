@@ -22,7 +22,7 @@ class TrainingMonitor:
     steps before contains 0 and reaches at most 0.1 to either side.
 
     Args:
-        log: gets every value and alarm as it comes.
+        log: receives every value and alarm immediately.
     """
 
     def __init__(self, log: TrainingLog | None = None) -> None:

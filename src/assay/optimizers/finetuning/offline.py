@@ -267,10 +267,10 @@ def export_temperature(folder: str | Path, default: float | None = None) -> floa
     """The temperature at which all calls of a transitions export were sampled.
 
     Args:
-        default: the temperature of calls that have none on record.
+        default: the temperature of calls that were recorded without one.
 
     Raises:
-        ConfigError: there are several temperatures, another one than `default`, or none on record and no `default`.
+        ConfigError: several temperatures or another one than `default` were recorded, or none without a `default`.
         DataError: it is no transitions export.
     """
     counts = Counter(_config(transition_of_row(row)).get("temperature") for row in read_transitions(Path(folder)))

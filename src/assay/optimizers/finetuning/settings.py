@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
-from assay.support.settings import Settings, nearest, setting, settings_of
+from assay.support.settings import LARGEST_SEED, Settings, nearest, setting, settings_of
 
 __all__ = ["ALGORITHMS", "LOSSES", "RETURNS", "PolicySettings", "SFTSettings", "settings_from"]
 
@@ -41,7 +41,7 @@ class SFTSettings(Settings):
     eval_fraction: float = setting(0.1, "Share of the tasks that is held out for early stopping.", ge=0, le=0.5)
     patience: int = setting(2, "Evaluations without a lower held-out loss after which training stops.", ge=1)
     evaluations: int = setting(6, "Number of evaluations over the whole training.", ge=1)
-    seed: int = setting(0, "Seed of the random number generators.", ge=0)
+    seed: int = setting(0, "Seed of the random number generators.", ge=0, le=LARGEST_SEED)
     report_to: str = setting("none", _REPORT_TO)
 
 
@@ -127,7 +127,7 @@ class PolicySettings(Settings):
         "Generate rollouts with vLLM on a GPU: in the training processes (colocate) or on a server.",
         choices=("none", "colocate", "server"),
     )
-    seed: int = setting(0, "Seed of the random number generators.", ge=0)
+    seed: int = setting(0, "Seed of the random number generators.", ge=0, le=LARGEST_SEED)
     report_to: str = setting("none", _REPORT_TO, job=False)
 
     def __post_init__(self) -> None:

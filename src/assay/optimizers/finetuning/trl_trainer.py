@@ -44,10 +44,12 @@ def over_ranks(items: Sequence[Any]) -> list[Any]:
 
 
 class TransitionTrainer(GRPOTrainer):
-    """Args:
-    collect: called with the inputs of this process (each task once per rollout) and the trainer; returns the rows.
-    by_token: a row's advantage is its return, which is normalised over all tokens of the batch (REINFORCE++).
-    kl_in_reward: weight of each token's KL to the reference model in its reward; requires `by_token`.
+    """TRL's GRPO trainer on rows with advantages of their own, such as those of single turns.
+
+    Args:
+        collect: called with the inputs of this process (each task once per rollout) and the trainer; returns the rows.
+        by_token: a row's advantage is its return, which is normalised over all tokens of the batch (REINFORCE++).
+        kl_in_reward: weight of each token's KL to the reference model in its reward; requires `by_token`.
     """
 
     args: GRPOConfig

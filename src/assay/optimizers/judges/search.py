@@ -51,6 +51,8 @@ LOST = 0.02  # largest share of items by which a judge may give fewer verdicts t
 
 @dataclass
 class JudgeCandidate:
+    """A judge of the search. `n` items were judged, of which `unscored` have no verdict; `score` is -inf before."""
+
     name: str
     judge: Judge
     score: float = -math.inf  # the objective on held-out items of train and val

@@ -29,7 +29,7 @@ class Episode:
     adjustments: Mapping[str, float]
     overall: float
     improvement: float
-    kept: bool
+    accepted: bool
     meaning: str
     unscored: int = 0
     why: str | None = None

@@ -274,7 +274,7 @@ class _TrainingState:
             accepted = best is episode
             self.at, self.metrics = {name: best.parameters[name] for name in self.names}, AgentMetrics(**best.metrics)
             self.expected = float(means.max())
-        self.history[-1] = replace(episode, kept=accepted)
+        self.history[-1] = replace(episode, accepted=accepted)
 
     def _critic(self) -> Critic | None:
         rows = [

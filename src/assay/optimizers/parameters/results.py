@@ -80,6 +80,13 @@ class SearchOutcome:
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
+    """The trials of a study and its best point.
+
+    Args:
+        tasks: number of tasks that a complete trial has run.
+    Raises:
+        ModelError: no trial is complete.
+    """
     stored, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
     trials = [
         _result(trial, space, config) for trial in stored if trial.state.is_finished() and trial.number not in replaced

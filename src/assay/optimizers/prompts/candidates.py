@@ -328,11 +328,13 @@ _THINKING = 0.04
 
 
 def kernel(specs: Sequence[CandidateSpec], program_parameters: Mapping[str, float]) -> np.ndarray:
-    """Additive over demonstrations, format, instruction and parameters, with one term for their interaction and one
-    for the draw.
+    """Prior covariance of the candidates' mean scores, of shape (specs, specs).
+
+    A sum of terms for demonstrations, format, instruction and parameters, one for their interaction, and one for the
+    random choice of the demonstrations.
 
     Args:
-        own_parameters: the program's own parameters, for specs that leave them as they are.
+        program_parameters: the program's own parameters, for specs that leave them as they are.
     """
     space = Space(programs=["p"], acting={"p": list(_VALUES)})
 

@@ -23,7 +23,7 @@ class CompileConfig:
         demos: most demonstrations that a predictor shows, 1 to 64.
         test: report on the test split. False keeps it sealed, for a job that reports on it itself.
         settings: arguments of the named optimizer; they override assay's.
-        token_margin: expected score in [0, 1) that may be given up for fewer prompt tokens; see
+        token_margin: expected loss of score in [0, 1) that is accepted for fewer prompt tokens; see
             `assay.optimizers.prompts.candidates.best_with_fewest_tokens`.
         thinking_margin: score that a thinking policy, or the halting of a `Refine` program, is shown on val to cost
             at most, in [0, 1); None fits none, see `assay.optimizers.prompts.thinking.fitted_policy`.

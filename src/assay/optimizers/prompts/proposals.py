@@ -24,7 +24,8 @@ _TAIL = 60  # characters at the end of an answer that was cut off
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 _ENDED = re.compile(r"[.!?:;)\]}\"'`*_>|…。！？]$")
 _CONTINUES = re.compile(
-    r"\b(and|or|the|a|an|to|of|with|for|in|on|by|that|which|if|when|because|is|are|as|from|your|its|such|then)$|[,(\-\u2013\u2014]$",
+    r"\b(and|or|the|a|an|to|of|with|for|in|on|by|that|which|if|when|because|is|are|as|from|your|its|such|then)$"
+    r"|[,(\-\u2013\u2014]$",
     re.IGNORECASE,
 )
 

@@ -40,7 +40,7 @@ class EnvironmentAgent(Agent):
     `assay.rubrics.environments` grade them; `step_reward` there rewards each call for what its action gained.
 
     Each rollout has an environment of its own. One that raises, hangs or returns something wrong ends the run with
-    `EnvironmentFailed`, which is unscored: it is not the agent's failure. A refused action is told to the agent and
+    `EnvironmentFailed`, which is unscored: it is not the agent's failure. A refused action is reported to the agent and
     counts as a step; the same one three times ends the run.
 
     The history begins with the first observation. It is shortened to fit `context_length`, the observation is not. An

@@ -119,7 +119,10 @@ def work(
             if time.monotonic() - reached > patience_s:
                 if counts:
                     break  # the training has ended
-                raise AssayError(f"{server.url} cannot be reached: {error_text(error)}") from None
+                raise AssayError(
+                    f"{server.url} cannot be reached: {error_text(error)}. Check the address, and that "
+                    "`assay train … --agent remote` runs there"
+                ) from None
             time.sleep(_RETRY_S)
     return dict(counts)
 

@@ -55,7 +55,7 @@ class AgentRunner(Protocol):
 class CallableRunner:
     """Calls a function with the task as a mapping, in a thread of this process.
 
-    A call that is given up keeps its thread: Python cannot end one. Its calls to the model are refused.
+    A call after its time limit keeps its thread: Python cannot end one. Its calls to the model are refused.
 
     Args:
         environment: sets the variables of the task in this process. Only for one run at a time.

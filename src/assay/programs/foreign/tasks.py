@@ -18,7 +18,7 @@ class AgentFailed(RuntimeError):
 
 
 class RunnerLost(ConnectionError):
-    """The process that ran the agent died, or its machine was not heard of any more. Never the agent's failure."""
+    """The process that ran the agent ended, or its machine no longer sends requests. Never the agent's failure."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,14 +24,21 @@ def embedder_of(embedder: Any) -> Any:
     """A `dspy.Embedder` of a model's name or of a function from texts to vectors; None stays None.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or litellm knows no provider for the name.
     """
     import dspy
+
+    from assay.models.lm import has_provider
 
     if embedder is None or isinstance(embedder, dspy.Embedder):
         return embedder
     if not isinstance(embedder, str) and not callable(embedder):
         raise ConfigError(f"embedder={embedder!r} must be a dspy.Embedder, a model's name or a function of texts")
+    if isinstance(embedder, str) and not has_provider(embedder):
+        raise ConfigError(
+            f"embedder={embedder!r} names no provider: write openai/{embedder} for an OpenAI-compatible server, "
+            "PROVIDER/NAME, or file.py:NAME for a function of texts"
+        )
     return dspy.Embedder(embedder, caching=False)  # DSPy's cache on disk is unpickled
 
 

@@ -1,4 +1,4 @@
-"""Reads the text files of a folder: walks it, tells text from binary, notices files that change while they are read.
+"""Reads the text files of a folder. Binary files, and files that change while they are read, are detected.
 
 Links, hidden files and special files (pipes, devices) are not opened.
 """

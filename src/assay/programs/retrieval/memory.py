@@ -26,9 +26,12 @@ class TextRetriever:
     def __init__(self, documents: Mapping[str, str] | Iterable[Any], *, passage_chars: int = 1000) -> None:
         if isinstance(documents, str | bytes) or not isinstance(documents, Iterable):
             raise ConfigError(f"documents={str(documents)[:100]!r} must be a list of texts, or of mappings with 'text'")
-        self._given = (list(documents.items()) if isinstance(documents, Mapping) else list(documents), passage_chars)
+        self._built_from = (
+            list(documents.items()) if isinstance(documents, Mapping) else list(documents),
+            passage_chars,
+        )
         self._passages: list[Passage] = []
-        for at, document in enumerate(self._given[0], 1):
+        for at, document in enumerate(self._built_from[0], 1):
             source, text = _source_and_text(document, at)
             for line, part in passages_of([text], passage_chars):
                 self._passages.append(Passage(id=passage_key(part), text=part, source=source, line=line))
@@ -42,7 +45,7 @@ class TextRetriever:
         return self
 
     def __reduce__(self) -> Any:
-        return _rebuilt, self._given
+        return _rebuilt, self._built_from
 
     def search(self, query: str, k: int = 5) -> list[Passage]:
         """See `Retriever.search`."""

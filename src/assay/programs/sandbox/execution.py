@@ -97,7 +97,7 @@ def run(
         raise ConfigError("files must not contain 'main.py': the code itself is written there")
     with SandboxedProcess(
         chosen,
-        ["-s", "-u", "main.py"],
+        ["-s", "-u", "main.py"],  # unbuffered: the output until a kill is not lost
         limits=limits,
         files={**other_files, "main.py": code},
         read_only=[_existing(path) for path in read_only],
@@ -118,10 +118,10 @@ def run(
 def _check_contents(code: Any, files: Any, read_only: Any, stdin: Any) -> None:
     """Refuses what cannot be written into the sandbox. Source may be bytes."""
     if not isinstance(code, str | bytes):
-        raise ConfigError(f"code={code!r} must be Python source, not {type(code).__name__}")
+        raise ConfigError(f"code={str(code)[:200]} must be Python source, not {type(code).__name__}")
     texts = isinstance(files, Mapping) and all(isinstance(part, str | bytes) for part in files.values())
     if files is not None and (not texts or not all(isinstance(name, str) for name in files)):
-        raise ConfigError(f"files={files!r} must be a mapping of file names to text or bytes")
+        raise ConfigError(f"files={str(files)[:200]} must be a mapping of file names to text or bytes")
     if isinstance(read_only, str | bytes) or not isinstance(read_only, Sequence):
         raise ConfigError(f"read_only={read_only!r} must be a list of paths")
     if not isinstance(stdin, str):
@@ -161,7 +161,9 @@ def _named(isolation: Any) -> tuple[str, ...]:
 
 
 def available(isolation: str) -> str:
-    """Why an isolation cannot be used here; empty if it can, or of `auto` one of its own. Tried once per process.
+    """Why an isolation cannot be used here; empty if it can. `auto` can be used if one of its two can.
+
+    Each is tried once per process.
 
     Raises:
         ConfigError: there is no isolation of this name.

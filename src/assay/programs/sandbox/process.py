@@ -179,9 +179,9 @@ class SandboxedProcess:
                 self._add_to_channel(part)
             else:
                 output = self._output[key.data]
-                room = self.limits.output_bytes - len(output)
-                output += part[: max(0, room)]
-                self._dropped |= len(part) > room
+                free_bytes = self.limits.output_bytes - len(output)
+                output += part[: max(0, free_bytes)]
+                self._dropped |= len(part) > free_bytes
         return bool(ready)
 
     def _add_to_channel(self, part: bytes) -> None:

@@ -30,7 +30,7 @@ class TextToSQL(Agent):
     its `rows` (None if no query was accepted), `truncated`, `cost` and `steps`. The schema is read from the database:
     all of it if it fits into half of `context_length`, otherwise the tables that the question is about.
 
-    A query that the database refuses is answered by its error, with the nearest names that exist, and written anew, up
+    A query that the database refuses is answered by its error, with the nearest names that exist, and rewritten, up
     to `max_steps` times; the same query with the same error twice ends the run with the failure kind `loop`. Queries
     can only read, and are stopped at the limits.
 
@@ -87,7 +87,7 @@ class TextToSQL(Agent):
         sql, result = "", None
         for _ in range(self.agent_parameters.max_steps):
             try:
-                sql = self._shown(values, label) if label and not steps else self._written(values, errors)
+                sql = self._demonstrated(values, label) if label and not steps else self._written(values, errors)
             except AdapterParseError:
                 errors.append("a query that could not be read")
                 continue
@@ -109,7 +109,7 @@ class TextToSQL(Agent):
         rows = [[value.hex() if isinstance(value, bytes) else value for value in row] for row in result.rows]
         return dspy.Prediction(sql=sql, rows=rows, truncated=result.truncated, cost=result.cost, steps=steps)
 
-    def _shown(self, values: dict[str, str], label: str) -> str:
+    def _demonstrated(self, values: dict[str, str], label: str) -> str:
         """The expected query, as a step in the trace that the predictor made."""
         if dspy.settings.trace is not None:
             inputs = self.fit_context(self.write, self.write.signature, dict(values), [], "errors")

@@ -104,7 +104,7 @@ def no_hacks(
     Args:
         field: output field with the edited source.
         before: field of the task with the source before the edit.
-        tests: field of the task with the visible tests; without it no literals are looked for.
+        tests: field of the task with the visible tests; without it, literals are not searched for.
         allow: rules that are not applied, of `assay.rubrics.code.RULES`.
     """
     text = code_of(prediction, field)

@@ -108,7 +108,7 @@ def find_hacks(before: str, after: str, visible_tests: str | Sequence[Any] | Non
         before: source that was edited. What it does already is no finding.
         after: the edited source. One that cannot be read is the finding `invalid_code`.
         visible_tests: the tests that the author of the edit saw, as Python source or as a list of sources or cases
-            `[expression, expected]`; their literals are looked for. Empty or None: there are none.
+            `[expression, expected]`; their literals are searched for. Empty or None: there are none.
     Returns:
         Findings in the order of lines; the rules are in `RULES`.
     Raises:

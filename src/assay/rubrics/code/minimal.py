@@ -125,7 +125,7 @@ def _readable(text: str, name: str) -> Source:
 def _without(edits: Sequence[Edit], needed: Sequence[Edit]) -> tuple[Edit, ...]:
     """The edits that the fix does not have. A statement of the fix is recognised whichever statement it replaces.
 
-    Where a statement was inserted beside the fix, the alignment may pair the old statement with either of them.
+    Where a statement was inserted next to the fix, the alignment may pair the old statement with either of them.
     """
     rest, missing = _unmatched(edits, needed, lambda edit: edit.key)
     written = [[edit for edit in part if edit.after is not None] for part in (rest, missing)]

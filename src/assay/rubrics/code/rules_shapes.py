@@ -182,7 +182,7 @@ def _is_same_for_all(value: ast.expr, name: str, code: Code) -> bool:
 
 
 def _gives_the_same(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
-    """Whether all results are constants, or an equality does not look at the other object."""
+    """Whether all results are constants, or an equality does not use the other object."""
     returns = [inner for inner in ast.walk(function) if isinstance(inner, ast.Return)]
     others = {argument.arg for argument in function.args.args[1:]}
     read = {inner.id for inner in ast.walk(function) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}

@@ -9,7 +9,7 @@ from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 from assay.runs.settings.fields import repeated, selected
 from assay.runs.settings.traces import StoredJudgeSettings
-from assay.support.settings import Settings, setting, settings_of
+from assay.support.settings import LARGEST_SEED, Settings, setting, settings_of
 
 __all__ = ["AdvanceSettings", "RegisterSettings", "RouteSettings", "SimulateSettings", "StartSettings", "SuiteSettings"]
 
@@ -25,7 +25,9 @@ class SimulateSettings(Traffic):
         file=True,
     )  # fmt: skip
     runs: int = setting(500, "Number of simulated deployments.", ge=1)
-    seed: int = setting(0, "Seed of the first simulated deployment; the others use the following seeds.", ge=0)
+    seed: int = setting(
+        0, "Seed of the first simulated deployment; the others use the following seeds.", ge=0, le=LARGEST_SEED
+    )
     interval: int = setting(50, "Requests between two evaluations.", ge=1)
     goal: float | None = setting(
         None, "Relative gain that the candidate must reach; 0.1 by default, or that of the plan.", ge=0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_WEIGHTS
-from assay.support.settings import Settings, setting, settings_of
+from assay.support.settings import LARGEST_SEED, Settings, setting, settings_of
 
 if TYPE_CHECKING:
     from assay.traces.export.balance import Balance
@@ -97,7 +97,7 @@ class BalanceSettings(Settings):
         0.5, "Exponent for --balance temperature: 1 keeps the shares, 0 makes them equal.", ge=0, le=1
     )
     most_copies: int = setting(3, "Maximum number of copies of a rollout, for --balance over.", ge=1)
-    seed: int = setting(0, "Seed of the random number generators.", ge=0)
+    seed: int = setting(0, "Seed of the random number generators.", ge=0, le=LARGEST_SEED)
 
     @property
     def balanced(self) -> "Balance":

@@ -8,7 +8,7 @@ from assay.errors import ConfigError
 from assay.runs.settings.fields import api_base, limit_of, selected, thinking_of
 from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings
 from assay.runs.settings.traces import OfRunSettings
-from assay.support.settings import named_setting, setting
+from assay.support.settings import LARGEST_SEED, named_setting, setting
 
 __all__ = [
     "FidelitySettings",
@@ -174,5 +174,5 @@ class JudgeLabelSettings(OfRunSettings):
     task_id: str | None = selected("Only rollouts of this task.", flag="--task")
     limit: int = limit_of("outputs to label")
     rationale: bool = setting(False, "Ask for a reason as well; optimizers that reflect read it.")
-    seed: int = setting(0, "Seed of the order in which rollouts are shown.", ge=0)
+    seed: int = setting(0, "Seed of the order in which rollouts are shown.", ge=0, le=LARGEST_SEED)
     scale: Sequence[str] | None = setting(None, _SCALE)

@@ -126,7 +126,7 @@ def _check_names(what: str, names: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def load_loop(path: str | Path) -> LoopSettings:
-    """Reads the file of a loop. Files that it names are looked for beside it first.
+    """Reads the file of a loop. Files that it names are searched next to it first.
 
     Raises:
         ConfigError: there is no such file, it is not YAML, or a setting breaks its rule.
@@ -157,7 +157,7 @@ def _all_placed(part: Any, folder: Path) -> Any:
 
 
 def _placed(value: Any, folder: Path) -> Any:
-    """The file of this name beside the file of the loop, where there is one; else the value."""
+    """The file of this name next to the file of the loop, where there is one; else the value."""
     if isinstance(value, str) and (folder / value).exists():
         return str(folder / value)
     return value

@@ -13,7 +13,7 @@ from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
 from assay.runs.settings.fields import RESUMED, api_base, api_key_env, preflight_of, rubric_of, thinking_of
-from assay.support.settings import Settings, named_setting, setting, settings_of
+from assay.support.settings import LARGEST_SEED, Settings, named_setting, setting, settings_of
 
 if TYPE_CHECKING:
     from assay.models import Caps
@@ -64,7 +64,7 @@ class CommonSettings(Settings):
         "artifact, or 'assay'.",
     )
     sizes: Mapping[str, int] = setting(help="Maximum number of {split} tasks.", factory=dict)
-    seed: int = setting(0, "Seed of the random number generators.", ge=0)
+    seed: int = setting(0, "Seed of the random number generators.", ge=0, le=LARGEST_SEED)
     threads: int | None = setting(
         None, "Number of concurrent runs; by default the number that suits the model's engine.", ge=1, job=RESUMED
     )

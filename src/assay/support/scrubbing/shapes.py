@@ -57,7 +57,8 @@ _PEM = re.compile(
 _PAIR = re.compile(  # the end of a name, and its value, in a message
     r"(?P<name>(?:authorization|authorization[-_]token|api[-_ ]?key|[-_]key|token|secret|passw(?:or)?d|passcode|jwt"
     r"|(?<![A-Za-z0-9])pw|credentials?|cookie)"
-    r"(?:\\*[\"'])?\s{0,3}(?:=>|[:=])\s{0,3}(?:\\*[\"'])?(?:(?:bearer|basic|token)\s+)?)(?P<value>[^\s\"'\\,;&<>(){}\[\]]{4,})",
+    r"(?:\\*[\"'])?\s{0,3}(?:=>|[:=])\s{0,3}(?:\\*[\"'])?(?:(?:bearer|basic"
+    r"|token)\s+)?)(?P<value>[^\s\"'\\,;&<>(){}\[\]]{4,})",
     re.I,
 )
 NOTHING = re.compile(  # values that are not secrets

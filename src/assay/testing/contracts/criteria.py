@@ -103,9 +103,11 @@ class CriterionContract(Contract):
 
     def _decide(self, task: Task, prediction: dict[str, Any]) -> Any:
         criterion = self.make()
-        require(criterion.check is not None, "the criterion has no check; use JudgeContract for a judge")
+        check = criterion.check
+        if check is None:
+            raise AssertionError("the criterion has no check; use JudgeContract for a judge")
         with self.context():
-            return criterion.check(task, prediction, None, **criterion.arguments)  # type: ignore[misc]
+            return check(task, prediction, None, **criterion.arguments)
 
     def _grade(self, prediction: dict[str, Any]) -> float | None:
         """The grade; None if the check cannot decide."""

@@ -160,6 +160,7 @@ def _answer_key(answer: Mapping[str, Any]) -> str:
     return as_json([answer.get("content") or "", [call["function"] for call in answer.get("tool_calls") or ()]])
 
 
+# Names that TRL's GRPO trainer passes to reward functions itself, and columns of ours.
 _RESERVED = frozenset(
     {
         "prompt",

@@ -67,7 +67,7 @@ class Hider:
 
     def __init__(self, engine: str, key: Path | None, encoded: Sequence[str] = ()) -> None:
         self.encoded = frozenset(encoded)
-        self._named: dict[KnownValue, None] = {}  # that tasks know of and that stand in what the manifest says
+        self._named: dict[KnownValue, None] = {}  # that tasks name and that occur in the text of the manifest
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
 

@@ -30,7 +30,10 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
             f"Create one with: assay export {required_kind} --out FOLDER"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}/manifest.json cannot be read: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"{folder}/manifest.json cannot be read as the manifest of an export: {type(error).__name__}: {error}. "
+            f"Create one with: assay export {required_kind} --out FOLDER"
+        ) from error
     if version > FORMAT:
         raise DataError(
             f"{folder} has format {version}; this version of assay reads formats up to {FORMAT}. Update assay"

@@ -126,7 +126,7 @@ def export_traces(
             os.rename(scratch, folder)
         except OSError as error:
             raise ConfigError(
-                f"{folder} was created while this export was written; give a new folder as out"
+                f"{folder} was created while this export was written; name a new folder", flag="--out"
             ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -181,7 +181,7 @@ def _check_arguments(folder: Path, config: ExportConfig, rubric: Mapping[str, by
     if config.kind == "grpo" and rubric is None:
         raise ConfigError("kind='grpo' requires rubric=…, which scores the completions")
     if folder.exists():
-        raise ConfigError(f"{folder} already exists and is not overwritten; give a new folder as out")
+        raise ConfigError(f"{folder} already exists and is not overwritten; name a new folder", flag="--out")
     if config.privacy_key is not None and Path(config.privacy_key).absolute().is_relative_to(folder):
         raise ConfigError(
             f"privacy_key={str(config.privacy_key)!r} is inside the export folder; keep the key elsewhere"

@@ -8,65 +8,51 @@ import orjson
 from assay.errors import FailureKind
 from assay.traces.messages.dialects import Answer, answer_of, answer_to, chat_messages
 from assay.traces.records import Rollout
+from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json
 
 __all__ = ["Turn", "loaded"]
+
+
+# The columns that no export reads: `rollout_id` names the rollout, which the caller has.
+_NOT_READ = frozenset({"rollout_id", "thinking_tokens", "cost_usd", "started_at", "return_"})
 
 
 class Turn:
     """A stored LM call. Its JSON is parsed on first access.
 
     Args:
-        row: Values of `COLUMNS`.
+        row: Values of `COLUMNS`, in this order. Columns ending in `_json` are JSON text.
     """
 
-    COLUMNS = (
-        "t",
-        "model",
-        "weights",
-        "adapters_json",
-        "request_json",
-        "response_json",
-        "output",
-        "error",
-        "tools_json",
-        "constrained",
-        "cached",
-        "prompt_tokens",
-        "completion_tokens",
-        "token_ids_json",
-        "logprobs_json",
-        "latency_ms",
-        "step_rewards_json",
-        "failure",
-        "shown_tasks_json",
-        "agent",
-    )
+    COLUMNS = tuple(column.name for column in schema.transitions.columns if column.name not in _NOT_READ)
     __slots__ = (*COLUMNS, "_request", "_response", "complete")
 
+    # The types, for type checkers: the table in `assay.traces.store.tables` says which columns there are.
+    t: int
+    model: str
+    weights: str
+    adapters_json: str
+    request_json: str
+    response_json: str | None
+    output: str
+    error: str | None
+    failure: str | None
+    tools_json: str
+    constrained: bool
+    cached: bool
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    shown_tasks_json: str
+    token_ids_json: str | None
+    logprobs_json: str | None
+    latency_ms: float
+    step_rewards_json: str
+    agent: str
+
     def __init__(self, row: Iterable[Any]) -> None:
-        (
-            self.t,
-            self.model,
-            self.weights,
-            self.adapters_json,
-            self.request_json,
-            self.response_json,
-            self.output,
-            self.error,
-            self.tools_json,
-            self.constrained,
-            self.cached,
-            self.prompt_tokens,
-            self.completion_tokens,
-            self.token_ids_json,
-            self.logprobs_json,
-            self.latency_ms,
-            self.step_rewards_json,
-            self.failure,
-            self.shown_tasks_json,
-            self.agent,
-        ) = row
+        for name, value in zip(self.COLUMNS, row, strict=True):
+            setattr(self, name, value)
         self._request: dict[str, Any] | None = None
         self._response: dict[str, Any] | None = None
         self.complete = True  # False: it continues a conversation that is not completely recorded

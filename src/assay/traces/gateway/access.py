@@ -53,14 +53,15 @@ class Caller:
 
 
 class Access:
-    """Args:
-    key: the gateway's key. None generates one (`key`) for everything but calls, which are then `open`: any process on
-        this machine can make them.
-    host: the address to listen on.
-    names: further host names that requests may use, such as the name of a reverse proxy.
+    """The keys, tokens and host names that a gateway accepts.
 
+    Args:
+        key: the gateway's key. None generates one (`key`) for everything but calls, which are then `open`: any process
+            on this machine can make them.
+        host: the address to listen on.
+        names: further host names that requests may use, such as the name of a reverse proxy.
     Raises:
-    ConfigError: a non-loopback host without a key; a key that is too short or has a dot, spaces or non-ASCII text.
+        ConfigError: a non-loopback host without a key; a key that is too short or has a dot, spaces or non-ASCII text.
     """
 
     def __init__(self, key: str | None, *, host: str, names: Iterable[str] = ()) -> None:

@@ -31,8 +31,10 @@ class Beginning(NamedTuple):
 
 
 class Beginnings:
-    """Args:
-    most: maximum number of cached digests.
+    """The digests of recent requests, by which the request before a given one is found.
+
+    Args:
+        most: maximum number of cached digests; the oldest is dropped.
     """
 
     def __init__(self, most: int = _MOST) -> None:

@@ -38,12 +38,13 @@ class SlowRequest(Exception):
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Args:
-    most: maximum number of open connections; None: from the limit on descriptors, see `most_connections`.
-    idle_s: maximum time without a request, or with incomplete headers.
-    receive_s: time limit for a request's body, plus one second for each 64 KiB of it.
-    stalled_s: maximum time in which a caller reads nothing of its answer.
+    """Limits on the connections of a server, against slow and idle callers.
 
+    Args:
+        most: maximum number of open connections; None: from the limit on descriptors, see `most_connections`.
+        idle_s: maximum time without a request, or with incomplete headers.
+        receive_s: time limit for a request's body, plus one second for each 64 KiB of it.
+        stalled_s: maximum time in which a caller reads nothing of its answer.
     Raises:
         ConfigError: a limit is not positive, or the descriptors do not suffice for `most`.
     """

@@ -60,8 +60,10 @@ R = TypeVar("R", bound=Open)
 
 
 class Conversations(Generic[R]):
-    """Args:
-    open_rollouts: the rollouts that a request may continue, by id.
+    """Index of the messages of open rollouts, by which the rollout that a request continues is found.
+
+    Args:
+        open_rollouts: the rollouts that a request may continue, by id.
     """
 
     def __init__(self, open_rollouts: Mapping[str, R]) -> None:

@@ -1,6 +1,6 @@
 """Tasks that runners on other machines ask for over HTTP: a lease per task, heartbeats, results.
 
-A runner that is not heard of loses its lease. Does not decide what happens then: the caller of `result` does. The
+A runner that sends no heartbeat loses its lease. Does not decide what happens then: the caller of `result` does. The
 routes need the gateway's key.
 """
 
@@ -26,7 +26,7 @@ _RUNNER = 200  # maximum characters of a runner's name
 
 
 class LostLease(Exception):
-    """The runner of a lease was not heard of in time."""
+    """The runner of a lease sent no heartbeat in time."""
 
 
 @dataclass
@@ -41,9 +41,11 @@ class Lease:
 
 
 class Leases:
-    """Args:
-    heartbeat_s: a runner is heard of at least this often; after three times as long it is taken for lost.
-    patience_s: a task waits so long for the first runner, or for the next after all were lost.
+    """Tasks that wait for runners on other machines, and those that runners execute.
+
+    Args:
+        heartbeat_s: a runner sends a request at least this often; after three times as long it counts as lost.
+        patience_s: maximum time that a task waits for the first runner, or for the next one after all were lost.
     """
 
     def __init__(self, *, heartbeat_s: float = 5.0, patience_s: float = 120.0) -> None:
@@ -60,7 +62,7 @@ class Leases:
         """What a runner replied about a task. Waits, and calls `check` meanwhile, which may raise.
 
         Raises:
-            LostLease: the runner was not heard of in time.
+            LostLease: the runner sent no heartbeat in time.
             ModelError: no runner has asked for a task for `patience_s`.
         """
         lease = Lease(document)

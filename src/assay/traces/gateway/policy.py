@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from aiohttp import web
 
@@ -51,6 +51,16 @@ _SAMPLING = ("temperature", "top_p")
 _IGNORED = frozenset((*_SAMPLING, "topP", "top_k", "topK", "min_p", "seed", "presence_penalty", "frequency_penalty"))
 
 
+class _ChatBackend(Protocol):
+    """What the backend of a model in training has besides: llama.cpp's or the trainer's."""
+
+    adapters: Sequence[str]
+    chat_fields: frozenset[str]  # fields of a chat request that it supports, of those in `_OPTIONAL`
+
+    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a chat request, as of OpenAI's API."""
+
+
 class PolicyUpstream(EmbeddedUpstream):
     """Answers the calls of one rollout with a language model of this process, and counts them in its meter.
 
@@ -80,6 +90,10 @@ class PolicyUpstream(EmbeddedUpstream):
         self._asked = Counter[bytes]()
         self._context, self._threads = contextvars.copy_context(), ThreadPoolExecutor(_MOST_CALLS, "assay-policy")
 
+    @property
+    def _backend(self) -> _ChatBackend:
+        return cast(_ChatBackend, self.lm.recording.backend)
+
     @asynccontextmanager
     async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
         dialect, body = call.dialect, call.body
@@ -89,7 +103,7 @@ class PolicyUpstream(EmbeddedUpstream):
             yield json_reply(*refusal)
             return
         chat = self._sampled(chat_request(dialect, body, self.model or self.name, tools=self.tools))
-        if unknown := sorted(chat.keys() & {*_OPTIONAL} - self.lm.recording.backend.chat_fields):  # type: ignore[union-attr]
+        if unknown := sorted(chat.keys() & {*_OPTIONAL} - self._backend.chat_fields):
             message = f"the engine of {self.name} cannot answer a request with {', '.join(unknown)}: leave it out"
             yield json_reply(400, _error(message, "invalid_request_error"))
             return
@@ -163,13 +177,13 @@ class PolicyUpstream(EmbeddedUpstream):
 
     def _answer(self, chat: dict[str, Any]) -> dict[str, Any]:
         """The model's reply, counted. Runs in a thread, in the context of the run."""
-        backend, meter = self.lm.recording.backend, self.lm.recording.meter
+        backend, meter = self._backend, self.lm.recording.meter
         if tuple(backend.adapters) != self.adapters:
             raise ModelError("the weights that this rollout began with are no longer served")
         sent, reply = meter.reserve(), dict[str, Any]()
         try:
             with accounted(), asking_model():
-                reply = backend.chat(chat)  # type: ignore[union-attr]
+                reply = backend.chat(chat)
         finally:
             usage = reply.get("usage") or {}
             meter.settle(

@@ -297,8 +297,7 @@ class _Stream(Protocol):
     def text(self, delta: str) -> Iterator[bytes]: ...
 
     def end(self, answer: Body) -> Iterator[bytes]:
-        """Args:
-        answer: the answer as `to_dialect` returns it; the parts that were not streamed are sent now."""
+        """The last events, with the parts of the answer that were not streamed; `answer` is that of `to_dialect`."""
 
 
 _STREAMS: dict[str, Callable[[str], _Stream]] = {"responses": _Responses, "messages": _Messages, "gemini": GeminiStream}

@@ -22,7 +22,7 @@ class LoopWatch:
     """Reads the text in a stream's events, part by part.
 
     Args:
-        action: `off` reads nothing, `alarm` looks for a loop, `stop` also asks for the end of the stream.
+        action: `off` reads nothing, `alarm` detects a loop, `stop` also asks for the end of the stream.
         limit: tokens that the caller allows for the answer; None if it sets no limit.
     """
 

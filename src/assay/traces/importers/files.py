@@ -58,8 +58,10 @@ def run_of(path: Path) -> str:
     """Run id of an imported file: `import-` and the first twelve hex digits of its sha256.
 
     Raises:
-        DataError: The file does not exist, is empty or compressed, or is UTF-16 text.
+        DataError: The file does not exist, is a folder, is empty or compressed, or is UTF-16 text.
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name one file to import")
     if not path.is_file():
         raise DataError(f"no such file: {path}")
     with path.open("rb") as file:

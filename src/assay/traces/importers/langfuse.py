@@ -113,7 +113,7 @@ def _first_text(rows: Iterable[Mapping[str, Any]], name: str) -> str:
 def _seconds(value: Any) -> float | None:
     """Unix seconds from ISO 8601 (UTC without a zone) or a Unix time in seconds or milliseconds."""
     number = number_of(value)
-    if number is not None:
+    if number is not None:  # 1e11 seconds are the year 5138, 1e11 milliseconds March 1973
         number = number / 1000 if number > 1e11 else number
         return number if 0 < number < 1e11 else None
     try:

@@ -28,6 +28,8 @@ class LMCall:
 
 @dataclass(kw_only=True)
 class ToolUse:
+    """A tool call of a span; `call_id` is empty and `result` None where the span does not have them."""
+
     name: str
     call_id: str = ""
     arguments: Any = None

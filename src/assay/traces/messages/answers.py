@@ -57,7 +57,7 @@ def _read_tokens(answer: Answer, logprobs: Any, count: int | None) -> None:
 
     Args:
         logprobs: Logprobs of a chat choice, or those that the embedded model adds to other dialects.
-        made: Number of tokens of the answer.
+        count: Number of tokens of the answer; None if it is unknown.
     """
     tokens = list(each(logprobs.get("content"))) if isinstance(logprobs, Mapping) else []
     if tokens and all(token.get("logprob") is not None for token in tokens):

@@ -16,7 +16,8 @@ _ASKS = re.compile(
 )  # end of an adapter's prompt
 _FORM = re.compile(r"All interactions will be structured.*?(?=In adhering to this structure|\Z)", re.DOTALL)
 _MODULE_FIELDS = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
-    r"trajectory|(?:thought|tool_name|tool_args|observation)_\d+|previous_code|final_generated_code|code_output|error|context|passages"
+    r"trajectory|(?:thought|tool_name|tool_args|observation)_\d+|previous_code|final_generated_code|code_output|error"
+    r"|context|passages"
 )
 _LONG = 12  # minimum characters of a text that is recognised inside another one
 

@@ -59,7 +59,7 @@ class Exporter:
         self._waiting: deque[tuple[float, int, str]] = deque()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._lock, self._stopping = threading.Lock(), threading.Event()
-        self._told = -_QUIET_S
+        self._logged_at = -_QUIET_S
         self._thread = threading.Thread(target=self._running, name="otlp", daemon=True)
         if rollouts:
             for number, store in enumerate(self.stores):
@@ -130,7 +130,7 @@ class Exporter:
             self.sent += len(rollouts)
 
     def _leaving(self, store: int) -> Leaving:
-        """What may leave a store. It is read again now and then: people are erased, and jobs seal tasks."""
+        """What may leave a store. Read again at intervals, because data subjects are erased and jobs seal tasks."""
         made, leaving = self._permits.get(store, (-math.inf, None))
         if leaving is None or time.monotonic() - made > _READ_AGAIN_S:
             leaving = Leaving(self.stores[store], tenants=self.tenants, content=self.content, thorough=False)
@@ -147,7 +147,7 @@ class Exporter:
         send(self.endpoint, request, tries=tries, first_s=self.first_s, wait=self._stopping.wait)
 
     def _guarded(self, work: Callable[[], None]) -> bool:
-        """Runs it; an error is logged, once in a while."""
+        """Runs `work`; errors are logged, at most one per `_QUIET_S`."""
         try:
             work()
             return True
@@ -156,6 +156,6 @@ class Exporter:
         return False
 
     def _tell(self, text: str) -> None:
-        if time.monotonic() - self._told >= _QUIET_S:
-            self._told = time.monotonic()
+        if time.monotonic() - self._logged_at >= _QUIET_S:
+            self._logged_at = time.monotonic()
             _LOG.warning("OTLP export: %s", text)

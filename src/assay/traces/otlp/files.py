@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from assay.errors import ConfigError
+from assay.support.places import check_writable
 from assay.support.reprs import ReportRepr
 from assay.traces.export.leaving import Leaving
 from assay.traces.otlp.sending import PROTOBUF, Endpoint, encoded, send
@@ -50,8 +52,11 @@ def export_traces(
         content: with texts.
         tenants: whose rollouts are exported, besides those without a tenant.
     Raises:
-        ConfigError, NotSent: see `Endpoint.of` and `send`.
+        ConfigError: the file exists or cannot be written, or see `Endpoint.of`.
+        NotSent: see `send`.
     """
+    if file is not None:
+        _check_new(file)
     target = Endpoint.of(endpoint) if file is None else None
     selected = _Selected(store, ids, Leaving(store, tenants=tenants, content=content))
     counts = [0, 0]
@@ -69,6 +74,12 @@ def export_traces(
             stream.close()
     path = str(file) if target is None else target.traces
     return TracesExportReport(path=path, rollouts=counts[0], transitions=counts[1], withheld=selected.withheld)
+
+
+def _check_new(file: Path) -> None:
+    check_writable(file, "file")
+    if file.exists():
+        raise ConfigError(f"{file} already exists and is not overwritten: name another file, or remove it")
 
 
 class _Selected(Iterator[Rollout]):

@@ -87,12 +87,12 @@ def _evaluations(rollout: Rollout, content: bool) -> Iterator[dict[str, Any]]:
     if rollout.human_rating is not None:
         marks.append(("human_rating", rollout.human_rating, None, ""))
     for name, grade, label, reason in marks:
-        given = {
+        attributes = {
             names.EVALUATION_NAME: name, names.EVALUATION_VALUE: grade, names.EVALUATION_LABEL: label,
             names.EVALUATION_REASON: reason if content and reason else None,
         }  # fmt: skip
         moment = _nanoseconds(rollout.ended_at or rollout.started_at)
-        yield {"timeUnixNano": moment, "name": names.EVALUATION, "attributes": attributes_of(given)}
+        yield {"timeUnixNano": moment, "name": names.EVALUATION, "attributes": attributes_of(attributes)}
 
 
 def _call(transition: Transition, content: bool) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _tool(
     rollout: Rollout, tool: ToolCall, t: int | None, number: int, call_id: str, at: float, content: bool
 ) -> dict[str, Any]:
     """The span of a tool call, whose duration is not recorded."""
-    given = {
+    attributes = {
         names.OPERATION: "execute_tool", names.KIND: "TOOL", names.TOOL: tool.name, names.TOOL_CALL_ID: call_id or None,
         names.TURN: t, names.ISOLATION: tool.isolation,
         names.TOOL_ARGUMENTS: _json(tool.arguments) if content else None,
@@ -170,7 +170,7 @@ def _tool(
     }  # fmt: skip
     return {
         "spanId": _digest(rollout.id, f"tool {t} {number}")[:16], "name": f"execute_tool {tool.name}"[:200],
-        "kind": _INTERNAL, **_between(at, at), "attributes": attributes_of(given),
+        "kind": _INTERNAL, **_between(at, at), "attributes": attributes_of(attributes),
         **_status(tool.error, "failed" if tool.error is not None else "done", content),
     }  # fmt: skip
 

@@ -35,14 +35,17 @@ __all__ = ["PART_CHARS", "TYPES", "Anonymizer", "EntityMatch", "KnownValue", "re
 _SHAPES = re.compile(  # all surrogates and marks, and no real value
     r"(?P<secret>\[secret [a-z-]+\])|(?P<word>(?:Person|Place|Organisation|Address|Id) "
     r"[0-9a-f]{8}(?:-[0-9a-f]{8})*(?!\w))"
-    r"|(?P<email>person[0-9a-f]{8}@example\.org)|(?P<phone>\+1-[2-9]\d\d-555-01\d\d(?:x\d{4})?(?!\w))|(?P<iban>[A-Z]{2}00\d{11,29}(?!\w))"
+    r"|(?P<email>person[0-9a-f]{8}@example\.org)|(?P<phone>\+1-[2-9]\d\d-555-01\d\d(?:x\d{4})?(?!\w))"
+    r"|(?P<iban>[A-Z]{2}00\d{11,29}(?!\w))"
     r"|(?<!\d)(?:(?P<card>400000\d{10})|(?P<ssn>(?:000|666)-\d\d-\d{4})|(?P<dob>1[1-8]\d\d-\d\d-\d\d))(?!\d)"
-    r"|(?P<ip>(?<![\d.])2[45]\d(?:\.\d{1,3}){3}(?!\d)|2001:db8(?::[0-9a-f]{1,4}){6}(?!\w))|(?P<mac>02:00:5e(?::[0-9a-f]{2}){3}(?!\w))"
+    r"|(?P<ip>(?<![\d.])2[45]\d(?:\.\d{1,3}){3}(?!\d)|2001:db8(?::[0-9a-f]{1,4}){6}(?!\w))"
+    r"|(?P<mac>02:00:5e(?::[0-9a-f]{2}){3}(?!\w))"
 )
 _SHAPE_IN = re.compile(  # the same with a literal prefix for each alternative: several times faster to search
     r"\[secret [a-z-]+\]|Person [0-9a-f]{8}(?:-[0-9a-f]{8})*|Place [0-9a-f]{8}|Organisation [0-9a-f]{8}|Address "
     r"[0-9a-f]{8}|Id [0-9a-f]{8}"
-    r"|person[0-9a-f]{8}@example\.org|\+1-[2-9]\d\d-555-01\d\d(?:x\d{4})?|00(?<=[A-Z]{2}00)\d{11,29}|400000\d{10}(?!\d)|000-\d\d-\d{4}|666-\d\d-\d{4}"
+    r"|person[0-9a-f]{8}@example\.org|\+1-[2-9]\d\d-555-01\d\d(?:x\d{4})?|00(?<=[A-Z]{2}00)\d{11,29}|400000\d{10}(?!\d)"
+    r"|000-\d\d-\d{4}|666-\d\d-\d{4}"
     r"|1[1-8]\d\d-\d\d-\d\d(?!\d)|2[45]\d(?:\.\d{1,3}){3}|2001:db8(?::[0-9a-f]{1,4}){6}|02:00:5e(?::[0-9a-f]{2}){3}"
 )
 _DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[^\W\d_]{2}")

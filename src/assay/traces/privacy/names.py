@@ -43,12 +43,13 @@ class KnownValue:
 
 
 _COMMON = frozenset(  # names that are also words: replaced in a full name, not alone
-    """and art august autumn baker banks bell best bill bishop black blue bond book bright brook brown bush carol chance chase christian church
-    cliff cook cooper crystal dale dawn day dean del den der drew earl faith field fisher ford forest fox frank gene grace grant gray green guy hall
-    hand hill holly hope hunter iris ivy jack jean joy june king knight lake lane law lee lily little long love major mark marshall mason max may
-    miles miller moon noble olive page paris park pat penny piper price rain ray reed rice rich ridge river rob robin rock rod rose ruby sandy short
-    singer sky small smart south spring star stone storm sue summer sun taylor the trip turner van victor von walker ward waters wells west white
-    will wise wolf wood young""".split()  # noqa: E501, SIM905
+    """and art august autumn baker banks bell best bill bishop black blue bond book bright brook brown bush carol
+    chance chase christian church cliff cook cooper crystal dale dawn day dean del den der drew earl faith field
+    fisher ford forest fox frank gene grace grant gray green guy hall hand hill holly hope hunter iris ivy jack
+    jean joy june king knight lake lane law lee lily little long love major mark marshall mason max may miles
+    miller moon noble olive page paris park pat penny piper price rain ray reed rice rich ridge river rob robin
+    rock rod rose ruby sandy short singer sky small smart south spring star stone storm sue summer sun taylor
+    the trip turner van victor von walker ward waters wells west white will wise wolf wood young""".split()  # noqa: SIM905
 )
 
 
@@ -82,7 +83,8 @@ def _matcher(known: tuple[KnownValue, ...]) -> tuple[tuple[str, ...], re.Pattern
         "|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts)
     )
     either = values_pattern + (
-        rf"|(?:{parts_pattern})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da|la){BLANK}+){{0,2}}(?:{parts_pattern})(?!\w))*"
+        rf"|(?:{parts_pattern})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da"
+        rf"|la){BLANK}+){{0,2}}(?:{parts_pattern})(?!\w))*"
         if parts
         else ""
     )

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (patterns)
 """National identity and tax numbers: a label in the text, followed by a number that `python-stdnum` validates."""
 
 from collections.abc import Iterator
@@ -33,7 +32,8 @@ _KINDS = {  # label in the text -> modules of stdnum
     "itin|atin|ein": ("us.itin", "us.ein"),
 }
 _LABELLED = regex.compile(
-    rf"(?<!\w)(?P<word>{'|'.join(f'(?:{words})' for words in _KINDS)})(?!\w)[^\n\w]{{0,6}}(?:(?:number|no\.?|is|nr\.?)[^\n\w]{{1,3}}){{0,2}}(?P<value>[A-Z0-9](?:[ ./-]?[A-Z0-9]){{6,20}})(?!\w)",
+    rf"(?<!\w)(?P<word>{'|'.join(f'(?:{words})' for words in _KINDS)})(?!\w)[^\n\w]{{0,6}}(?:(?:number|no\.?|is"
+    rf"|nr\.?)[^\n\w]{{1,3}}){{0,2}}(?P<value>[A-Z0-9](?:[ ./-]?[A-Z0-9]){{6,20}})(?!\w)",
     regex.I,
 )
 

@@ -24,7 +24,8 @@ _HOST = re.compile(rf"(?:[^\W_][\w-]{{0,62}}{_DOT}){{1,8}}([^\W\d_]{{2,24}})(?![
 _LOCAL_BEFORE = re.compile(r"(?:[\w+-]{1,32} dot ){1,3}$", re.I)
 _FILES = re.compile(r"png|jpe?g|gif|svg|webp|css|js|ts|json|html|txt|csv|pdf", re.I)
 _COMMON = re.compile(
-    r"com|org|net|edu|gov|io|co|uk|de|fr|it|es|nl|pl|br|se|in|cz|eu|us|jp|ch|at|be|dk|no|fi|pt|ca|au|ru|cn|info|dev|app",
+    r"com|org|net|edu|gov|io|co|uk|de|fr|it|es|nl|pl|br|se|in|cz|eu|us|jp|ch|at|be|dk|no|fi|pt|ca|au|ru|cn|info|dev"
+    r"|app",
     re.I,
 )
 _NOBODYS = re.compile(r"(?:.*\.)?(?:example\.(?:com|org|net|edu)|test|example|invalid|localhost)", re.S)
@@ -104,11 +105,14 @@ _RECKONED_AFTER = re.compile(
     r"{0,3}\(?\d{1,6}(?!\d|[-. ]\d{3}))"
 )
 _ISSUERS = re.compile(  # ISO/IEC 7812 ranges of the large networks, with their lengths
-    r"4(?:.{12}|.{15}|.{18})|(?:5[1-5]|222[1-9]|22[3-9].|2[3-6]..|27[01].|2720).*(?<=^.{16})|3[47].{13}|(?:6011|65|64[4-9]).*(?<=^.{16})"
-    r"|3(?:0[0-5]|[68]).*(?<=^.{14})|35(?:2[89]|[3-8].).{12}|(?:2131|1800).{11}|62.{14,17}|(?:5018|5020|5038|5893|6304|6759|676[1-3]).{8,15}"
+    r"4(?:.{12}|.{15}|.{18})|(?:5[1-5]|222[1-9]|22[3-9].|2[3-6]..|27[01].|2720).*(?<=^.{16})|3[47].{13}|(?:6011|65"
+    r"|64[4-9]).*(?<=^.{16})"
+    r"|3(?:0[0-5]|[68]).*(?<=^.{14})|35(?:2[89]|[3-8].).{12}|(?:2131|1800).{11}|62.{14,17}|(?:5018|5020|5038|5893|6304"
+    r"|6759|676[1-3]).{8,15}"
 )
 _CODES = re.compile(  # ITU-T E.164 calling codes in use
-    r"1|7|2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|2[1-69]\d|3[578]\d|42\d|5[09]\d|6[7-9]\d|8[05]\d|88[02367]|9(?:6[0-8]|7[0-79]|9[2-68])"
+    r"1|7|2[07]|3[0-469]|4[013-9]|5[1-8]|6[0-6]|8[1246]|9[0-58]|2[1-69]\d|3[578]\d|42\d|5[09]\d|6[7-9]\d|8[05]\d"
+    r"|88[02367]|9(?:6[0-8]|7[0-79]|9[2-68])"
 )
 
 

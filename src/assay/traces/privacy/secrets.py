@@ -11,7 +11,8 @@ __all__ = ["find_secrets", "labelled_secrets", "named_secret"]
 
 _TAIL = re.compile(r"[-_.](?=[A-Za-z0-9_-]{16})")
 _HEAD = re.compile(
-    r"(?:[spr]k|whsec|gh[pousr]|github|gl(?:pat|ptt|dt|rt)|xox[a-z]|xapp|ya29|GOCSPX|hf|gsk|npm|dop|ntn|lin|shp(?:at|ss|ca|pa)|r8|fw|sq0[a-z]{3}|xai|pplx"
+    r"(?:[spr]k|whsec|gh[pousr]|github|gl(?:pat|ptt|dt|rt)|xox[a-z]|xapp|ya29|GOCSPX|hf|gsk|npm|dop|ntn|lin|shp(?:at|ss"
+    r"|ca|pa)|r8|fw|sq0[a-z]{3}|xai|pplx"
     r"|nvapi|pypi|SG)$"
 )
 _SHAPES = re.compile(

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import ConfigError, MissingExtra, StoreError
+from assay.errors import ConfigError, MissingExtra, NoStore, StoreError
 from assay.traces.store.location import store_url
 from assay.traces.store.migration import bring_up_to_date
 
@@ -29,6 +29,7 @@ _LOCKED_OTHERS_MS = 30_000  # that every other statement waits
 # Transient result codes of SQLite: SQLITE_BUSY, SQLITE_LOCKED, SQLITE_IOERR, SQLITE_CANTOPEN, SQLITE_PROTOCOL.
 _PASSING_SQLITE = frozenset((5, 6, 10, 14, 15))
 _FULL_SQLITE = 13
+_MAGIC = b"SQLite format 3\0"  # how a database file begins; an empty file is a new one
 _LASTING_POSTGRES = ("3D", "28")  # SQLSTATE classes that do not pass: unknown database, invalid authorization
 
 
@@ -57,6 +58,7 @@ def open_engine(url: str) -> sa.Engine:
     """Opens the database and brings its schema up to date.
 
     Raises:
+        NoStore: the file is a folder, or no database.
         StoreError: it cannot be opened, or its schema is newer than this version of assay.
         MissingExtra: its driver is not installed.
     """
@@ -72,10 +74,28 @@ def open_engine(url: str) -> sa.Engine:
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "postgres") from error
     except (sa.exc.SQLAlchemyError, OSError) as error:
+        if (reason := _no_database(url)) is not None:
+            raise NoStore(
+                f"store={url.removeprefix('sqlite:///')!r} {reason}. Name another file", flag="--store"
+            ) from None
         raise StoreError(
             f"cannot open the store {url_without_password(url)}: {getattr(error, 'orig', error)}"
         ) from error
     return engine
+
+
+def _no_database(url: str) -> str | None:
+    """Why the file of an SQLite URL is no database; None if it may be one, or for other databases."""
+    file = Path(url.removeprefix("sqlite:///"))
+    if not url.startswith("sqlite:///") or not file.exists():
+        return None
+    if file.is_dir():
+        return "is a folder"
+    try:
+        with file.open("rb") as stream:
+            return None if stream.read(len(_MAGIC)) in (b"", _MAGIC) else "is no SQLite database"
+    except OSError:
+        return None
 
 
 def sqlite_pragmas(connection: Any, _: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import StoreError
+from assay.errors import DataError, StoreError
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -15,8 +15,8 @@ from assay.traces.store.location import store_file
 from assay.traces.store.rows import rollout_of
 
 __all__ = [
-    "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs", "phases_of", "run_folder",
-    "show_run",
+    "check_run", "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs", "phases_of",
+    "run_folder", "show_run",
 ]  # fmt: skip
 
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
@@ -115,6 +115,24 @@ def list_runs(
         # The program is inside the settings, so that it is compared here.
         matching = (run for run in runs if program is None or program.lower() in str(run["program"] or "").lower())
         return list(itertools.islice(matching, limit))
+
+
+def check_run(store: Store, run_id: str | None) -> None:
+    """Refuses a run that is neither recorded nor named by a rollout; None is no run.
+
+    Raises:
+        DataError: there is no such run.
+    """
+    if run_id is None:
+        return
+    runs, rollouts = schema.runs.c.id, schema.rollouts.c.run_id
+    with store.engine.connect() as connection:
+        for column in (runs, rollouts):
+            if connection.execute(sa.select(column).where(column == run_id).limit(1)).first() is not None:
+                return
+        begun = connection.execute(sa.select(runs).where(runs.startswith(run_id, autoescape=True)).limit(2)).scalars()
+        hint = f". Did you mean {full[0]!r}?" if len(full := list(begun)) == 1 else ""
+    raise DataError(f"there is no run {run_id!r}; `assay runs list` shows the runs{hint}")
 
 
 def find_run(store: Store, id_prefix: str) -> dict[str, Any]:

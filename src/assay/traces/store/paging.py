@@ -1,6 +1,6 @@
 """Pages of rollouts and of their calls, by key and never by offset. Reads no more than a fixed number of rows.
 
-A page continues at the start and id of a rollout (`Cursor`). Filters have no indexes of their own, so a page looks at
+A page continues at the start and id of a rollout (`Cursor`). Filters have no indexes of their own, so a page reads
 `WINDOW` rollouts at most: those of one task or of a small run by their index, otherwise the newest ones before the
 cursor. If the filters leave nothing of a window, the page says how far it looked (`RolloutPage.searched`).
 """
@@ -68,17 +68,19 @@ _NEWEST = Cursor(1e12, "~")  # after every rollout
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutFilters:
-    """Args:
-    equal: values by column, of `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, `deployment` and
-        `arm`. A `failure` is that of the rollout or of one of its calls: an agent that repeated a call until it was
-        stopped may still have answered. Rollouts of judges and simulated users are listed only with their `source`.
-    program, text: a part of the program's name and of the task's inputs. Case is ignored as the database does: that of
-        ASCII letters on SQLite.
-    since: earliest start, in seconds since the epoch.
-    criterion: a criterion that was graded, or failed to be.
-    tool: a tool that was called.
-    least, most: bounds of the score, in [0, 1]; unscored rollouts are left out if one is given.
+    """Conditions that a listed rollout meets; the defaults select all.
 
+    Args:
+        equal: values by column, of `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, `deployment`
+            and `arm`. A `failure` is that of the rollout or of one of its calls: an agent that repeated a call until it
+            was stopped may still have answered. Rollouts of judges and simulated users are listed only with their
+            `source`.
+        program, text: a part of the program's name and of the task's inputs. Case is ignored as the database does: that
+            of ASCII letters on SQLite.
+        since: earliest start, in seconds since the epoch.
+        criterion: a criterion that was graded, or failed to be.
+        tool: a tool that was called.
+        least, most: bounds of the score, in [0, 1]; unscored rollouts are left out if one is given.
     Raises:
         ConfigError: `equal` has another column.
     """

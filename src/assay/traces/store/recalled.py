@@ -62,14 +62,14 @@ def _results(tools_json: str) -> list[str]:
 def _calls(connection: sa.Connection, without: sa.Select[Any]) -> Iterator[Any]:
     """The texts of each LM call, and of each rollout with tools before its first call."""
     r, t = schema.rollouts, schema.transitions
-    kept = r.c.id.not_in(without)
+    not_left_out = r.c.id.not_in(without)
     call = sa.select(t.c.rollout_id, r.c.data_subject, t.c.request_json, t.c.tools_json)
     early = sa.select(
         r.c.id.label("rollout_id"), r.c.data_subject, sa.literal("").label("request_json"),
         r.c.early_tools_json.label("tools_json"),
     )  # fmt: skip
     for query in (
-        call.select_from(r.join(t, r.c.id == t.c.rollout_id)).where(kept),
-        early.where(kept, r.c.early_tools_json != "[]"),
+        call.select_from(r.join(t, r.c.id == t.c.rollout_id)).where(not_left_out),
+        early.where(not_left_out, r.c.early_tools_json != "[]"),
     ):
         yield from connection.execute(query.execution_options(yield_per=_BATCH))

@@ -125,8 +125,15 @@ def _row(values: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
             text = message(value) if name == "error" else without(value, secrets) if secrets else value
             row[name] = text if text.isascii() and "\0" not in text else clean(text)
         else:
-            row[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+            row[name] = None if _fits_no_column(value) else value
     return row
+
+
+def _fits_no_column(value: Any) -> bool:
+    """Whether a number is not finite or has more than 64 bits: the database would refuse the whole row."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _load(row: Any, names: Sequence[str]) -> dict[str, Any]:

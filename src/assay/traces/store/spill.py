@@ -33,9 +33,11 @@ def spill_path(url: str) -> Path:
 
 
 class Spill:
-    """Args:
-    path: the file without its ending; a timestamp and a random part are added, so that names sort by age.
-    most: maximum size in bytes.
+    """A file of batches that wait until the database takes them.
+
+    Args:
+        path: the file without its ending; a timestamp and a random part are added, so that names sort by age.
+        most: maximum size in bytes.
     """
 
     def __init__(self, path: Path, most: int) -> None:

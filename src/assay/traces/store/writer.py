@@ -53,8 +53,10 @@ class Writer:
         return self._thread.is_alive()
 
     def put(self, table: str, key: Any, row: Any, *, size: int = 0) -> None:
-        """Args:
-        size: approximate bytes of the row; 0 if it is small.
+        """Adds a row; blocks while the queue is full, unless `refuse` is given.
+
+        Args:
+            size: approximate bytes of the row; 0 if it is small.
         """
         if self.refuse is not None and self._full:
             self.refuse(table)
