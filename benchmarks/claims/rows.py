@@ -245,8 +245,8 @@ ROWS = (
         "cannot teach one. Also tried, in pilots with seed 90: the 8 own plans of each material with the highest "
         "yields (52 % in the mean, of 64 experiments, 3 epochs): 24 % (n = 16). An explorer that draws plans at random "
         "in 400 experiments of train tasks, and of each material the calls that wrote the two best plans (84 %, 53 "
-        "calls, 3 epochs): 9 % (n = 30), because all chosen first trials were of iron, whose plan was then made for all "
-        "materials. The same with varied first trials (83 %, 45 calls, 2 epochs): 25 % (n = 20), with one plan "
+        "calls, 3 epochs): 9 % (n = 30), because all chosen first trials were of iron, whose plan all materials then "
+        "got. The same with varied first trials (83 %, 45 calls, 2 epochs): 25 % (n = 20), with one plan "
         "between those of the materials.",
     ),
     Row(
