@@ -242,7 +242,7 @@ ROWS = (
         "trained on. Measured before the history had the first observation, which names the material. The plain agent "
         "repeats the plan of the instructions, whatever the material (35 % with seed 90, n = 30); the best fixed plan "
         "of each material would have 80 %. It had no plan for iron above 26 % in 48 trials, so its own experiments "
-        "cannot teach one. Also tried, in pilots with seed 90: the 8 own plans of each material with the highest "
+        "hardly teach one. Also tried, in pilots with seed 90: the 8 own plans of each material with the highest "
         "yields (52 % in the mean, of 64 experiments, 3 epochs): 24 % (n = 16). An explorer that draws plans at random "
         "in 400 experiments of train tasks, and of each material the calls that wrote the two best plans (84 %, 53 "
         "calls, 3 epochs): 9 % (n = 30), because all chosen first trials were of iron, whose plan all materials then "
