@@ -96,7 +96,7 @@ chaos: $(VENV)/.dev
 	$(BIN)/python benchmarks/chaos_gateway.py --store sqlite
 	$(BIN)/python benchmarks/chaos_gateway.py --store postgresql
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 100
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 30 --store postgresql
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 30 --store postgresql --database
 
 check: lint docs test test-clients
 

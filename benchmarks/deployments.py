@@ -1,10 +1,12 @@
 """Simulated deployments with known truth: how often the plan promotes and rolls back, and a naive z test beside it.
 
-    python benchmarks/deployments.py [--runs 500] [--seed 1]
+    python benchmarks/deployments.py [--runs 500] [--seed 1] [--covariate]
 
 Decisions and assignment are those of production (`assay.deployment.decisions.advance`). The naive rule pools all
 rollouts of both arms, runs a z test of two proportions at 5 % after every 50 requests, promotes on a significant gain
-and rolls back on a significant loss. One line a scenario.
+and rolls back on a significant loss. One line a scenario. `--covariate`: the plan with its covariate,
+and without it where there is an effect, on traffic with tasks and users that were seen before; evaluated after every
+100 requests.
 """
 
 import argparse
@@ -15,7 +17,7 @@ from typing import Any
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import Decision, State
-from assay.deployment.plan import Metric, default_plan
+from assay.deployment.plan import Metric, Plan, default_plan
 from assay.deployment.simulation import SimulatedDeployment, simulate
 from assay.deployment.traffic import Traffic
 
@@ -32,6 +34,21 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "25 % worse": {"effect": -0.25},
     "25 % worse, late and missing rewards": {"effect": -0.25, "delay_s": 100.0, "missing": 0.2},
 }
+
+
+# recorded rollouts of the champion; tasks that come again and differ
+_SEEN = {"base": 0.5, "history": 2000, "tasks": 60, "task_spread": 0.35}
+_HEAVY = {"heavy": 1.2, "users": 200, "history": 2000}
+COVARIATE: dict[str, dict[str, Any]] = {
+    "no effect, tasks come again": _SEEN,
+    "no effect, tasks come again, drift, late and missing rewards":
+        {**_SEEN, "drift": 0.15, "delay_s": 100.0, "missing": 0.2},
+    "no effect, heavy users": _HEAVY,
+    "20 % better, tasks come again": {**_SEEN, "effect": 0.2},
+    "30 % better, tasks come again": {**_SEEN, "effect": 0.3},
+    "25 % better, heavy users": {**_HEAVY, "effect": 0.25},
+    "15 % worse, tasks come again": {**_SEEN, "effect": -0.15},
+}  # fmt: skip
 
 
 def naive(deployment: SimulatedDeployment, name: str, now: float) -> Decision:
@@ -75,16 +92,25 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="Scenarios whose name contains this text.", default="")
+    parser.add_argument("--covariate", action="store_true", help="With and without the covariate.")
     arguments = parser.parse_args()
-    for name, truth in SCENARIOS.items():
+    for name, truth in (COVARIATE if arguments.covariate else SCENARIOS).items():
         if arguments.only not in name:
             continue
         horizon = 3 * truth.get("delay_s", 0.0)
         plan = replace(default_plan(), metrics=(Metric(success_gain=0.1, horizon_s=horizon),))
         live = replace(plan, steps=plan.steps[1:])
         line: dict[str, Any] = {"scenario": name, "runs": arguments.runs}
-        for rule, steps, advancing in (("assay", plan, None), ("without shadow", live, None), ("naive", live, naive)):
-            more = {} if advancing is None else {"advance": advancing}
+        rules: tuple[tuple[str, Plan, Any], ...] = (
+            ("assay", plan, None), ("without shadow", live, None), ("naive", live, naive),
+        )  # fmt: skip
+        if arguments.covariate:
+            rules = (("covariate", plan, None), ("without", replace(plan, covariate=False), None))
+            rules = rules if truth.get("effect") else rules[:1]
+        for rule, steps, advancing in rules:
+            more: dict[str, Any] = {} if advancing is None else {"advance": advancing}
+            if arguments.covariate:
+                more["interval"] = 100
             report = simulate(steps, Traffic(**truth), runs=arguments.runs, seed=arguments.seed, **more)
             line[rule] = {key: value for key, value in report.to_dict().items() if key not in ("runs", "rules")}
         print(json.dumps(line), flush=True)

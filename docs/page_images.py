@@ -88,6 +88,8 @@ def main(store: str, folder: str = "docs/images") -> None:
             if "compile" in places:
                 tab.goto(base + places["compile"])
                 take(tab, target / "page-phone.png")
+            tab.goto(base + places["runs"])
+            take(tab, target / "page-phone-runs.png")
             browser.close()
     finally:
         server.terminate()

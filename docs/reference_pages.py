@@ -18,6 +18,7 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from reference_json import json_page
+from reference_metrics import metrics_page
 from reference_shipped import shipped_page
 from reference_text import cell, coded, descriptions, docstring, plain, type_name
 
@@ -63,6 +64,7 @@ def pages() -> dict[str, str]:
         "reference/judge-file.md": _judge_page(),
         "reference/json-output.md": json_page(SOURCE),
         "reference/exit-codes.md": _exit_page(),
+        "reference/metrics.md": metrics_page(),
         "reference/python/assay.md": _python_page("assay"),
     }
     result |= {f"reference/python/{package}.md": _python_page(package) for package in PACKAGES}
@@ -80,6 +82,7 @@ def _index() -> str:
         "- [Shipped names](shipped.md): programs, rubrics, data",
         *("- [Rubric files](rubric-file.md)", "- [Judge files](judge-file.md)"),
         *("- [JSON output](json-output.md)", "- [Exit codes](exit-codes.md)"),
+        "- [Metrics](metrics.md) of `assay serve`",
     ]
     head = ["# Reference", "", "These pages are generated from the code.", "", *files]
     return "\n".join([*head, "", "## Commands", "", *commands, "", "## Python packages", "", *packages, ""])

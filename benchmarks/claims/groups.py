@@ -29,6 +29,7 @@ GROUPS = {
     "any_agent": Group("any_agent"),
     "delayed_credit": Group("delayed"),
     "conversations": Group("conversations"),
+    "conversation_training": Group("conversation_training"),
     "fidelity": Group("fidelity"),
     "memory": Group("memory"),
     "thinking_stronger": Group("thinking_stronger", stronger=True),

@@ -41,6 +41,7 @@ _WHERE = {
     "run": "assay.api.run",
     "side_effects": "assay.traces.replaying",
     "train": "assay.api.train",
+    "train_sft": "assay.api.sft",
     "tune": "assay.api.tune",
 }
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
     from assay.api.run import load, run
+    from assay.api.sft import train_sft
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
     from assay.datasets import Task, load_tasks

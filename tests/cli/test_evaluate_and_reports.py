@@ -362,8 +362,10 @@ def test_a_fine_tuning_writes_its_report(tmp_path: Path, monkeypatch: pytest.Mon
     def trained(source: Any, name: str, config: SFTSettings, **_: Any) -> SFTReport:
         return SFTReport(name, tmp_path, config, 8, 2, 5, Counter(), 2, {1: 2.0, 2: 1.0}, {0: 2.0, 2: 1.5}, 2)
 
-    monkeypatch.setattr("assay.optimizers.finetuning.train_sft", trained, raising=False)
-    assert "mean loss" in invoked("train", "sft", "data", "--name", "warm", "--report", "sft.html")
+    monkeypatch.setattr("assay.optimizers.finetuning.sft.train_sft", trained)
+    messages = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
+    Path("rows.jsonl").write_text(json.dumps({"messages": messages}))
+    assert "mean loss" in invoked("train", "sft", "rows.jsonl", "--name", "warm", "--report", "sft.html")
     page = Path("sft.html").read_text()
     assert "<title>sft: warm – assay</title>" in page
     assert page.count("<polyline") == 2

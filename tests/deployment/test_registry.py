@@ -266,6 +266,19 @@ def test_a_candidate_that_cannot_run_falls_back_and_is_counted(tmp_path: Path) -
         assert (agent.fallbacks, fresh.fallbacks) == ({"support@2": 1}, {"support@2": 1})
 
 
+def test_a_champion_that_cannot_be_loaded_does_not_stop_an_agent_that_runs(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as opened:
+        deployments = two_versions(opened, tmp_path)
+        agent = assay.deployed("support", store=tmp_path / "s.db", refresh_s=0)
+        assert agent(question="?").version == "support@1"
+        shutil.rmtree(tmp_path / "two")
+        deployments.registry.set_alias("support@2", "champion", why="by mistake")
+        assert agent(question="?").version == "support@1"
+        assert agent.fallbacks == {"support@2": 1}
+        with pytest.raises(DeploymentError, match="support@2 cannot be loaded"):
+            assay.deployed("support", store=tmp_path / "s.db")
+
+
 def test_a_failure_of_the_program_itself_is_not_hidden_by_the_champion(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as opened:
         two_versions(opened, tmp_path, "raise ValueError('a fault of the candidate')").start("support@2", PLAN)

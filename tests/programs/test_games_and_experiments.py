@@ -217,6 +217,20 @@ def test_outcomes_are_noisy_and_the_same_for_every_rollout() -> None:
     assert mean == pytest.approx(90 * experiments[0].share(60, 4), abs=1.5)
 
 
+def test_the_agent_sees_its_material_in_each_trial_also_after_a_plan_that_failed() -> None:
+    prompts: list[str] = []
+
+    def script(request: Any) -> str:
+        prompts.append("\n".join(message.text or "" for message in request.messages))
+        return json.dumps({"action": "heat 100, hours 8"})  # 800 units of energy
+
+    with dspy.context(lm=scripted_lm(script)):
+        steps = Experimenter()(**experiment().inputs).steps
+    assert not any(step["info"]["feasible"] for step in steps)
+    assert [prompt.count("A sample of iron.") for prompt in prompts] == [1, 1, 1]
+    assert prompts[2].index("A sample of iron.") < prompts[2].index("heat 100, hours 8: Failed")
+
+
 def test_every_experiment_has_a_feasible_best_plan() -> None:
     for material in MATERIALS:
         bests = set()

@@ -6,6 +6,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,13 @@ def die() -> str:
     print("the disk is full", file=sys.stderr, flush=True)
     os._exit(3)
 
+@server.tool()
+def talk() -> str:
+    for _ in range(48):
+        print("x" * (1 << 16), file=sys.stderr, flush=True)
+    print("the last words", file=sys.stderr, flush=True)
+    return "done"
+
 server.run("stdio")
 '''
 
@@ -95,6 +103,23 @@ def test_tools_have_their_schemas_and_are_called(server: McpServer) -> None:
     for name, arguments, reason in (("broken", {}, "broken"), ("price", {}, "item"), ("nothing", {}, "nothing")):
         with pytest.raises(McpError, match=reason):
             server.call(name, arguments)
+
+
+@pytest.mark.slow
+def test_what_a_server_writes_to_standard_error_is_bounded(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = list[Any]()
+    made = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *args: files.append(made(*args)) or files[-1])
+    with McpServer([sys.executable, str(script)], start_timeout_s=WAIT_S) as server:
+        assert server.call("talk", {}) == "done"
+        size, end = 3 << 20, time.monotonic() + 30
+        while size > 1 << 20 and time.monotonic() < end:
+            time.sleep(0.05)
+            size = os.fstat(files[0].fileno()).st_size
+        assert size <= 1 << 20
+        with pytest.raises(McpError, match="the last words") as death:
+            server.call("die", {})
+        assert "the disk is full" in str(death.value)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from assay.testing.contracts import MemoryContract
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout, ToolCall, Transition, person_digest, subject_digest
 from assay.traces.store import Store
+from assay.traces.store.erasure import erase_subject
 from assay.traces.store.tables import metadata
 
 
@@ -139,6 +141,27 @@ def test_erasure_reaches_rollouts_without_a_subject_in_which_facts_were_recalled
     assert report["quoting_facts"] == sorted(ids[task] for task in ("of Bob", "of Bob by name", "in a prompt"))
     with Store(url) as store:
         assert {rollout.task_id for rollout in store.rollouts()} == ids.keys() - {"recalled"}
+
+
+def test_erasure_reaches_more_rollouts_than_a_statement_has_parameters(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+
+        def limit(connection: Any, _: Any) -> None:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 900)  # 32,766 by default; PostgreSQL has 65,535
+
+        store.engine.dispose()
+        sa.event.listen(store.engine, "connect", limit)
+        memory = Memory(store)
+        memory.remember("Ada", "lives in 12 Elm Street", about="address")
+        recall = memory.tools("Ada")[1]
+        tools = [ToolCall(name="recall", arguments={"query": "lives"}, result=recall("lives"))]
+        for at in range(1000):
+            made = Rollout(id=f"{at}", inputs={"question": "?"}, early_tools=tools)
+            store.put_rollout(made)
+        store.put_rollout(Rollout(id="kept", inputs={"question": "?"}))
+        erased = erase_subject(store, "Ada")
+        assert (erased.removed, erased.facts) == (1000, 1)
+        assert [rollout.id for rollout in store.rollouts()] == ["kept"]
 
 
 def test_a_name_is_the_same_person_in_both_unicode_forms(tmp_path: Path) -> None:

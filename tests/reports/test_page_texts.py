@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.reports.texts import Budget, figure, iso, moment, preview, readable, seconds
+from assay.reports.texts import Budget, iso, moment, preview, readable, seconds
 from assay.web.rendering import link
 
 
@@ -37,7 +37,6 @@ def test_a_budget_leaves_every_text_its_beginning() -> None:
 
 
 def test_numbers_and_times_are_formatted_for_reading() -> None:
-    assert [figure(None), figure(0.0), figure(1 / 3, 2)] == ["–", "0.000", "0.33"]
     assert [seconds(value) for value in (None, 0.04, 59, 61, 7_260)] == ["–", "0.0 s", "59 s", "1 min 1 s", "2 h 1 min"]
     assert (iso(0.0), iso(None)) == ("1970-01-01T00:00:00+00:00", "")
     assert [moment(value) for value in (None, 1e300)] == ["–", "–"]

@@ -148,7 +148,8 @@ def fine_tuning(text: str, *, steps: int = 40) -> dict[str, Any]:
     policy = training(text)
     return {
         "config": {"model": text, "epochs": 3}, "name": text, "path": "", "rows": 90, "held_out_rows": 10, "tasks": 20,
-        "steps": steps, "best_step": 20, "agreement": 0.75, "stopped": text, "notes": [text], "left_out": {text: 2},
+        "steps": steps, "best_step": 20, "agreement": 0.75, "stopped": text, "alarms": [text], "notes": [text],
+        "left_out": {text: 2},
         "loss": {step: 2.0 / step for step in range(1, steps + 1)}, "held_out_loss": {0: 2.5, 20: 0.5, 40: 0.75},
         "validation": policy["validation"], "test_openings": {},
     }  # fmt: skip

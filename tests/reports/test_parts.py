@@ -1,5 +1,7 @@
 """Charts and differences of texts: what they draw, and what hostile input does to them."""
 
+import re
+
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, interval_bar, lines_chart
 
@@ -33,3 +35,10 @@ def test_a_chart_escapes_its_texts_and_thins_its_lines() -> None:
     assert 'aria-label="&lt;&#34;"' in svg
     assert len(svg.split('points="')[1].split('"')[0].split()) <= 201
     assert lines_chart([Line(name="", points=[(0, 1)])], label="", x_name="", y_name="") == ""
+
+
+def test_numbers_of_an_axis_have_room_left_of_it() -> None:
+    line = Line(name="alpha", points=[(0, -0.1382), (1, 0.4642)])
+    svg = lines_chart([line], label="", x_name="x", y_name="y")
+    numbers = re.findall(r'text-anchor="end">([^<]*)<', svg)[:5]
+    assert numbers == ["-0.14", "0.01", "0.16", "0.31", "0.46"]

@@ -40,7 +40,7 @@ from assay.api.train import train_offline
 from assay.errors import ConfigError
 from assay.models import EMBEDDED
 from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
-from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
 from assay.runs.settings import options, store_options
@@ -59,6 +59,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.parameter_impact, settings.ImpactSettings, options.ImpactOptions),
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
+    (assay.train_sft, SFTSettings, options.SFTOptions),
     (compare_models, settings.EvaluateSettings, options.ComparisonOptions),
     (assay.export, settings.ExportSettings, store_options.ExportOptions),
     (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
@@ -70,7 +71,8 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (score_rollouts, settings.TracesScoreSettings, store_options.TracesScoreOptions),
     (export_rollouts, settings.TracesExportSettings, store_options.TracesExportOptions),
     (list_rollouts, settings.TracesListSettings, store_options.TracesListOptions),
-    (advance_deployment, settings.AdvanceSettings, store_options.AdvanceOptions),
+    (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
+    (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
     (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
 EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature

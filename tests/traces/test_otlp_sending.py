@@ -18,7 +18,10 @@ from assay.errors import ConfigError
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
+from assay.traces.gateway.metrics import metrics_text
+from assay.traces.otlp import VERSION
 from assay.traces.otlp.exporter import Exporter
+from assay.traces.otlp.metric_names import METRICS
 from assay.traces.otlp.metrics import metrics_request
 from assay.traces.otlp.sending import Endpoint, NotSent, encoded, send
 from assay.traces.otlp.spans import trace_request
@@ -133,7 +136,35 @@ def test_metrics_have_the_counts_of_the_gateway_and_of_each_arm() -> None:
     assert (point.as_int, point.start_time_unix_nano, point.time_unix_nano) == (3, 10**9, 2 * 10**9)
     labels = {pair.key: pair.value.string_value for pair in point.attributes}
     assert labels == {"assay.agent": "support", "assay.version": "s@1", "assay.arm": "champion", "assay.status": "done"}
-    assert metrics["assay.agent.rollout.duration"].sum.data_points[0].as_double == 1.5
+    duration = metrics["assay.agent.rollout.duration"].histogram.data_points[0]
+    assert (duration.sum, duration.count, list(duration.bucket_counts)) == (1.5, 3, [3])
+    assert metrics["assay.mapping.version"].gauge.data_points[0].as_int == VERSION
+
+
+def test_prometheus_and_otlp_show_the_same_metrics_from_one_table() -> None:
+    runner = SimpleNamespace(
+        counts=Counter({("s@1", "", "done"): 2, ("s@1", "", "failed"): 1}), seconds={("s@1", ""): 1.5},
+        fallbacks={'s"2': 1},
+    )  # fmt: skip
+    stats = {"calls": 4, "stored": 3, "unrecorded": 1, "in_flight": 0, "rows_waiting": 2, "open": 1, "other": 9}
+    lines = metrics_text(stats, {"support": runner}).splitlines()
+    request = metrics_request(stats, {"support": runner}, since=1.0, now=2.0)
+    sent = {metric["name"]: metric for metric in request["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
+    assert list(sent) == [measure.name for measure in METRICS.values()]
+    for measure in METRICS.values():
+        assert sent[measure.name]["unit"] == measure.unit
+        assert f"# HELP {measure.prometheus} {sent[measure.name]['description']}" in lines
+        kind = next(kind for kind in ("sum", "gauge", "histogram") if kind in sent[measure.name])
+        assert f"# TYPE {measure.prometheus} {kind.replace('sum', 'counter')}" in lines
+        values = [line for line in lines if line.startswith(measure.prometheus) and "_bucket{" not in line]
+        assert len(values) == len(sent[measure.name][kind]["dataPoints"]) * (2 if kind == "histogram" else 1)
+    labels = 'agent="support",version="s@1",arm=""'
+    assert f'assay_agent_rollouts_total{{{labels},status="failed"}} 1' in lines
+    assert f'assay_agent_rollout_duration_seconds_bucket{{{labels},le="+Inf"}} 3' in lines
+    assert f"assay_agent_rollout_duration_seconds_sum{{{labels}}} 1.500000" in lines
+    assert f"assay_agent_rollout_duration_seconds_count{{{labels}}} 3" in lines
+    assert 'assay_agent_fallbacks_total{agent="support",version="s\\"2"} 1' in lines
+    assert f"assay_mapping_version {VERSION}" in lines
 
 
 def test_an_endpoint_that_fails_is_logged_and_nothing_waits_for_it(

@@ -9,7 +9,7 @@ import pytest
 from assay.errors import ConfigError, StoreError
 from assay.traces import Rollout, Store
 from assay.traces.store.evaluations import evaluations_of
-from assay.traces.store.paging import Cursor, RolloutFilters, rollout_page
+from assay.traces.store.paging import Cursor, RolloutFilters, page_statement, rollout_page, small_runs
 
 
 def put(store: Store, number: int, **fields: Any) -> None:
@@ -66,6 +66,30 @@ def test_a_run_larger_than_the_window_is_read_by_time(store: Store) -> None:
 
 def test_a_text_with_any_characters_is_found(store: Store) -> None:
     assert numbers(rollout_page(store, RolloutFilters(text="Ärger 7"))) == [7]
+
+
+def test_runs_are_small_up_to_a_number_of_rollouts(store: Store) -> None:
+    put(store, 99, run_id="old")
+    for run_id in ("run", "old", "empty"):
+        store.put_run(run_id, kind="evaluate", config={}, status="done", started_at=1.0)
+    store.flush()
+    assert small_runs(store, ["run", "old", "empty"], most=29) == {"old", "empty"}
+    assert small_runs(store, ["run"], most=30) == {"run"}
+    assert small_runs(store, [], most=1) == set()
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_postgresql_compares_the_window_and_not_all_rollouts(empty_postgres_url: str) -> None:
+    query = page_statement(
+        RolloutFilters(equal={"status": "failed"}), Cursor(1e12, "~"), newer=False, limit=5, narrow=None
+    )
+    with Store(empty_postgres_url) as opened, opened.engine.connect() as connection:
+        compiled = query.compile(opened.engine, compile_kwargs={"literal_binds": True})
+        plan = [line.strip() for line in connection.exec_driver_sql(f"EXPLAIN {compiled}").scalars()]
+    (filtered,) = [at for at, line in enumerate(plan) if line.startswith("Filter:") and "'failed'" in line]
+    assert "Subquery Scan on found" in plan[filtered - 1]
+    assert "Limit" in plan[filtered + 1]
 
 
 def test_scores_of_a_run_by_task(store: Store) -> None:

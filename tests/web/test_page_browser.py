@@ -103,6 +103,17 @@ def test_pages_fit_the_window_and_run_nothing_hostile(tab: Any, store: Store, sc
     assert tab.problems == []
 
 
+def test_a_phone_shows_every_column_of_a_list(tab: Any, store: Store) -> None:
+    (judge,) = known_questions(store)
+    for path in ("/runs", "/rollouts", "/runs/compiled", "/data?kind=sft", f"/rollouts/{2:032x}", "/deployments",
+                 f"/deployments/{DEPLOYMENT}", "/judges", "/judges/{judge}"):  # fmt: skip
+        tab.goto(tab.base + path.format(judge=judge))
+        cells = tab.locator("table.list tbody :is(td, th):not(.none)").all()
+        assert cells, path
+        beyond = [cell.inner_text() for cell in cells if (box := cell.bounding_box()) and box["x"] + box["width"] > 360]
+        assert beyond == [], path
+
+
 def severe(tab: Any) -> list[tuple[str, str, str]]:
     """Rules of axe-core that a page breaks seriously or critically, with the element and what is wrong."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")

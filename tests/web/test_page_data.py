@@ -44,6 +44,7 @@ def test_gates_balance_and_personal_data_are_shown_before_anything_is_written(
     assert 4 < rollouts <= 40
     assert rows == 2 * rollouts
     assert '<tr><th scope="row">clean</th><td class="better">passed</td>' in text
+    assert re.search(r"No gate stops the export, \d warns?: ", text)
     assert "Replaced: <bdi>email" in text
     assert "@mailhaus.de" not in text
     before = {cell: int(count) for cell, count in re.findall(r"<bdi>(kind-\d)</bdi></th>.*?>(\d+)</td><td><svg", text)}

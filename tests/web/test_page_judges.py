@@ -3,13 +3,15 @@
 import re
 from pathlib import Path
 
+import sqlalchemy as sa
 from judged import judge_card, put_judge, put_question
-from pages import Browser, Scans, browse, links_in, read
+from pages import NOW, Browser, Scans, browse, links_in, read
 
 from assay.judges.questions import Question, known_questions, remember
 from assay.reports.cards import card_page
 from assay.rubrics import JudgeSpec
 from assay.traces import Store
+from assay.traces.store import tables as schema
 
 
 def page(store: Store, tmp_path: Path, path: str) -> str:
@@ -40,7 +42,7 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     assert "on 22 sealed items" in text
     # every third of 22 items is called rude, all others kind; Bob calls every fourth neutral
     assert "Of 22 labelled items that it judged, 12 got another verdict" in text
-    gaps = [float(value) for value in re.findall(r'<td class="number">([+-]\d\.\d{3})</td><td class="task">', text)]
+    gaps = [float(value) for value in re.findall(r'data-label="judge less raters">([+-]\d\.\d{3})</td>', text)]
     assert gaps == sorted(gaps, key=lambda gap: -abs(gap))
     assert gaps[0] == -1.0  # rude, and both raters said kind
     assert "It fails 1 of 2 attacks" in text
@@ -66,6 +68,17 @@ def test_a_judge_without_labels_says_what_to_do(store: Store, tmp_path: Path) ->
     assert "Not known: it has no reliability card." in text
     assert "assay judge label kind.yaml" in text
     assert "None yet." in text
+
+
+def test_a_judge_whose_labels_are_elsewhere_says_where_to_start_the_page(store: Store, tmp_path: Path) -> None:
+    key = put_judge(store, tmp_path)
+    with store.engine.begin() as connection:  # only the file has labels, and the page is started elsewhere
+        connection.execute(sa.delete(schema.labels))
+    config = {"judge": "kind.yaml", "labels": "ratings.jsonl"}
+    store.put_run("judge-compile", kind="judge compile", config=config, status="done", started_at=NOW)
+    store.flush()
+    text = page(store, tmp_path, f"/judges/{key}")
+    assert "are not found at <bdi>ratings.jsonl</bdi>: start <code>assay view</code>" in text
 
 
 def test_an_unknown_judge_is_not_found(store: Store) -> None:

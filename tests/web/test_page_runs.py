@@ -29,6 +29,16 @@ def test_an_empty_store_says_so(store: Store) -> None:
     assert "Name two runs" in read(store, "/compare")
 
 
+def test_a_failed_run_says_why(store: Store, tmp_path: Path) -> None:
+    put_run(store, "broken", status="failed")
+    store.flush()
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    (tmp_path / "runs" / "broken" / "failure.txt").write_text("no model <b>answered</b>")
+    assert "Failed: <bdi>no model &lt;b&gt;answered&lt;/b&gt;</bdi>" in read(
+        store, "/runs/broken", where=tmp_path / "s.db"
+    )
+
+
 def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:
     put_compile(store, tmp_path, run_id="compiled")
     put_run(store, "evaluated")
@@ -36,7 +46,7 @@ def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:
         rollout_of_sums(store, 5_000 + number, run_id="evaluated", phase="evaluate", score=score)
     put_run(store, "empty")
     store.flush()
-    cells = re.findall(r'</span></td><td class="number">([^<]*)</td>', read(store, "/runs", where=tmp_path / "s.db"))
+    cells = re.findall(r'data-label="score">([^<]*)</td>', read(store, "/runs", where=tmp_path / "s.db"))
     assert sorted(cells) == ["0.500 → 0.833", "0.625", "–"]
 
 

@@ -3,12 +3,15 @@
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from pages import Browser, Scans, browse, read
-from trained import SAMPLE, put_training
+from trained import SAMPLE, put_sft, put_training
 
+from assay.optimizers.finetuning.settings import SFTSettings
+from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.training_log import TrainingLog, read_training_log
 from assay.traces import Store
 
@@ -52,6 +55,45 @@ def test_a_training_with_many_rollouts_still_updates(
     text = read(store, "/runs/training", where=tmp_path / "page.db")
     assert "count its rollouts" in text
     assert 'hx-trigger="every 3s"' in text
+
+
+def test_a_running_fine_tuning_shows_both_losses_its_alarm_and_how_to_resume_it(store: Store, tmp_path: Path) -> None:
+    put_sft(store, tmp_path)
+    text = read(store, "/runs/warm", where=tmp_path / "page.db")
+    assert 'hx-trigger="every 3s"' in text
+    assert "<dt>Step</dt><dd><bdi>4 of 6</bdi></dd>" in text
+    assert "<dt>Method</dt><dd><bdi>sft</bdi></dd>" in text
+    assert "the held-out loss rose" in text
+    assert re.findall(r"<h3>(.*?)</h3>", text) == ["Loss"]
+    assert text.count("<polyline") == 2
+    assert "assay train sft data/warm --name warm --model embedded/m --epochs 2 --resume" in text
+    assert "Its rollouts" not in text
+    assert "train sft</td>" in read(store, "/runs", where=tmp_path / "page.db")
+
+
+def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Path) -> None:
+    put_sft(store, tmp_path, status="done")
+    side = {
+        "n": 4, "score": 0.5, "criteria": {}, "task_types": {}, "valid_calls": None, "parsed": 1.0,
+        "tokens_per_task": 9.0,
+    }  # fmt: skip
+    gain = {"mean": 0.1, "low": 0.0, "high": 0.2}
+    compared = {
+        "before": side, "after": {**side, "score": 0.75}, "gain": gain, "criteria": {}, "task_types": {},
+        "runs": ["a-1", "b-1"],
+    }  # fmt: skip
+    report = SFTReport(
+        "embedded/m+warm", tmp_path, SFTSettings(), 8, 2, 5, Counter({"too long": 3}), 6, {1: 2.0, 2: 1.0},
+        {0: 2.5, 2: 1.5}, 2, alarms=["step 2: it rose"], validation={"sums": {"greedy": compared}},
+    )  # fmt: skip
+    (tmp_path / "runs" / "warm" / "report.json").write_text(json.dumps({"report": report.to_dict()}, default=str))
+    text = read(store, "/runs/warm", where=tmp_path / "page.db")
+    assert '<a href="/compare?a=a-1&amp;b=b-1"><bdi>sums, greedy</bdi></a>' in text
+    assert re.findall(r"<h[23]>(.*?)</h[23]>", text)[:4] == ["Before and after: <bdi>sums</bdi>", "Curves", "Loss",
+                                                              "Left out"]  # fmt: skip
+    assert "step 2: it rose" in text
+    assert "hx-trigger" not in text
+    assert "0.500 → 0.750" in read(store, "/runs", where=tmp_path / "page.db")
 
 
 def test_a_killed_training_keeps_its_curves(store: Store, tmp_path: Path) -> None:

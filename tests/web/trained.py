@@ -7,7 +7,7 @@ from pages import NOW, rollout_of_sums
 from assay.reports.training_log import TrainingLog
 from assay.traces import Store
 
-__all__ = ["SAMPLE", "put_training"]
+__all__ = ["SAMPLE", "put_sft", "put_training"]
 
 SAMPLE = f"{200:032x}"  # the sample rollout of step 1
 
@@ -31,4 +31,18 @@ def put_training(
     log.sample(1, SAMPLE, [-0.5])
     log.values(2, {"reward": 0.5, "criteria/right": 1.0}, {"kl": f"step 2: {text}"})
     log.values(2, {"held_out_greedy": 0.75}, {"kl": f"step 2: {text}"})
+    return log
+
+
+def put_sft(store: Store, folder: Path, *, run_id: str = "warm", status: str = "running") -> TrainingLog:
+    """A supervised fine-tuning of six steps that is at its fourth."""
+    config = {"algorithm": "sft", "model": "embedded/m", "adapter_name": "warm", "export": "data/warm", "epochs": 2}
+    store.put_run(run_id, kind="train", config=config, status=status, started_at=NOW)
+    store.flush()
+    log = TrainingLog(folder / "runs" / run_id)
+    log.begin(6)
+    log.values(0, {"loss/held_out": 2.5}, {})
+    for step in (1, 2, 3, 4):
+        log.values(step, {"loss/training": 2.0 / step}, {})
+    log.values(4, {"loss/held_out": 1.5}, {"overfitting": "step 4: the held-out loss rose"})
     return log

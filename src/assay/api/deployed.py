@@ -1,16 +1,18 @@
 """Public API for agents in production: `assay.deployed(NAME)` runs the version that its alias and deployment say."""
 
+import itertools
 import logging
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import dspy
 
 from assay.api.record import opened_store, record
+from assay.api.traces import named_judge
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import check_pinned, load_artifact
@@ -18,13 +20,21 @@ from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
 from assay.errors import AssayError, ConfigError, DeploymentError, FailureKind
-from assay.models import LanguageModel, get_lm
+from assay.evaluation.background import BackgroundScoring
+from assay.models import LanguageModel, Meter, get_lm
 from assay.models.failures import failure_of_program
+from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, within_limit
 from assay.programs import program_inputs, program_version
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
+from assay.runs.loading import load_rubric
+from assay.runs.rescoring import threads_for
+from assay.runs.settings import StoredJudgeSettings
+from assay.runs.settings.store_options import StoredJudgeOptions
 from assay.sources.trust import trusts
+from assay.support.keywords import takes
 from assay.support.scrubbing import error_text
+from assay.traces import Recorder
 from assay.traces.listening import listening
 from assay.traces.records import new_id
 from assay.traces.replaying import ToolReplay
@@ -50,26 +60,38 @@ class LoadedVersion:
         check_pinned(artifact, self.lm)
 
     def run(
-        self, task: Task, *, rubric: Any, store: str, replay: ToolReplay | None = None, **fields: Any
-    ) -> dspy.Prediction:
+        self, task: Task, *, rubric: Any, store: str, replay: ToolReplay | None = None,
+        later: BackgroundScoring | None = None, timeout_s: float = DEFAULT_S, **fields: Any,
+    ) -> dspy.Prediction:  # fmt: skip
         """One recorded prediction; its attribute `rollout` has the id of the rollout.
 
         Args:
             replay: answers tools with side effects. If a call is not in it, the rollout ends as an error, unscored.
+            later: scores the rollout after its end, in place of `rubric`.
+            timeout_s: time limit of the program.
         Raises:
             DeploymentError: a call was not in `replay`.
+            OverTime: the time limit was exceeded.
         """
         replaying = {} if replay is None else listening(replay)
-        with dspy.context(lm=self.lm, **replaying), record(
-            task, rubric=rubric, store=store, program=self.name, program_version=self.version,
-            parameters=self.parameters, model=self.model, **fields,
-        ) as recording:  # fmt: skip
-            try:
-                prediction = as_prediction(self.program(**task.inputs))
-            finally:
-                if replay is not None and replay.missed:  # also where the program has turned it into an answer
-                    raise DeploymentError(f"called {replay.missed[0]}, which has side effects, in an unrecorded way")
-            recording.answer(prediction)
+        recording = None
+        try:
+            with dspy.context(lm=self.lm, **replaying), record(
+                task, rubric=None if later is not None else rubric, store=store, program=self.name,
+                program_version=self.version, parameters=self.parameters, model=self.model, **fields,
+            ) as recording:  # fmt: skip
+                try:
+                    with limited(timeout_s, tools_of=timeout_s):
+                        prediction = within_limit(lambda: as_prediction(self.program(**task.inputs)), "the agent")
+                finally:
+                    if replay is not None and replay.missed:  # also where the program has turned it into an answer
+                        raise DeploymentError(
+                            f"called {replay.missed[0]}, which has side effects, in an unrecorded way"
+                        )
+                recording.answer(prediction)
+        finally:
+            if later is not None and recording is not None:
+                later.add(task, recording.rollout)
         # attributes, not outputs: items() has the program's own fields
         object.__setattr__(prediction, "rollout", recording.rollout.id)
         object.__setattr__(prediction, "version", recording.rollout.version)
@@ -81,22 +103,37 @@ class DeployedAgent:
 
     A version that cannot be loaded, or whose model is down, falls back to the champion; `fallbacks` counts that, and
     such a rollout is no part of a comparison. `counts` has the number of rollouts of this process by version, arm and
-    status (done, failed, error), `seconds` their duration by version and arm.
+    status (done, failed, error), `seconds` their duration by version and arm. A version of which `hanging` rollouts
+    have run for `long_s` falls back too, so that its threads do not take those of the champion.
 
     Args:
         agent: name, or `AGENT@VERSION`.
         store: see `assay.Store`.
-        rubric: scores each rollout when it ends; without one rollouts are unscored until `assay traces score`.
+        rubric: scores each rollout when it ends; without one rollouts are unscored until `assay traces score`. It is
+            read once. If it has judges, they score in threads, after the answer was returned.
+        judge: model of the judges that name none.
         refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
+        timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
+    Raises:
+        ConfigError: a criterion has a judge without a model, or one that compares outputs of one task.
     """
+
+    hanging: int = 64
+    long_s: float = 60.0
 
     def __init__(
         self, agent: str, *, store: str | Path | None = None, rubric: Rubric | str | Path | None = None,
-        refresh_s: float = 1.0,
+        judge: StoredJudgeSettings | None = None, refresh_s: float = 1.0, timeout_s: float = DEFAULT_S,
     ) -> None:  # fmt: skip
+        check_limit(timeout_s)
         opened, self.recorder = opened_store(store)
-        self.store, self.rubric, self.agent = opened, rubric, agent
+        self.store, self.agent = opened, agent
+        self.rubric = None if rubric is None else _measure(rubric, judge or StoredJudgeSettings(), self.recorder)
+        self._scoring: BackgroundScoring | None = None
+        if self.rubric is not None and self.rubric.needs_judge:
+            self._scoring = BackgroundScoring(self.rubric, self.recorder, threads=threads_for(self.rubric))
         self.router = Router(opened.engine, agent, refresh_s=refresh_s)
+        self.timeout_s, self._open = timeout_s, defaultdict[str, dict[int, float]](dict)
         self.fallbacks: dict[str, int] = {}
         self.counts = Counter[tuple[str, str, str]]()
         self.seconds = defaultdict[tuple[str, str], float](float)
@@ -104,7 +141,8 @@ class DeployedAgent:
         self._notifier: tuple[str, Notifier] | None = None
         self._loaded: dict[str, LoadedVersion] = {}
         self._lock = threading.Lock()
-        self._load(self.router.champion)  # a champion that cannot be loaded is an error now, not in the first call
+        self._champion = self.router.champion  # the last one that could be loaded
+        self._load(self._champion)  # a champion that cannot be loaded is an error now, not in the first call
 
     def __call__(
         self,
@@ -147,11 +185,22 @@ class DeployedAgent:
         champion = Assignment(version=assignment.fallback, unit=assignment.unit)
         return self._run(self._load(champion.version), champion, task, more)
 
+    def wait(self, timeout_s: float = 60.0) -> bool:
+        """Waits until judges have scored the rollouts so far. False if `timeout_s` is over before.
+
+        A program that ends earlier leaves the others unscored, until `assay traces score`.
+        """
+        return self._scoring is None or self._scoring.wait(timeout_s)
+
     def _run(self, loaded: LoadedVersion, assignment: Assignment, task: Task, more: dict[str, Any]) -> dspy.Prediction:
         fields = {"phase": "deployed", **assignment.fields(), **more}
-        began, status = time.monotonic(), "failed"
+        began, status, key = time.monotonic(), "failed", id(task)
+        with self._lock:
+            self._open[assignment.version.name][key] = began
         try:
-            prediction = loaded.run(task, rubric=self.rubric, store=self.store.url, **fields)
+            prediction = loaded.run(
+                task, rubric=self.rubric, store=self.store.url, later=self._scoring, timeout_s=self.timeout_s, **fields
+            )
             status = "done"
             return prediction
         except Exception as error:
@@ -160,19 +209,38 @@ class DeployedAgent:
         finally:
             version, arm = assignment.version.name, assignment.arm or ""
             with self._lock:
+                self._open[version].pop(key, None)
                 self.counts[version, arm, status] += 1
                 self.seconds[version, arm] += time.monotonic() - began
 
     def _ready(self, assignment: Assignment) -> tuple[LoadedVersion, Assignment]:
-        """The loaded version; the champion where it cannot be loaded."""
-        try:
-            return self._load(assignment.version), assignment
-        except AssayError as error:
+        """The loaded version; the champion where it cannot be loaded, or hangs; the last one where that cannot be."""
+        if assignment.fallback is not None and self._hangs(assignment.version):
+            self._count(assignment.version, f"{self.hanging} of its rollouts have not ended for {self.long_s:g} s")
+            assignment = Assignment(version=assignment.fallback, unit=assignment.unit)
+        failures: list[tuple[Version, AssayError]] = []
+        for version in (assignment.version, assignment.fallback, self._champion):
+            if version is None or any(version.name == failed.name for failed, _ in failures):
+                continue
+            try:
+                loaded = self._load(version)
+            except AssayError as error:
+                failures.append((version, error))
+                continue
+            for failed, reason in failures:
+                self._count(failed, str(reason))
+            if failures:
+                return loaded, Assignment(version=version, unit=assignment.unit)
             if assignment.fallback is None:
-                raise
-            self._count(assignment.version, str(error))
-            champion = Assignment(version=assignment.fallback, unit=assignment.unit)
-            return self._load(champion.version), champion
+                self._champion = version
+            return loaded, assignment
+        raise failures[0][1]
+
+    def _hangs(self, version: Version) -> bool:
+        """Whether many rollouts of a version have been running for long, in this process."""
+        with self._lock:  # they are in the order in which they began
+            began = next(itertools.islice(self._open[version.name].values(), self.hanging - 1, None), None)
+        return began is not None and time.monotonic() - began > self.long_s
 
     def _load(self, version: Version) -> LoadedVersion:
         with self._lock:
@@ -208,20 +276,56 @@ class DeployedAgent:
 
 def _is_down(error: BaseException) -> bool:
     """Whether the model failed, and not the program: a fault of the candidate's own code must not be hidden."""
+    if isinstance(error, OverTime):
+        return error.in_model_call
     return failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
 
 
+def _measure(rubric: Rubric | str | Path, settings: StoredJudgeSettings, recorder: Recorder) -> Rubric:
+    """The rubric with models for all of its judges; their calls are recorded."""
+    judge = named_judge(settings, Meter(), observers=[recorder.observe])
+    measure = load_rubric(rubric, judge_lm=judge, own_models=judge is None)
+    if unasked := [c.name for c in measure.criteria if c.judge is not None and measure.decider(c.name) is None]:
+        raise ConfigError(
+            f"the rubric {measure.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named "
+            "for it. Name one as judge_model, or in the judge's own file; or leave the rubric out here and score "
+            "later with assay traces score",
+            flag="--judge-model NAME",
+        )
+    if comparing := [c.name for c in measure.criteria if measure.compares(c.name)]:
+        raise ConfigError(
+            f"the rubric {measure.name!r} compares several outputs of a task in {', '.join(map(repr, comparing))}; "
+            "production has one output of a task: use a judge that grades one output"
+        )
+    return measure
+
+
 @trusts
+@takes(StoredJudgeSettings)
 def deployed(
-    agent: str, *, store: str | Path | None = None, rubric: Rubric | str | Path | None = None, refresh_s: float = 1.0
+    agent: str,
+    *,
+    store: str | Path | None = None,
+    rubric: Rubric | str | Path | None = None,
+    refresh_s: float = 1.0,
+    timeout_s: float = DEFAULT_S,
+    **options: Unpack[StoredJudgeOptions],
 ) -> DeployedAgent:
     """An agent of the registry as a callable: `assay.deployed("support")(question="…", unit="user-7")`.
 
     Args:
         agent: name, or `AGENT@NUMBER`, `AGENT@ALIAS` for one version without a deployment.
-        rubric: scores each rollout when it ends.
+        rubric: scores each rollout when it ends. It is read once.
         refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
+        timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
+        options: the fields of `assay.runs.settings.StoredJudgeSettings`: the model of the rubric's judges. They score
+            in threads, after the answer was returned; `DeployedAgent.wait` waits for them.
     Raises:
         DeploymentError: there is no such agent, or it has no champion.
+        ConfigError: a criterion has a judge and no model is named for it, or a judge's model is named without a rubric.
     """
-    return DeployedAgent(agent, store=store, rubric=rubric, refresh_s=refresh_s)
+    values: dict[str, Any] = {**options}
+    judge = StoredJudgeSettings(**values)
+    if rubric is None and judge.judge_model is not None:
+        raise ConfigError(f"judge_model={judge.judge_model!r} would have no effect without rubric")
+    return DeployedAgent(agent, store=store, rubric=rubric, judge=judge, refresh_s=refresh_s, timeout_s=timeout_s)

@@ -59,7 +59,7 @@ def compare(
     """Compares a program under two models on the sealed test split.
 
     `greedy` is at temperature 0.1, the minimum of an agent; `sampled` at the program's own. Each has `before`, `after`,
-    the paired `gain`, and the shares of valid tool calls and of parsed answers.
+    the paired `gain`, the shares of valid tool calls and of parsed answers, and the ids of both `runs`.
 
     Args:
         models: before and after, by name.
@@ -87,5 +87,5 @@ def compare(
         )
         if on_open is not None and after.openings is not None:
             on_open(after.openings)
-        results[mode] = compared(before.evaluation, after.evaluation)
+        results[mode] = {**compared(before.evaluation, after.evaluation), "runs": [before.run_id, after.run_id]}
     return results

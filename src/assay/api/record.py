@@ -23,6 +23,7 @@ from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.stored import write_score
 from assay.models import LanguageModel, with_recording
 from assay.models.failures import failure_of_run, is_agent_failure
+from assay.models.limits import OverTime
 from assay.rubrics import Rubric, load_rubric
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
@@ -187,6 +188,8 @@ def record(
                     # A failure of the agent scores 0; one of the model or of this package leaves it unscored.
                     rollout.failure = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
                     agent_failed = is_agent_failure(rollout.failure) and not isinstance(error, AssayError)
+                    if isinstance(error, OverTime):  # the agent's failure, unless it was waiting for the model
+                        agent_failed = not error.in_model_call
                     rollout.status, rollout.error = "failed" if agent_failed else "error", error_text(error)
                     raise
         finally:

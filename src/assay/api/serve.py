@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from assay.errors import AssayError, StoreError
 from assay.evaluation.progress import Progress, default_progress
 from assay.runs.settings import ServeSettings
-from assay.runs.settings.store_options import ServeOptions
+from assay.runs.settings.store_options import ServeOptions, StoredJudgeOptions
 from assay.support.keywords import takes
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.server import Gateway
@@ -37,6 +37,7 @@ __all__ = ["FLUSH_TIMEOUT_S", "SECOND_FLUSH_TIMEOUT_S", "Serving", "serve"]
 # How long the end waits for a database that does not answer, first and once more after an error.
 # Rows that it has not written by then stay in a file, and are written when the store is opened next.
 FLUSH_TIMEOUT_S, SECOND_FLUSH_TIMEOUT_S = 25.0, 2.0
+_JUDGED_S = 10.0  # how long the end waits for judges; what they have not scored, `assay traces score` does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,8 @@ def serve(
         on_start: called once the gateway listens; an error that it raises ends the gateway.
         options: the fields of `assay.runs.settings.ServeSettings`.
     Raises:
-        ConfigError: a setting breaks its rule, or an address beyond loopback has no key.
+        ConfigError: a setting breaks its rule, an address beyond loopback has no key, or a judge of `agent_rubric` has
+            no model.
         DeploymentError: an agent has no version to run.
         AssayError: the address cannot be bound.
     """
@@ -134,6 +136,8 @@ async def _serve(
         await listener.close()
         for advancer in advancers:
             await asyncio.to_thread(advancer.stop)
+        for agent in agents.values():
+            await asyncio.to_thread(agent.wait, _JUDGED_S)
         if exporter is not None:
             await asyncio.to_thread(exporter.stop)
         counts = await run.end()
@@ -171,7 +175,14 @@ def _agents(settings: ServeSettings, store: str | Path | None) -> "dict[str, Dep
         return {}
     from assay.api.deployed import deployed
 
-    return {name: deployed(name, store=store, rubric=settings.agent_rubric) for name in settings.agent}
+    judge: StoredJudgeOptions = {
+        "judge_model": settings.judge_model, "judge_api_base": settings.judge_api_base,
+        "judge_api_key_env": settings.judge_api_key_env, "judge_thinking": settings.judge_thinking,
+    }  # fmt: skip
+    return {
+        name: deployed(name, store=store, rubric=settings.agent_rubric, timeout_s=settings.agent_timeout_s, **judge)
+        for name in settings.agent
+    }
 
 
 def _advancers(settings: ServeSettings, agents: "Mapping[str, DeployedAgent]") -> "list[Advancer]":

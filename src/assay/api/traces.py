@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -10,7 +10,7 @@ from assay.deployment.deployments import Deployments
 from assay.deployment.retirement import versions_of_erased
 from assay.errors import ConfigError
 from assay.evaluation import Progress, default_progress
-from assay.models import LanguageModel, Meter, ResponseCache, get_lm
+from assay.models import Call, LanguageModel, Meter, ResponseCache, get_lm
 from assay.models.limits import limited
 from assay.models.lora.adapters import list_adapters
 from assay.models.roles import Endpoint
@@ -90,12 +90,14 @@ def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dic
     return {r.id: (r.status, r.rubric if r.score is not None else None) for r in chosen}
 
 
-def named_judge(settings: StoredJudgeSettings, meter: Meter) -> LanguageModel | None:
+def named_judge(
+    settings: StoredJudgeSettings, meter: Meter, *, observers: Sequence[Callable[[Call], None]] = ()
+) -> LanguageModel | None:
     """The model that settings name for a rubric's judges."""
     if (model := settings.judge_model) is None:
         return None
     endpoint = Endpoint(settings.judge_api_base, settings.judge_api_key_env)
-    lm = get_lm(model, temperature=0.1, meter=meter, **endpoint.client(model))
+    lm = get_lm(model, temperature=0.1, meter=meter, observers=list(observers), **endpoint.client(model))
     return budgeted(lm, settings.judge_thinking, "judge_thinking")
 
 

@@ -8,7 +8,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -40,6 +40,7 @@ from assay.runs.preflight import preflight, preflight_judges
 from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.options import OfflineOptions, TrainOptions
 from assay.runs.settings.train import ROLLOUTS_ONLY
+from assay.runs.trainings import open_training
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
@@ -197,7 +198,7 @@ class _EvalTasks:
         config = replace(
             self.config,
             program=names.program,
-            rubric=names.rubric,
+            rubric=self.config.rubric if trained else names.rubric,  # as it was named
             data=names.data,
             parameters=sampled,
             curriculum=self.config.curriculum if trained else None,
@@ -326,6 +327,7 @@ def train_offline(
     export: str | Path,
     *,
     name: str,
+    store: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     **options: Unpack[OfflineOptions],
@@ -336,6 +338,7 @@ def train_offline(
     `assay evaluate`.
 
     Args:
+        store: gets the run, with its curves; the rollouts are those of the export.
         options: the fields of `PolicySettings` without `ROLLOUTS_ONLY`; the temperature is that of the export.
     Raises:
         DataError: no transitions export, changed since, of another tokenizer, or with nothing to learn from.
@@ -347,7 +350,13 @@ def train_offline(
         )
     values: dict[str, Any] = {**options, "temperature": export_temperature(export, options.get("temperature"))}
     settings = PolicySettings(**values)
-    return train_policy(Recorded(export, settings), name, settings, resume=resume, progress=progress)
+    progress, store = _of_this_process(progress, store)
+    source, config = Recorded(export, settings), {**asdict(settings), "export": str(export)}
+    with open_training(config, name=name, progress=progress, store=store, resume=resume) as run:
+        source.log = run.log
+        report = train_policy(source, name, settings, resume=resume, progress=progress)
+        run.keep(report.to_dict())
+    return report
 
 
 def _engine(settings: PolicySettings) -> PolicyEngine:

@@ -20,6 +20,7 @@ from assay.cli.shared import (
 from assay.cli.wording import in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import CompileSettings
+from assay.support.numbers import figure, signed
 
 __all__ = ["command", "print_report", "table_rows"]
 
@@ -85,7 +86,8 @@ def print_report(data: dict[str, Any]) -> None:
             else "no proof on gate that it is better: keep the baseline; the artifact holds the unproven program"
         )
         rich.print(
-            f"gate ({gate['n']} tasks): {gate['mean']:+.3f}, 95 % [{gate['low']:+.3f}, {gate['high']:+.3f}]: {verdict}",
+            f"gate ({gate['n']} tasks): {signed(gate['mean'])}, 95 % [{signed(gate['low'])}, {signed(gate['high'])}]: "
+            f"{verdict}",
             markup=False,
         )
     elif data["winner"] != "baseline":
@@ -115,11 +117,11 @@ def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     from assay.reports.markdown import graded, tool_rows, type_label
 
     kinds = sides[-1]["task_types"]
-    yield "score", *(_number(side["score"]) for side in sides), "bold"
+    yield "score", *(figure(side["score"]) for side in sides), "bold"
     for name in sides[-1]["criteria"]:
         yield f"  {name}", *(graded(side, name) for side in sides), ""
     for kind in kinds if len(kinds) > 1 else ():
-        yield f"  {type_label(kind)}", *(_number(side["task_types"].get(kind)) for side in sides), ""
+        yield f"  {type_label(kind)}", *(figure(side["task_types"].get(kind)) for side in sides), ""
     for row in tool_rows(sides):
         yield *row, ""
     for label, key in (("failed runs", "failed"), ("unscored", "unscored")):
@@ -142,8 +144,6 @@ def _gain_line(gain: dict[str, Any]) -> str:
         if gain["high"] < 0
         else "no proven difference (the interval holds zero)"
     )
-    return f"gain: {gain['mean']:+.3f}, paired 95 % interval [{gain['low']:+.3f}, {gain['high']:+.3f}]: {verdict}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return (
+        f"gain: {signed(gain['mean'])}, paired 95 % interval [{signed(gain['low'])}, {signed(gain['high'])}]: {verdict}"
+    )

@@ -20,6 +20,7 @@ from assay.cli.value_types import Number
 from assay.cli.wording import calls_made, counted, in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
+from assay.support.numbers import figure
 
 __all__ = ["command", "print_result"]
 
@@ -85,7 +86,7 @@ def print_result(program: str, data: dict[str, Any]) -> None:
     for name in result["criteria"]:
         table.add_row(f"  {name}", graded(result, name))
     for kind, mean in result["task_types"].items() if len(result["task_types"]) > 1 else ():
-        table.add_row(f"  {type_label(kind)}", "–" if mean is None else f"{mean:.3f}")
+        table.add_row(f"  {type_label(kind)}", figure(mean))
     for row in tool_rows([result]):
         table.add_row(*row)
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")

@@ -8,6 +8,7 @@ import click
 
 from assay.cli.main import command_of
 from assay.runs.project import COMMANDS
+from assay.runs.settings import ProgramSettings
 from assay.support.settings import Setting, settings_of
 
 __all__ = ["NotRepeatable", "resume_command", "rollout_command", "run_command"]
@@ -22,7 +23,7 @@ class NotRepeatable(Exception):
 
 def resume_command(kind: str, config: Mapping[str, Any], *, store: str | None = None) -> str | None:
     """The command that resumes a run; None if its kind has no `--resume` or its settings fit no command line."""
-    command = command_of(kind.split()) if kind in COMMANDS else None
+    command = command_of(name.split()) if (name := _command(kind, config)) in COMMANDS else None
     if command is None or all("--resume" not in option.opts for option in command.params):
         return None
     text = run_command(kind, config, store=store)
@@ -37,13 +38,22 @@ def run_command(kind: str, config: Mapping[str, Any], *, store: str | None = Non
         config: its stored settings. Those that are the default are left out.
         store: value of `--store`; None for the default store.
     """
-    if kind not in COMMANDS:
+    if (name := _command(kind, config)) not in COMMANDS:
         return None
     try:
-        words = ["assay", *kind.split(), *_arguments(kind, config)]
+        words = ["assay", *name.split(), *_arguments(name, config)]
     except NotRepeatable:
         return None
     return _line([*words, *(("--store", store) if store else ())])
+
+
+def _command(kind: str, config: Mapping[str, Any]) -> str:
+    """The command of a kind of run; empty if the run is a part of another one."""
+    if kind != "train":
+        return kind
+    part = ",".join(str(config.get(name)) for name in ("program", "rubric", "data"))
+    is_retention = part in (config.get("retention") or ())  # each of its tasks is a run with the training's settings
+    return "" if is_retention else f"train {config.get('algorithm')}"
 
 
 def rollout_command(
@@ -64,11 +74,20 @@ def _line(words: Sequence[str]) -> str | None:
 
 
 def _arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
-    known = {name: setting for settings in COMMANDS[kind] for name, setting in settings_of(settings).items()}
+    if kind.startswith("train") and kind != "train sft":  # its rollouts are sampled at the training's own temperature
+        given = config.get("parameters") or {}
+        config = {**config, "parameters": {name: value for name, value in given.items() if name != "temperature"}}
+    classes = (*COMMANDS[kind], *((ProgramSettings,) if kind == "train sft" else ()))  # of its --program
+    known = {name: setting for settings in reversed(classes) for name, setting in settings_of(settings).items()}
     for parameter in command_of(kind.split()).params:
         name = str(parameter.name)
+        if name == "name" and isinstance(config.get("adapter_name"), str):
+            yield from ("--name", config["adapter_name"])
+            continue
         if isinstance(parameter, click.Argument):
             value = config.get(name)
+            if name == "program" and kind.startswith("train"):
+                value = None if config.get("agent") else config.get("program", config.get("export"))
             if isinstance(value, _PLAIN):
                 yield str(value)
             elif value is not None or parameter.required:

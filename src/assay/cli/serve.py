@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from assay.cli.flags import command_settings, settings_flags
+from assay.cli.flags import command_settings, drop_unused_judge, is_set, settings_flags
 from assay.cli.options import json_option, key_option, store_option
 from assay.cli.shared import Console, print_json
 from assay.cli.wording import counted
@@ -51,9 +51,12 @@ def command(upstream_key: str | None, key: str | None, store: str | None, as_jso
     def show_start(serving: Serving) -> None:
         _show_start(serving, store=store, key=key, as_json=as_json)
 
+    settings = command_settings(values, ServeSettings)
+    if "agent_rubric" not in settings and not is_set("judge_model"):
+        settings.pop("judge_model", None)  # the project file names it for other commands
+    drop_unused_judge(settings)
     counts = serve(
-        store=store, key=key, upstream_key=upstream_key, on_start=show_start, progress=Console(),
-        **command_settings(values, ServeSettings),
+        store=store, key=key, upstream_key=upstream_key, on_start=show_start, progress=Console(), **settings
     )  # fmt: skip
     if as_json:
         print_json(counts)

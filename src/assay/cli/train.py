@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -26,6 +26,9 @@ from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
 from assay.support.settings import settings_of
+
+if TYPE_CHECKING:
+    from assay.runs.settings.options import SFTEvaluationOptions
 
 __all__ = ["command", "print_validation"]
 
@@ -81,37 +84,32 @@ def command() -> None:
 def sft(**values: Any) -> None:
     """Supervised fine-tuning on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and
     completion."""
-    from assay.api.model_comparison import check_comparison, compare
-    from assay.optimizers.finetuning import train_sft
-    from assay.optimizers.finetuning.data import read_sft
+    from assay.api.sft import train_sft
     from assay.optimizers.finetuning.run_folder import rank
     from assay.reports.training import write_sft
-    from assay.runs.independence import independent
 
     as_json, source, name, resume, program, store, config, page = pop_values(
         values, "as_json", "export", "name", "resume", "program", "store", "accelerate_config", "report"
     )
     if config is not None:
         return _launched(config)
-    training = SFTSettings(**command_settings(values, SFTSettings))
-    measured = _measured(values, program, store)
-    console = Console()
-    if program is not None and not rank():
-        independent(measured["rubric"], measured.get("judge_model"), training.model)
-        # refused before a model is asked
-        read_sft(source, min_quality=training.min_quality, eval_fraction=training.eval_fraction, seed=training.seed)
-        check_comparison(program, model=training.model, seed=training.seed, progress=console, **measured)
-    data = train_sft(source, name, training, resume=resume, progress=console).to_dict()
+    settings = command_settings(values, SFTSettings)
+    measured = _measured(values, program)
+    report = train_sft(
+        source,
+        name=name,
+        program=program,
+        rubric=measured.pop("rubric", None),
+        data=measured.pop("data", None),
+        evaluation=cast("SFTEvaluationOptions", measured) or None,
+        store=store,
+        resume=resume,
+        progress=Console(),
+        **settings,
+    )
+    data = report.to_dict()
     if rank():  # the first of the processes that train together is the one that speaks
         return
-    data["validation"], data["test_openings"] = {}, {}
-    if program is not None and data["name"]:
-        models, openings = (training.model, data["name"]), data["test_openings"]
-        data["validation"][program] = compare(
-            program, models=models, seed=training.seed, progress=console,
-            on_open=lambda opened: openings.update({program: opened.to_dict()}),
-            **{key: value for key, value in measured.items() if key != "preflight"},
-        )  # fmt: skip
     if as_json:
         print_json(data)
     else:
@@ -121,12 +119,12 @@ def sft(**values: Any) -> None:
     require_coverage(data)
 
 
-def _measured(values: dict[str, Any], program: str | None, store: str | None) -> dict[str, Any]:
+def _measured(values: dict[str, Any], program: str | None) -> dict[str, Any]:
     """The settings of the evaluations before and after, from the flags of `train sft`; refused where there is no
     program for them."""
     required = [name for name in ("rubric", "data") if values[name] is None]
     if program is None:
-        unused = [name for name in (*_PROGRAM, "task_timeout", "test_size", "store") if is_set(name)]
+        unused = [name for name in (*_PROGRAM, "task_timeout", "test_size") if is_set(name)]
         if unused:
             flags = ", ".join(
                 max(option.opts, key=len)
@@ -137,7 +135,7 @@ def _measured(values: dict[str, Any], program: str | None, store: str | None) ->
         return {}
     if required:
         raise click.UsageError("--program, --rubric and --data belong together")
-    return {**command_settings(values, ProgramSettings, project=False), "store": store}
+    return command_settings(values, ProgramSettings, project=False)
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -168,7 +166,7 @@ def _show(data: dict[str, Any]) -> None:
             f"llama.cpp, which serves it, writes the same greedy text as torch for "
             f"{100 * data['agreement']:.0f} % of the prompts"
         )
-    for note in [*data["notes"], *([data["stopped"]] if data["stopped"] else [])]:
+    for note in [*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]:
         rich.print(f"note: {in_flags(note)}", markup=False)
     print_validation(rich, data)
     if data["name"]:
@@ -241,7 +239,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     console = Console()
     if program is not None and is_export(program):
         report = train_offline(
-            program, name=name, algorithm=algorithm, resume=resume, progress=console, **_offline(values)
+            program, name=name, algorithm=algorithm, store=store, resume=resume, progress=console, **_offline(values)
         )
     else:
         staged = values["curriculum"] is not None or "curriculum" in of_project()  # the stages may name their data
@@ -276,7 +274,7 @@ def _offline(values: dict[str, Any]) -> dict[str, Any]:
     applicable = settings_of(PolicySettings).keys() - set(ROLLOUTS_ONLY) | {"no_scale"}
     own_flags = {
         "name", "resume", "as_json", "program", "accelerate_config", "no_preflight", "min_coverage", "trust",
-        "agent_key", "report",
+        "agent_key", "report", "store",
     }  # fmt: skip
     ignored = [flag for name, flag in options.items() if name not in applicable | own_flags and is_set(name)]
     if ignored:

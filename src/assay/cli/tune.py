@@ -18,6 +18,7 @@ from assay.cli.shared import (
 from assay.cli.wording import counted, curriculum_lines, in_flags
 from assay.reports.markdown import dollars
 from assay.runs.settings import ImpactSettings, TuneSettings
+from assay.support.numbers import figure, signed
 from assay.support.settings import settings_of
 
 __all__ = ["command", "print_report"]
@@ -176,14 +177,14 @@ def _show_test(rich: Any, test: dict[str, Any]) -> None:
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
         for column in ("", "default", "tuned"):
             table.add_column(column, justify="left" if not column else "right")
-        table.add_row("score", _score_text(before["score"]), _score_text(after["score"]), style="bold")
+        table.add_row("score", figure(before["score"]), figure(after["score"]), style="bold")
         sides = [
             name
             for name in after["metrics"]
             if before["metrics"][name] is not None or after["metrics"][name] is not None
         ]
         for name in sides:
-            table.add_row(f"  {name}", _score_text(before["metrics"][name]), _score_text(after["metrics"][name]))
+            table.add_row(f"  {name}", figure(before["metrics"][name]), figure(after["metrics"][name]))
         for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
             table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
         rich.print(table)
@@ -213,8 +214,8 @@ def _show_table(rich: Any, rows: list[dict[str, Any]]) -> None:
     for column in ("", "before", "after", "points", "per cent"):
         table.add_column(column, justify="left" if not column else "right")
     for row in rows:
-        changes = ("–" if row[key] is None else f"{row[key]:+.1f}" for key in ("points", "percent"))
-        table.add_row(row["name"], _score_text(row["before"]), _score_text(row["after"]), *changes)
+        changes = ("–" if row[key] is None else f"{signed(row[key], 1)}" for key in ("points", "percent"))
+        table.add_row(row["name"], figure(row["before"]), figure(row["after"]), *changes)
     rich.print(table)
 
 
@@ -233,21 +234,17 @@ def _show_front(rich: Any, data: dict[str, Any]) -> None:
     rich.print(table)
 
 
-def _score_text(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def _gain(gain: dict[str, Any]) -> str:
     return (
         "nothing was scored in both"
         if gain["mean"] is None
-        else f"{gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+        else f"{signed(gain['mean'])}, 95 % [{signed(gain['low'])}, {signed(gain['high'])}]"
     )
 
 
 def _share(change: dict[str, Any]) -> str:
     if change["mean"] is None:
         return "not known"
-    return f"{100 * change['mean']:+.0f} %" + (
-        "" if change["low"] is None else f" [{100 * change['low']:+.0f}, {100 * change['high']:+.0f}]"
+    return f"{signed(100 * change['mean'], 0)} %" + (
+        "" if change["low"] is None else f" [{signed(100 * change['low'], 0)}, {signed(100 * change['high'], 0)}]"
     )

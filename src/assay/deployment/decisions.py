@@ -22,10 +22,12 @@ from assay.deployment.readings import (
     uncomparable,
 )
 from assay.deployment.sequences import betting, obrien_fleming
+from assay.support.numbers import signed
 
 __all__ = ["Decision", "Records", "State", "advance", "decide", "readings_now"]
 
 RUNNING, PAUSED, PROMOTED, ROLLED_BACK = "running", "paused", "promoted", "rolled_back"
+_FEWEST_RUNNING = 5  # rollouts of the candidate that hang, from which on a step does not end
 _RATIO_ALPHA = 0.001  # of the check that units arrive in the planned ratio
 
 
@@ -162,7 +164,29 @@ def decide(plan: Plan, state: State, name: str, records: Records, now: float) ->
     for reading in readings:
         if (missing := uncomparable(plan, reading)) is not None:
             return made("pause", "missing", missing)
-    return _end_of_step(plan, step, state, made, now)
+    if (running := _running(arms, state.step, requests)) is not None:
+        return made("continue", "step", running)
+    return _end_of_step(plan, step, state, made, now, _old_enough(arms, state.step))
+
+
+def _old_enough(arms: Mapping[str, Arms], step: int) -> int:
+    """Rollouts of a step that are older than the horizon of every metric. Others have shown no harm because they could
+    not yet; also those that ended in the future, by the clock of another machine."""
+    return min(
+        sum(cell.count + cell.missing for stratum, of_arm in of_metric.items() if stratum[0] == step
+            for cell in of_arm.values())
+        for of_metric in arms.values()
+    )  # fmt: skip
+
+
+def _running(arms: Mapping[str, Arms], step: int, requests: Mapping[str, int]) -> str | None:
+    """Why the step cannot end yet: most of the candidate's rollouts have not ended. None if they have."""
+    of_step = next(iter(arms.values()), {})
+    running = sum(of_arm[CANDIDATE].running for stratum, of_arm in of_step.items() if stratum[0] == step)
+    ended = requests.get(CANDIDATE, 0)
+    if running < _FEWEST_RUNNING or running <= ended:
+        return None
+    return f"{running} rollouts of the candidate have not ended, {ended} have: it hangs, or has just begun"
 
 
 class _Maker:
@@ -210,8 +234,8 @@ def _unpaired(plan: Plan, readings: Sequence[Reading]) -> str | None:
 def _harm(metric: Metric, reading: Reading) -> str:
     bound, word = metric.sign * reading.high, "at most" if metric.sign > 0 else "at least"
     return (
-        f"{metric.name}: candidate less champion is {metric.sign * reading.gain:+.3f}, with confidence {word} "
-        f"{bound:+.3f} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
+        f"{metric.name}: candidate less champion is {signed(metric.sign * reading.gain)}, with confidence {word} "
+        f"{signed(bound)} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
     )
 
 
@@ -226,13 +250,14 @@ def _ratio(units: Mapping[str, int], share: float) -> str | None:
     )
 
 
-def _end_of_step(plan: Plan, step: Step, state: State, made: _Maker, now: float) -> Decision:
+def _end_of_step(plan: Plan, step: Step, state: State, made: _Maker, now: float, old: int) -> Decision:
     done = sum(made.requests.values())
-    held = done >= step.requests and now - state.started_at >= step.hold_s
+    held = min(done, old) >= step.requests and now - state.started_at >= step.hold_s
     if step.decides:
         return _gain(plan, step, state, made, done, held)
     if not held:
-        return made("continue", "step", f"{done} of {step.requests} rollouts at {step.label}, no harm shown")
+        young = f", {old} of them older than every horizon" if old < done else ""
+        return made("continue", "step", f"{done} of {step.requests} rollouts at {step.label}{young}, no harm shown")
     if state.step + 1 == len(plan.steps):
         return made("promote", "step", f"held for {done} rollouts at {step.label} without harm")
     return made("next", "step", f"{done} rollouts at {step.label}, no harm shown")
@@ -252,7 +277,7 @@ def _gain(plan: Plan, step: Step, state: State, made: _Maker, done: int, held: b
     ]
     won = [_has_gain(plan, state, metric, reading) for metric, reading in goals]
     texts = ", ".join(
-        f"{metric.name} {reading.gain:+.3f} (above {reading.low:+.3f})"
+        f"{metric.name} {signed(reading.gain)} (above {signed(reading.low)})"
         if math.isfinite(reading.gain)
         else f"{metric.name} not known of both arms in this step"
         for metric, reading in goals

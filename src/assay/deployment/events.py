@@ -107,7 +107,7 @@ class Notifier:
 
     def notify(self, event: str, **fields: Any) -> None:
         """Hands an event over. Does not wait."""
-        body = json.dumps({"event": event, "at": time.time(), **fields}, default=str, ensure_ascii=False).encode()
+        body = json.dumps({"event": event, "at": time.time(), **fields}, default=str).encode()
         for at, hook in enumerate(self.hooks):
             if event not in hook.events:
                 continue

@@ -30,9 +30,13 @@ class Cell:
 
     Attributes:
         weight, total: [bucket], sums of the unit weights w and of w times the unit's mean.
+        shift: [bucket], sums of w times the unit's mean covariate (`assay.deployment.covariates`), which differences
+            subtract; None without one.
         count: number of values.
         units: that have at least one value.
-        missing: rollouts that ended, are older than the metric's horizon and have no value.
+        missing: rollouts that ended, are older than the metric's horizon and have no value; also those that should have
+            ended long ago.
+        running: other rollouts that have not ended.
     """
 
     weight: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS))
@@ -40,6 +44,8 @@ class Cell:
     count: int = 0
     units: int = 0
     missing: int = 0
+    running: int = 0
+    shift: np.ndarray | None = None
 
     @property
     def mean(self) -> float:
@@ -60,18 +66,22 @@ def unit_weight(count: _Number) -> _Number:
     return count / (1 + (count - 1) * _CORRELATION)
 
 
-def cell_of(units: Iterable[tuple[str, int, float]], *, salt: str, missing: int = 0, buckets: int = BUCKETS) -> Cell:
-    """A cell from the units of one arm in one stratum: name, number of values, their sum."""
-    weight, total = np.zeros(buckets), np.zeros(buckets)
+def cell_of(
+    units: Iterable[tuple[str, int, float] | tuple[str, int, float, float]], *, salt: str, missing: int = 0,
+    running: int = 0, buckets: int = BUCKETS,
+) -> Cell:  # fmt: skip
+    """A cell from the units of one arm in one stratum: name, number of values, their sum, sum of the covariate."""
+    weight, total, shift = np.zeros(buckets), np.zeros(buckets), np.zeros(buckets)
     values = known = 0
-    for unit, count, value in units:
+    for unit, count, value, *covariate in units:
         if not count:
             continue
         bucket, share = int(position(unit, salt) * buckets), unit_weight(count)
         weight[bucket] += share
         total[bucket] += share * value / count
+        shift[bucket] += share * sum(covariate) / count
         values, known = values + count, known + 1
-    return Cell(weight=weight, total=total, count=values, units=known, missing=missing)
+    return Cell(weight=weight, total=total, count=values, units=known, missing=missing, running=running, shift=shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +104,8 @@ class Difference:
 _NOTHING = Difference(mean=math.nan, variance=math.inf, champion=math.nan, freedom=1.0)
 
 
-def difference(arms: Arms, *, spread: float = 1.0) -> Difference:
-    """The difference of the arms' means, stratified.
+def difference(arms: Arms, *, spread: float = 1.0, covariate: bool = True) -> Difference:
+    """The difference of the arms' means, stratified, each value less its covariate where it has one.
 
     The weight of a stratum is w1 * w0 / (w1 + w0) (Cochran 1954), which depends on the counts and not on the values.
     The variance of an arm is the sum over buckets of the squared influence of the bucket on the mean, over all strata
@@ -105,6 +115,7 @@ def difference(arms: Arms, *, spread: float = 1.0) -> Difference:
 
     Args:
         spread: largest distance of a value from the mean; 1 for values in [0, 1].
+        covariate: whether it is subtracted.
     """
     if not spread > 0:
         raise ConfigError(f"spread={spread!r} must be above 0")
@@ -112,14 +123,14 @@ def difference(arms: Arms, *, spread: float = 1.0) -> Difference:
     rows = [(one, zero) for one, zero in rows if min(one.units, zero.units) >= 2]
     if not rows:
         return _NOTHING
-    one, zero = _stacked([one for one, _ in rows]), _stacked([zero for _, zero in rows])
+    one, zero = (_stacked([row[at] for row in rows], shifted=covariate) for at in (0, 1))
     weights = one.weights * zero.weights / (one.weights + zero.weights)
     shares = weights / weights.sum()
     variances, freedoms = zip(*(arm.variance(shares, spread) for arm in (one, zero)), strict=True)
     return Difference(
         mean=float(shares @ (one.means - zero.means)),
         variance=sum(variances),
-        champion=float(shares @ zero.means),
+        champion=float(shares @ [zero.mean for _, zero in rows]),
         # Welch 1947, Satterthwaite 1946
         freedom=max(1.0, sum(variances) ** 2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))),
     )
@@ -155,7 +166,11 @@ class _Stack:
         return max(float((influence**2).sum()) * correction, floor), max(1.0, effective - 1)
 
 
-def _stacked(cells: list[Cell]) -> _Stack:
-    weight, total = np.stack([cell.weight for cell in cells]), np.stack([cell.total for cell in cells])
+def _stacked(cells: list[Cell], *, shifted: bool = False) -> _Stack:
+    """Args:
+    shifted: without the covariate.
+    """
+    weight = np.stack([cell.weight for cell in cells])
+    total = np.stack([cell.total if cell.shift is None or not shifted else cell.total - cell.shift for cell in cells])
     weights = weight.sum(axis=1)
     return _Stack(weight, total, weights, total.sum(axis=1) / weights)

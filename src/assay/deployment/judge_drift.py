@@ -12,6 +12,7 @@ from typing import Any
 from assay.deployment.decisions import Decision, State
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.watches import JUDGE_DRIFT, Watch
+from assay.support.numbers import signed
 
 __all__ = ["BEGUN", "DONE", "FAILED", "due_replays", "judge_alarm", "judge_watches", "write_replay"]
 
@@ -123,5 +124,5 @@ def _text(numbers: Mapping[str, Any]) -> str:
     changed = f"; changed: {', '.join(numbers['changed'])}" if numbers.get("changed") else ""
     return (
         f"the verdicts on {numbers['n']} anchors differ from the frozen ones by {numbers['drift']:.3f} of the scale, "
-        f"on average {numbers['mean_difference']:+.3f}{changed}"
+        f"on average {signed(numbers['mean_difference'])}{changed}"
     )

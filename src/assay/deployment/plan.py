@@ -93,7 +93,8 @@ class Metric(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Settings):
-    """One step of a rollout. A step ends after `requests` and `hold_s`; one that decides ends with the gain.
+    """One step of a rollout. A step ends after `requests` that are older than the horizon of every metric, and after
+    `hold_s`; one that decides ends with the gain.
 
     Attributes:
         weight: per cent of the units on the candidate. The last step is that of the whole traffic: what is missing to
@@ -160,6 +161,9 @@ class Plan(Settings):
     max_missing: float = setting(
         0.5, "Share of rollouts without a value of a metric above which the deployment pauses.", gt=0, le=1
     )
+    covariate: bool = setting(
+        True, "Subtract from live values what their task and unit scored before, recorded and replayed."
+    )
     events: Sequence[Any] = ()
     watch: Sequence[Any] = ()
     watch_s: float = setting(604800.0, "Seconds for which a promoted candidate is watched.", ge=0)
@@ -215,7 +219,7 @@ class Plan(Settings):
         return {
             "steps": [_set_fields(step) for step in self.steps],
             "metrics": [_set_fields(metric) for metric in self.metrics],
-            **{name: getattr(self, name) for name in ("alpha", "test", "evaluations", "max_missing")},
+            **{name: getattr(self, name) for name in ("alpha", "test", "evaluations", "max_missing", "covariate")},
             **({"events": [hook.to_dict() for hook in self.events]} if self.events else {}),
             **({"watch": [_set_fields(watch) for watch in self.watch], "watch_s": self.watch_s} if self.watch else {}),
         }

@@ -4,20 +4,34 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
+from assay.deployment.covariates import Covariate, covariate_of
 from assay.deployment.evidence import Arms, Cell, Stratum, cell_of
 from assay.deployment.plan import Metric
 from assay.deployment.readings import Paired
 from assay.traces.store import tables as schema
 
-__all__ = ["SHADOW", "arms_of", "columns_of", "pairs_of", "requests_of", "units_of", "value_of"]
+__all__ = [
+    "LOST_S",
+    "SHADOW",
+    "arms_of",
+    "columns_of",
+    "pairs_of",
+    "recorded_covariate",
+    "requests_of",
+    "units_of",
+    "value_of",
+]
 
 SHADOW = "shadow"  # phase of replayed rollouts; their group is the id of the recorded one
+LOST_S = 600.0  # after which a rollout that has not ended is missing; the default time limit of a rollout
 _BATCH = 5000
+_RECORDED = 5000  # rollouts of the champion that the covariate is fitted on, at most
 _ROLLOUTS, _CALLS = schema.rollouts, schema.transitions
 
 
@@ -74,44 +88,95 @@ def _raw(metric: Metric, row: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float) -> Arms:
-    """Cells of a metric by stratum and arm, of live rollouts that ended at least `horizon_s` before `now`."""
+def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float, covariate: Covariate | None = None) -> Arms:
+    """Cells of a metric by stratum and arm, of live rollouts that ended at least `horizon_s` before `now`.
+
+    One that has not ended after `LOST_S` (and `horizon_s`) is missing: it hangs, or its process was killed.
+    """
+    expected = (covariate or Covariate()).of
     rows = _rows(engine, deployment, metric, now)
     cells: dict[Stratum, dict[str, Cell]] = {}
     for (stage, kind, arm), entries in rows:
-        units, missing = _by_unit(entries)
-        cells.setdefault((stage, kind), {})[arm] = cell_of(units, salt=deployment, missing=missing)
+        sums = _by_unit((unit, value, expected(task, unit)) for unit, task, value in entries)
+        cells.setdefault((stage, kind), {})[arm] = cell_of(
+            sums.units, salt=deployment, missing=sums.missing, running=sums.running
+        )
     for of_arm in cells.values():
         for arm in (CHAMPION, CANDIDATE):
             of_arm.setdefault(arm, Cell())
     return cells
 
 
-def _by_unit(entries: Iterable[tuple[str, float]]) -> tuple[list[tuple[str, int, float]], int]:
-    sums, missing = dict[str, tuple[int, float]](), 0
-    for unit, value in entries:
-        if math.isnan(value):
+@dataclass(frozen=True)
+class _Sums:
+    units: list[tuple[str, int, float, float]]  # name, number of values, their sum, sum of the covariate
+    missing: int
+    running: int
+
+
+def _by_unit(entries: Iterable[tuple[str, float | None, float]]) -> _Sums:
+    sums, missing, running = dict[str, tuple[int, float, float]](), 0, 0
+    for unit, value, expected in entries:
+        if value is None:
+            running += 1
+        elif math.isnan(value):
             missing += 1
         else:
-            count, total = sums.get(unit, (0, 0.0))
-            sums[unit] = (count + 1, total + value)
-    return [(unit, count, total) for unit, (count, total) in sums.items()], missing
+            count, total, shift = sums.get(unit, (0, 0.0, 0.0))
+            sums[unit] = (count + 1, total + value, shift + expected)
+    return _Sums([(unit, *of_unit) for unit, of_unit in sums.items()], missing, running)
 
 
 def _rows(
     engine: sa.Engine, deployment: str, metric: Metric, now: float
-) -> Iterator[tuple[tuple[int, str, str], Iterator[tuple[str, float]]]]:
-    """Rollouts grouped by stage, task type and arm: (unit, value), read in batches."""
+) -> Iterator[tuple[tuple[int, str, str], Iterator[tuple[str, str, float | None]]]]:
+    """Rollouts grouped by stage, task type and arm: (unit, task, value), read in batches; None: it is running."""
     columns = _ROLLOUTS.c
+    running, lost = columns.ended_at.is_(None), now - max(metric.horizon_s, LOST_S)
+    state = sa.case((sa.not_(running), 0), (columns.started_at <= lost, 1), else_=2).label("state")
     query = (
-        sa.select(columns.stage, columns.task_type, columns.arm, columns.unit, *columns_of(metric))
-        .where(*_live(deployment), columns.ended_at <= now - metric.horizon_s)
+        sa.select(columns.stage, columns.task_type, columns.arm, columns.unit, columns.task_id, state,
+                  *columns_of(metric))
+        .where(*_live(deployment), sa.or_(running, columns.ended_at <= now - metric.horizon_s))
         .order_by(columns.stage, columns.task_type, columns.arm)
-    )
+    )  # fmt: skip
+
+    def value(row: Any) -> float | None:
+        return value_of(metric, row) if row["state"] == 0 else math.nan if row["state"] == 1 else None
+
     with engine.connect() as connection:
         result = connection.execution_options(yield_per=_BATCH).execute(query).mappings()
         for key, group in itertools.groupby(result, key=lambda row: (row["stage"], row["task_type"], row["arm"])):
-            yield key, ((row["unit"] or "", value_of(metric, row)) for row in group)
+            yield key, ((row["unit"] or "", row["task_id"], value(row)) for row in group)
+
+
+def recorded_covariate(
+    engine: sa.Engine, deployment: str, metric: Metric, *, champion: str, before: float
+) -> Covariate:
+    """The covariate of a deployment: from the champion's newest rollouts before it started, and from its replays.
+
+    Args:
+        champion: name of the version.
+        before: when the deployment started; seconds since the epoch.
+    """
+    columns = _ROLLOUTS.c
+    of_row = (columns.task_id, columns.unit, columns.task_type, columns.phase, *columns_of(metric))
+    recorded = (
+        sa.select(*of_row)
+        .where(columns.version == champion, columns.phase == "deployed", columns.ended_at <= before)
+        .order_by(columns.started_at.desc())
+        .limit(_RECORDED)
+    )
+    replayed = sa.select(*of_row).where(
+        columns.deployment == deployment, columns.phase == SHADOW, columns.status.in_(("done", "failed"))
+    )
+    rows = []
+    with engine.connect() as connection:
+        for query in (recorded, replayed):
+            for row in connection.execute(query).mappings():
+                if row["task_id"] and not math.isnan(value := value_of(metric, row)):
+                    rows.append((row["task_id"], row["unit"] or "", row["task_type"], value, row["phase"] == SHADOW))
+    return covariate_of(rows)
 
 
 def pairs_of(engine: sa.Engine, deployment: str, metric: Metric) -> Paired:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION, position
+from assay.deployment.covariates import Effects, Known, fitted
 from assay.deployment.decisions import Decision, State, advance
 from assay.deployment.evidence import Arms, Cell, Stratum, unit_weight
 from assay.deployment.plan import Metric, Plan
@@ -44,10 +45,12 @@ class SimulatedDeployment:
         )
         self._own -= self._own.mean()
         count = traffic.task_types
+        self._tasks = np.random.default_rng((seed, 1)).normal(0, traffic.task_spread, traffic.tasks)
         self._types = np.linspace(-0.15, 0.15, count) if count > 1 else np.zeros(1)
         stages, shape = len(plan.steps), (2, count, traffic.users)
         self._totals = np.zeros((stages, *shape), dtype=np.float32)
         self._counts = np.zeros((stages, *shape), dtype=np.float32)
+        self._shifts = np.zeros((stages, *shape), dtype=np.float32)
         self._missing, self._late = np.zeros((stages, 2, count), dtype=int), np.zeros((stages, 2, count), dtype=int)
         self._seen = np.zeros(traffic.users, dtype=bool)
         self._units = np.zeros((stages, 2), dtype=int)
@@ -55,23 +58,35 @@ class SimulatedDeployment:
         self._waiting: list[tuple[np.ndarray, ...]] = []
         self._shadow, self._replayed = np.zeros(0), 0.0
         self._known: dict[int, dict[Stratum, dict[str, Cell]]] = {}
+        self._before: list[Known] = []  # recorded rollouts and replays, until the covariate is fitted
+        self._effects: Effects | None = None
+        self._has_served = False
+        if traffic.history:
+            self._record(traffic.history)
 
-    def rates(self, arm: np.ndarray, kinds: np.ndarray, users: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """True success rates of rollouts."""
+    def rates(
+        self, arm: np.ndarray, kinds: np.ndarray, users: np.ndarray, at: np.ndarray, tasks: np.ndarray | None = None
+    ) -> np.ndarray:
+        """True success rates of rollouts; of `tasks` where tasks come again."""
         traffic = self.traffic
         rate = traffic.base + self._types[kinds] + self._own[users] + traffic.drift * np.minimum(at / 5000, 1.0)
+        if tasks is not None and traffic.tasks:
+            rate = rate + self._tasks[tasks]
         effect = traffic.effect + traffic.novelty * 0.5 ** (at / 300)
         return np.clip(np.where(arm == 1, rate * (1 + effect), rate), 0, 1)
 
     def replay(self, count: int) -> None:
         """Replays rollouts of the champion on the candidate: pairs of one task and user."""
-        kinds, users = self._random.integers(0, len(self._types), count), self._users(count)
+        kinds, tasks = self._drawn(count)
+        users = self._users(count)
         at = np.zeros(count)
         draws = 0.5 * self._random.random(count)  # half of what decides a rollout is its task
         both = [
-            (draws + 0.5 * self._random.random(count) < self.rates(np.full(count, arm), kinds, users, at)) * 1.0
+            (draws + 0.5 * self._random.random(count) < self.rates(np.full(count, arm), kinds, users, at, tasks)) * 1.0
             for arm in (0, 1)
         ]
+        for arm in (0, 1):
+            self._remember(both[arm], tasks, users, kinds, replayed=arm == 1)
         self._shadow = np.concatenate([self._shadow, both[1] - both[0]])
         self._replayed += float(both[0].sum())
         self._requests[self._state.step, 1] += count
@@ -79,19 +94,54 @@ class SimulatedDeployment:
     def serve(self, count: int) -> None:
         """Serves requests at the share of the current step."""
         share, step = self.plan.steps[self._state.step].share, self._state.step
+        self._fit()
         users = self._users(count)
-        kinds = self._random.integers(0, len(self._types), count)
+        kinds, tasks = self._drawn(count)
         at = self.now + _SECONDS * np.arange(1, count + 1)
         arms = (self._positions[users] < share).astype(int)
-        values = (self._random.random(count) < self.rates(arms, kinds, users, at)) * 1.0
+        values = (self._random.random(count) < self.rates(arms, kinds, users, at, tasks)) * 1.0
+        shifts = np.zeros(count)
+        if self._effects is not None:
+            shifts = self._effects.units[users] + (self._effects.tasks[tasks] if self.traffic.tasks else 0.0)
         arrival = at + self.traffic.delay_s * np.where(values == 1, 3, 1)
         arrival[self._random.random(count) < self.traffic.missing] = np.inf
-        self._waiting.append((np.full(count, step), arms, kinds, users, at, values, arrival))
+        self._waiting.append((np.full(count, step), arms, kinds, users, at, values, shifts, arrival))
         np.add.at(self._requests[step], arms, 1)
         new = np.unique(users[~self._seen[users]])
         self._seen[new] = True
         np.add.at(self._units[step], (self._positions[new] < share).astype(int), 1)
         self.now += _SECONDS * count
+
+    def _record(self, count: int) -> None:
+        """Rollouts of the champion before the deployment."""
+        kinds, tasks = self._drawn(count)
+        users = self._users(count)
+        rates = self.rates(np.zeros(count, dtype=int), kinds, users, np.zeros(count), tasks)
+        self._remember((self._random.random(count) < rates) * 1.0, tasks, users, kinds, replayed=False)
+
+    def _remember(
+        self, values: np.ndarray, tasks: np.ndarray, users: np.ndarray, kinds: np.ndarray, *, replayed: bool
+    ) -> None:
+        of_it = np.full(len(values), replayed)
+        self._before.append(Known(values=values, tasks=tasks, units=users, kinds=kinds, replayed=of_it))
+
+    def _fit(self) -> None:
+        """Fits the covariate before the first live request."""
+        if self._has_served:
+            return
+        self._has_served, before = True, self._before
+        if self.plan.covariate and before:
+            names = ("values", "tasks", "units", "kinds", "replayed")
+            columns = {name: np.concatenate([getattr(some, name) for some in before]) for name in names}
+            # all tasks and users have a place, also those that were not seen
+            self._effects = fitted(Known(**columns), tasks=max(1, self.traffic.tasks), units=self.traffic.users)
+
+    def _drawn(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Task types and tasks of requests. A task that does not come again has the number 0, without an effect."""
+        if self.traffic.tasks:
+            tasks = self._random.integers(0, self.traffic.tasks, count)
+            return tasks % len(self._types), tasks
+        return self._random.integers(0, len(self._types), count), np.zeros(count, dtype=int)
 
     def _users(self, count: int) -> np.ndarray:
         return np.minimum(np.searchsorted(self._activity, self._random.random(count)), self.traffic.users - 1)
@@ -100,12 +150,13 @@ class SimulatedDeployment:
         """Adds the rewards that have arrived, of rollouts that are old enough; others of these are missing so far."""
         left, self._late = [], np.zeros_like(self._missing)
         for block in self._waiting:
-            steps, arms, kinds, users, at, values, arrival = block
+            steps, arms, kinds, users, at, values, shifts, arrival = block
             old = at + horizon <= self.now
             known = old & (arrival <= self.now)
             place = (steps[known], arms[known], kinds[known], users[known])
             np.add.at(self._totals, place, values[known])
             np.add.at(self._counts, place, 1)
+            np.add.at(self._shifts, place, shifts[known])
             lost = old & np.isinf(arrival)
             np.add.at(self._missing, (steps[lost], arms[lost], kinds[lost]), 1)
             late = old & ~known & ~lost
@@ -130,12 +181,13 @@ class SimulatedDeployment:
         totals, counts = self._totals[stage].astype(float), self._counts[stage].astype(float)
         weights = unit_weight(counts)
         totals = totals * weights / np.maximum(counts, 1)
+        shifts = self._shifts[stage].astype(float) * weights / np.maximum(counts, 1)
         missing = self._missing[stage] + self._late[stage]
         return {
             (stage, f"type-{kind}"): {
                 arm: Cell(
                     weight=weights[at, kind], total=totals[at, kind], count=int(counts[at, kind].sum()),
-                    units=int((counts[at, kind] > 0).sum()), missing=int(missing[at, kind]),
+                    units=int((counts[at, kind] > 0).sum()), missing=int(missing[at, kind]), shift=shifts[at, kind],
                 )
                 for at, arm in enumerate(_ARMS)
             }

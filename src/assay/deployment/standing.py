@@ -9,7 +9,7 @@ from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import RUNNING, Decision, decide, readings_now
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook, Notifier
-from assay.deployment.evidence import mean_of
+from assay.deployment.evidence import Arms, difference, mean_of
 from assay.deployment.judge_drift import judge_watches
 from assay.deployment.plan import Metric
 from assay.deployment.readings import stored_reading
@@ -30,6 +30,7 @@ class DeploymentReport(ReportRepr):
     decision: Decision
     arms: dict[str, dict[str, float | int | None]]
     judges: list[dict[str, Any]] = field(default_factory=list)
+    variance_removed: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         deployment, state = self.deployment, self.deployment.state
@@ -50,6 +51,7 @@ class DeploymentReport(ReportRepr):
             "arms": self.arms,
             "readings": [reading.to_dict() for reading in self.decision.readings],
             "judges": self.judges,
+            "variance_removed": self.variance_removed,
         }
 
 
@@ -70,9 +72,10 @@ def status_of(deployments: Deployments, name: str, now: float, decision: Decisio
         else:
             decision = _last_decision(deployments, deployment, now)
     metric = next(metric for metric in deployment.plan.metrics if metric.success_gain is not None)
+    cells = deployments.evidence(deployment.id, metric, now)
     return DeploymentReport(
-        deployment=deployment, decision=decision, arms=_arms(deployments, deployment, metric, now),
-        judges=judge_watches(deployments, deployment),
+        deployment=deployment, decision=decision, arms=_arms(metric, cells),
+        judges=judge_watches(deployments, deployment), variance_removed=_removed(cells),
     )  # fmt: skip
 
 
@@ -93,11 +96,17 @@ def _last_decision(deployments: Deployments, deployment: Deployment, now: float)
     )  # fmt: skip
 
 
-def _arms(
-    deployments: Deployments, deployment: Deployment, metric: Metric, now: float
-) -> dict[str, dict[str, float | int | None]]:
+def _removed(cells: Arms) -> float | None:
+    """Share of the variance of the difference that the covariate removed; None without one or without a difference."""
+    if not any(cell.shift is not None and cell.shift.any() for of_arm in cells.values() for cell in of_arm.values()):
+        return None
+    before, after = difference(cells, covariate=False).variance, difference(cells).variance
+    return 1 - after / before if math.isfinite(before) else None
+
+
+def _arms(metric: Metric, cells: Arms) -> dict[str, dict[str, float | int | None]]:
     """Number of values, mean and 95 % confidence sequence of each arm, for the first metric that promotes."""
-    cells, arms = deployments.evidence(deployment.id, metric, now), {}
+    arms = {}
     for arm in (CHAMPION, CANDIDATE):
         of_arm = [of_stratum[arm] for of_stratum in cells.values()]
         mean, variance, _ = mean_of(of_arm)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from assay.errors import ConfigError
 from assay.support.settings import Settings, setting
 
 __all__ = ["Traffic"]
@@ -20,6 +21,8 @@ class Traffic(Settings):
         task_types: their base rates are spread evenly over `base` - 0.15 to `base` + 0.15.
         users: units; the k-th most active sends a share of requests in proportion to 1 / k^`heavy`. Their own rates
             differ with a standard deviation of `user_spread`.
+        tasks: number of tasks that come again, whose own rates differ with a standard deviation of `task_spread`.
+        history: rollouts of the champion before the deployment.
     """
 
     base: float = setting(0.7, "Success rate of the champion.", ge=0, le=1)
@@ -34,3 +37,14 @@ class Traffic(Settings):
     users: int = setting(1000, "Number of simulated users.", ge=2, le=10_000_000)
     heavy: float = setting(0.5, "Exponent of the users' activity; 0 makes all equally active.", ge=0, le=2)
     user_spread: float = setting(0.1, "Standard deviation of the users' own rates.", ge=0, le=0.5)
+    tasks: int = setting(0, "Number of tasks that come again and again; 0: each is new.", ge=0, le=1_000_000)
+    task_spread: float = setting(0.3, "Standard deviation of the rates of tasks that come again.", ge=0, le=0.5)
+    history: int = setting(
+        0, "Rollouts of the champion recorded before the deployment, which its covariate is fitted on.", ge=0,
+        le=1_000_000,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.tasks and self.changed("task_spread"):
+            raise ConfigError(f"task_spread={self.task_spread!r} would have no effect without tasks")

@@ -9,15 +9,15 @@ import atexit
 import contextlib
 import functools
 import json
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TextIO, cast
 
 from assay.errors import ConfigError, MissingExtra
+from assay.programs.standard_error import StandardError
 from assay.programs.tool_schemas import plain_schema
 from assay.programs.toolbox import RESULT_CHARACTERS, OfferedTool, cut
 from assay.support.scrubbing import error_text
@@ -26,6 +26,7 @@ __all__ = ["McpError", "McpServer"]
 
 _STARTS = 5  # of one server: it is started again if it has died
 _POLL_S = 0.05  # a waiting thread runs Python this often, so that a time limit can stop it
+_SHORTEN_S = 1.0  # between two checks of the size of what the process wrote to standard error
 _PAGES = 50  # of a list of tools
 _servers: "weakref.WeakSet[McpServer]" = weakref.WeakSet()
 
@@ -165,13 +166,14 @@ class _Connection:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - read after the server has ended
+        self._errors = StandardError()  # also read after the server has ended
         self.thread = threading.Thread(target=self._work, name="assay-mcp", daemon=True)
         self.thread.start()
 
     def wait_until_ready(self) -> None:
         end = time.monotonic() + self.server.start_timeout_s
         while not self.ready.wait(_POLL_S) and not self.over.is_set():
+            self._errors.shorten()
             if time.monotonic() > end:
                 self.close()
                 raise McpError(
@@ -237,10 +239,7 @@ class _Connection:
     def _errors_end(self) -> str:
         """The end of what the process wrote to standard error."""
         try:
-            self._errors.flush()
-            size = self._errors.seek(0, 2)
-            self._errors.seek(max(0, size - 300))
-            text = self._errors.read().strip()
+            text = self._errors.tail()
         except (OSError, ValueError):
             return ""
         return f"; it wrote: {text[-300:]}" if text else ""
@@ -270,7 +269,10 @@ class _Connection:
                 self.tools += page.tools
             self.client = client
             self.ready.set()
-            await self._ended.wait()
+            while not self._ended.is_set():
+                self._errors.shorten()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), _SHORTEN_S)
 
     def _transport(self) -> Any:
         from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -282,7 +284,7 @@ class _Connection:
         parameters = StdioServerParameters(
             command=server.command[0], args=server.command[1:], env=server.env or None, cwd=server.cwd
         )
-        return stdio_client(parameters, errlog=self._errors)
+        return stdio_client(parameters, errlog=cast(TextIO, self._errors.file))  # only its descriptor is used
 
 
 def _result_text(name: str, result: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from assay.reports.charts import Axis, Dot, points_chart, range_bar, share_bar
+from assay.support.numbers import figure, signed
 
 __all__ = ["AttackRow", "CardPage", "Measure", "attack_rows", "card_facts", "card_page", "drift_facts"]
 
@@ -108,9 +109,9 @@ def _words(card: Mapping[str, Any]) -> tuple[str, str]:
     low, high = (agreement["intervals"] or {}).get(name) or (None, None)
     if value is None:
         return f"It cannot be said how well this judge agrees with raters: {_NAMES[name]} is undefined.", "worse"
-    within = f" (95 % interval {low:.3f} to {high:.3f})" if low is not None else ", too few for an interval"
-    raters = f" Raters reach {reached:.3f} with each other." if reached is not None else ""
-    text = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]} with raters: {value:.3f} on {agreement['n']} sealed items"
+    within = f" (95 % interval {figure(low)} to {figure(high)})" if low is not None else ", too few for an interval"
+    raters = f" Raters reach {figure(reached)} with each other." if reached is not None else ""
+    text = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]} with raters: {figure(value)} on {agreement['n']} sealed items"
     if alarms := len(card["alarms"]):
         broken = f" It breaks {alarms} rule{'s' if alarms > 1 else ''}, listed below."
     else:
@@ -126,7 +127,7 @@ def card_facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("of what raters reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
-        ("calibration error, Brier", f"{_number(card['calibration_error'])}, {_number(card['brier'])}"),
+        ("calibration error, Brier", f"{figure(card['calibration_error'])}, {figure(card['brier'])}"),
         ("probability on its scale", "–" if not mass else "mean {mean:.0%}, lowest {lowest:.1%}".format(**mass)),
         ("same verdict when asked again", _percent(card["test_retest"])),
         ("length bias (rho)", _interval(card["length_bias"], "rho")),
@@ -137,11 +138,7 @@ def card_facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     if own:
         facts.append(("self-preference", _interval(own, "mean")))
     facts.append(("smallest difference it can show", _percent(card["smallest_difference"])))
-    return [*facts, ("dollars a verdict", "–" if cost is None else f"{cost:.6f}")]
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return [*facts, ("dollars a verdict", figure(cost, 6))]
 
 
 def _percent(value: float | None) -> str:
@@ -149,7 +146,7 @@ def _percent(value: float | None) -> str:
 
 
 def _interval(bias: Mapping[str, float] | None, name: str) -> str:
-    return "–" if bias is None else f"{bias[name]:+.2f} [{bias['low']:+.2f}, {bias['high']:+.2f}]"
+    return "–" if bias is None else f"{signed(bias[name], 2)} [{signed(bias['low'], 2)}, {signed(bias['high'], 2)}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +177,6 @@ def attack_rows(audit: Mapping[str, Any]) -> list[AttackRow]:
 def drift_facts(report: Mapping[str, Any]) -> str:
     """A replay of anchors in one line."""
     mean, psi = report["mean_difference"], report["psi"]
-    text = f"{report['n']} anchors, mean difference {'–' if mean is None else f'{mean:+.3f}'} of the scale, "
+    text = f"{report['n']} anchors, mean difference {'–' if mean is None else f'{signed(mean)}'} of the scale, "
     text += f"CUSUM {report['cusum']:.1f} (alarm over {report['cusum_limit']:.1f})"
     return text if psi is None else f"{text}, PSI {psi:.2f} (alarm over {report['psi_limit']:.2f})"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from assay.reports.texts import readable
+from assay.support.numbers import figure, signed
 
 __all__ = ["Axis", "Dot", "Line", "interval_bar", "lines_chart", "points_chart", "range_bar", "share_bar"]
 
@@ -65,10 +66,10 @@ def interval_bar(mean: float | None, low: float | None, high: float | None, *, r
     parts = ['<line class="axis" x1="100" y1="0" x2="100" y2="16"/><line class="axis" x1="5" y1="8" x2="195" y2="8"/>']
     text = "no difference known"
     if mean is not None:
-        text = f"{mean:+.3f}"
+        text = f"{signed(mean)}"
         tone = "better" if low is not None and low > 0 else "worse" if high is not None and high < 0 else "even"
         if low is not None and high is not None:
-            text += f", from {low:+.3f} to {high:+.3f}"
+            text += f", from {signed(low)} to {signed(high)}"
             parts.append(f'<line class="bar {tone}" x1="{x(low)}" y1="8" x2="{x(high)}" y2="8"/>')
         parts.append(f'<circle class="dot {tone}" cx="{x(mean)}" cy="8" r="4"/>')
     return _small(text, parts)
@@ -84,13 +85,13 @@ def range_bar(value: float | None, low: float | None, high: float | None, *, mar
     parts.append('<line class="axis" x1="5" y1="8" x2="195" y2="8"/>')
     text = "undefined"
     if value is not None:
-        text = f"{value:.3f}"
+        text = f"{figure(value)}"
         if low is not None and high is not None:
-            text += f", from {low:.3f} to {high:.3f}"
+            text += f", from {figure(low)} to {figure(high)}"
             parts.append(f'<line class="bar first" x1="{x(low)}" y1="8" x2="{x(high)}" y2="8"/>')
         parts.append(f'<circle class="dot first" cx="{x(value)}" cy="8" r="4"/>')
     if mark is not None:
-        text += f"; compared with {mark:.3f}"
+        text += f"; compared with {figure(mark)}"
         parts.append(f'<line class="mark" x1="{x(mark)}" y1="1" x2="{x(mark)}" y2="15"/>')
     return _small(text, parts)
 
@@ -192,7 +193,8 @@ class _Plane:
             value = self.low + share * (self.high - self.low)
             _, y = self.at(self.left, value)
             parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
+            number = _rounded(value, self.high - self.low)
+            parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
         for value, anchor in ((self.left, "start"), (self.right, "end")):
             x, _ = self.at(value, self.low)
             parts.append(
@@ -223,6 +225,14 @@ def _text(text: str) -> Markup:
 
 def _tick(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _rounded(value: float, span: float) -> str:
+    """A value of an axis that reaches over `span`, with as many decimals as tell four of them apart."""
+    size = 0.0 if span <= 0 else math.log10(span)
+    decimals = max(0, 2 - (math.floor(size) if size >= 0 else math.ceil(size)))
+    text = figure(value, min(decimals, 6)) if abs(value) < 1000 else f"{value:,.0f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from assay.reports.charts import Axis, Dot, Line, lines_chart, points_chart
 from assay.reports.texts import moment
+from assay.support.numbers import signed
 
 __all__ = ["DriftChart", "drift_charts"]
 
@@ -50,7 +51,7 @@ def _differences(rows: _Rows, unit: str) -> DriftChart:
     dots = [
         Dot(
             x=time, y=report["mean_difference"], kind="fourth" if report["alarms"] else "first",
-            name=f"{moment(at)}: {report['mean_difference']:+.3f}{', drifted' if report['alarms'] else ''}",
+            name=f"{moment(at)}: {signed(report['mean_difference'])}{', drifted' if report['alarms'] else ''}",
         )
         for time, at, report in known
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.reports.texts import readable
+from assay.support.numbers import figure, signed
 
 __all__ = [
     "NOTHING_TO_COMPARE",
@@ -18,11 +19,6 @@ __all__ = [
 ]
 
 NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
-
-
-def figure(value: float | None) -> str:
-    """A score with three decimals; a dash where there is none."""
-    return "–" if value is None else f"{value:.3f}"
 
 
 def dollars(value: float | None) -> str:
@@ -76,9 +72,11 @@ def with_interval(value: Mapping[str, Any], unit: str = "tasks") -> str:
     if value.get("mean") is None:
         return "nothing was scored in both"
     interval = (
-        "no interval (too few)" if value.get("low") is None else f"95 % [{value['low']:+.3f}, {value['high']:+.3f}]"
+        "no interval (too few)"
+        if value.get("low") is None
+        else f"95 % [{signed(value['low'])}, {signed(value['high'])}]"
     )
-    return f"{value['mean']:+.3f}, {interval}" + (f", {value['n']} {unit}" if value.get("n") is not None else "")
+    return f"{signed(value['mean'])}, {interval}" + (f", {value['n']} {unit}" if value.get("n") is not None else "")
 
 
 def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openings: str = "") -> str:

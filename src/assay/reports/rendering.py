@@ -8,13 +8,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from assay.reports import texts
+from assay.support.numbers import figure, signed
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 __all__ = ["page_environment", "stylesheet"]
 
-_FILTERS = ("figure", "iso", "moment", "preview", "seconds", "size")
+_FILTERS = ("iso", "moment", "preview", "seconds", "size")
 
 
 def page_environment(*packages: str, link: Callable[..., str]) -> "Environment":
@@ -35,7 +36,7 @@ def page_environment(*packages: str, link: Callable[..., str]) -> "Environment":
     )
     environment.globals["link"] = link
     environment.filters |= {name: getattr(texts, name) for name in _FILTERS}
-    environment.filters["signed"] = lambda value: "–" if value is None else f"{value:+.3f}"
+    environment.filters |= {"figure": figure, "signed": signed}
     return environment
 
 

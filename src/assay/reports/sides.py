@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from assay.reports.charts import interval_bar
 from assay.reports.texts import preview
+from assay.support.numbers import signed
 from assay.traces.store import tables as schema
 from assay.traces.store.evaluations import Evaluated, EvaluatedTask
 from assay.traces.store.reads import StoreReads
@@ -220,6 +221,6 @@ def gain_in_words(gain: Any) -> str:
     if gain is None or not gain.n:
         return "No task was scored in both."
     if gain.n < _FEWEST:
-        return f"{gain.mean:+.3f} on {gain.n} task{'s' if gain.n > 1 else ''}, too few for an interval."
+        return f"{signed(gain.mean)} on {gain.n} task{'s' if gain.n > 1 else ''}, too few for an interval."
     words = "a gain" if gain.low > 0 else "a loss" if gain.high < 0 else "no significant difference"
-    return f"{gain.mean:+.3f} on {gain.n} tasks, 95 % interval {gain.low:+.3f} to {gain.high:+.3f}: {words}."
+    return f"{signed(gain.mean)} on {gain.n} tasks, 95 % interval {signed(gain.low)} to {signed(gain.high)}: {words}."

@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from assay.reports.charts import Axis, Dot, Line, points_chart, share_bar
+from assay.support.numbers import signed
 
 __all__ = [
     "FEWEST",
@@ -123,13 +124,13 @@ def tuned_words(report: Mapping[str, Any]) -> list[ResultLine]:
     for name, gain in gains:
         if gain and gain.get("mean") is not None:
             low, high, tasks = gain["low"], gain["high"], gain["n"]
-            text = f"{name}: {gain['mean']:+.3f} on {tasks} tasks"
+            text = f"{name}: {signed(gain['mean'])} on {tasks} tasks"
             if low is None or high is None:
                 lines.append(ResultLine(text=f"{text}, too few for an interval.", tone=""))
                 continue
             tone = "better" if low > 0 else "worse" if high < 0 else ""
             words = {"better": "a gain", "worse": "a loss"}.get(tone, "no significant difference")
-            lines.append(ResultLine(text=f"{text}, 95 % interval {low:+.3f} to {high:+.3f}: {words}.", tone=tone))
+            lines.append(ResultLine(text=f"{text}, 95 % interval {signed(low)} to {signed(high)}: {words}.", tone=tone))
     if report.get("gate"):
         outcome = "The tuned parameters replace the default." if report["replaces"] else "The default stays."
         lines.append(ResultLine(text=outcome, tone="better" if report["replaces"] else ""))

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ["Budget", "Clipped", "figure", "iso", "moment", "pretty", "preview", "readable", "seconds", "size"]
+__all__ = ["Budget", "Clipped", "iso", "moment", "pretty", "preview", "readable", "seconds", "size"]
 
 # Control characters that HTML does not have, and marks that reorder the text around them.
 _INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -77,11 +77,6 @@ def pretty(value: Any) -> str:
     if isinstance(value, str):
         return value
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
-
-
-def figure(value: float | None, digits: int = 3) -> str:
-    """A number; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def moment(at: float | None) -> str:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from assay.reports.charts import Line, lines_chart
 from assay.reports.files import write_report
+from assay.support.numbers import figure, signed
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
@@ -127,7 +128,7 @@ def write_training(path: Path, report: Mapping[str, Any], others: Sequence[Mappi
 
 
 def sft_page(report: Mapping[str, Any]) -> TrainingPage:
-    """The page of an `SFTReport.to_dict()`, to which `assay train sft` adds `validation` and `test_openings`."""
+    """The page of an `SFTReport.to_dict()`."""
     losses, held_out = report["loss"], report["held_out_loss"]
     facts = {
         "Model before": report["config"]["model"],
@@ -139,14 +140,12 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     }
     if report["agreement"] is not None:
         facts["Same text in torch and as served"] = f"{report['agreement']:.0%} of the prompts, greedily"
-    curves = current_curves({"training": losses, "held_out": held_out})
-    names = [name for name in curves if curves[name]]
-    note = "Mean negative log-likelihood of a completion's token, on the rows of the step and on the held-out rows"
+    curves = current_curves({"loss/training": losses, "loss/held_out": held_out})
     return TrainingPage(
         facts=[(name, str(value)) for name, value in facts.items()],
-        warnings=[report["stopped"]] if report["stopped"] else [],
+        warnings=[*report["alarms"], *([report["stopped"]] if report["stopped"] else [])],
         comparisons=[_comparison(name, modes, report) for name, modes in report["validation"].items()],
-        charts=[_chart("Loss", note, names, curves)] if names else [],
+        charts=[_chart(*section, curves) for section in _sections(curves)],
         left_out=report["left_out"],
         settings=[(name, str(value)) for name, value in report["config"].items()],
     )
@@ -188,6 +187,11 @@ def _sections(curves: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
         return [name for name in sorted(curves) if name.startswith(prefixes)]
 
     sections = [
+        (
+            "Loss",
+            "Mean negative log-likelihood of a completion's token, on the rows of the step and on the held-out rows",
+            [name for name in ("loss/training", "loss/held_out") if name in curves],
+        ),
         (
             "Reward",
             "Mean return of the rollouts and its deviation, their scores by the rubric, and by the monitor rubric",
@@ -250,6 +254,7 @@ def _label(name: str) -> str:
         name.replace("clip_ratio/region_mean", "clipped")
         .replace("turn_reward/", "call ")
         .replace("criteria/", "")
+        .replace("loss/", "")
         .replace("_", " ")
     )
 
@@ -275,7 +280,7 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
 def _sample(sample: Mapping[str, Any]) -> str:
     advantages = sample["advantages"] or []
     calls = "\n".join(
-        f"[{call['t']}] advantage {advantages[index]:+.2f}  {call['output']}"
+        f"[{call['t']}] advantage {signed(advantages[index], 2)}  {call['output']}"
         if index < len(advantages)
         else f"[{call['t']}] {call['output']}"
         for index, call in enumerate(sample["calls"])
@@ -285,8 +290,12 @@ def _sample(sample: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "" if value is None else figure(value)
 
 
 def interval(gain: Mapping[str, Any] | None) -> str:
-    return "" if not gain or gain["mean"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    return (
+        ""
+        if not gain or gain["mean"] is None
+        else f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}]"
+    )

@@ -33,6 +33,10 @@ class TrainingLog:
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
 
+    def begin(self, steps: int) -> None:
+        """Adds the number of steps that the training takes at most."""
+        self._append({"step": 0, "steps": steps})
+
     def values(self, step: int, values: Mapping[str, float], alarms: Mapping[str, str]) -> None:
         """Adds the finite values by curve, and all alarms so far by name."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}  # JSON has no others
@@ -58,6 +62,7 @@ class TrainingProgress:
         alarms: texts by name.
         samples: id and advantages of the sample rollout by step.
         step: the last step with a value; None if there is none.
+        steps: number of steps at most; None if the log does not say it.
         shortened: whether the log is longer than what was read of it, which is its end.
     """
 
@@ -65,6 +70,7 @@ class TrainingProgress:
     alarms: dict[str, str] = field(default_factory=dict)
     samples: dict[int, tuple[str, list[float]]] = field(default_factory=dict)
     step: int | None = None
+    steps: int | None = None
     shortened: bool = False
 
 
@@ -85,6 +91,9 @@ def read_training_log(folder: Path) -> TrainingProgress | None:
             step = int(line["step"])
             if "sample" in line:
                 progress.samples[step] = (str(line["sample"]), [float(value) for value in line["advantages"]])
+                continue
+            if "steps" in line:
+                progress.steps = int(line["steps"])
                 continue
             for name, value in line["values"].items():
                 curves.setdefault(str(name), {})[step] = float(value)

@@ -14,15 +14,33 @@ from typing import Any
 
 from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import is_artifact
-from assay.errors import ArtifactError
+from assay.errors import ArtifactError, StopRun
 from assay.evaluation import Progress
 from assay.models import Caps
-from assay.support.scrubbing import results
+from assay.support.scrubbing import error_text, results
+from assay.traces.store.listing import FAILURE
 
-__all__ = ["FinishedRun"]
+__all__ = ["FinishedRun", "keep_failure"]
 
 _FORMAT = 1
 _FILE = "report.json"
+_LONGEST = 4_000  # characters of an error
+
+
+def keep_failure(folder: Path, error: BaseException | None) -> str:
+    """Writes to a run's folder why the run ended, for its page; None removes it, as a resumed run may end well.
+
+    Returns:
+        The status of the run: stopped by the user or a cap, failed, or running.
+    """
+    file = folder / FAILURE
+    if error is None:
+        file.unlink(missing_ok=True)
+        return "running"
+    if text := error_text(error).strip():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text[:_LONGEST], encoding="utf-8")
+    return "stopped" if isinstance(error, StopRun | KeyboardInterrupt) else "failed"
 
 
 class FinishedRun:

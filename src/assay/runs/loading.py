@@ -25,6 +25,7 @@ from assay.rubrics import load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.protocols import Grader
 from assay.sources.trust import trusting, trusts
+from assay.support.numbers import figure
 
 __all__ = ["compiled_parts", "load_judge", "load_rubric", "load_verifier"]
 
@@ -127,10 +128,10 @@ def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
     name = "kappa" if manifest["judge"]["kind"] == "nominal" else "weighted_kappa"
     value, interval = measured[name], (measured["intervals"] or {}).get(name)
     if value is None or value <= 0 or (interval and interval[0] <= 0):
-        figure = "undefined" if value is None else f"{value:.2f}"
-        limits = f", 95 % [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+        reached = "undefined" if value is None else figure(value, 2)
+        limits = f", 95 % [{figure(interval[0], 2)}, {figure(interval[1], 2)}]" if interval else ""
         raise ConfigError(
-            f"the card of {source} shows no agreement with raters ({name} {figure}{limits}): a verifier at chance "
+            f"the card of {source} shows no agreement with raters ({name} {reached}{limits}): a verifier at chance "
             "makes answers worse. Compile the judge on more labels or with a better model"
         )
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import dspy
 
-from assay.errors import BudgetExceeded, Cancelled, ConfigError
+from assay.errors import ConfigError, StopRun
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
 from assay.models.lm import check_thinking
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.models.thinking import ThinkingError
+from assay.runs.finished import keep_failure
 from assay.runs.lock import cancelled_by_signals, exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.traces import Recorder, Store, store_url
@@ -26,7 +27,7 @@ from assay.traces.missed import Unrecorded
 from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
 from assay.traces.store.sealing import claim_salt
 
-__all__ = ["Run", "budgeted", "client_of", "home_of", "open_run", "opened_store", "pinned"]
+__all__ = ["Run", "budgeted", "client_of", "home_of", "new_run_id", "open_run", "opened_store", "pinned"]
 
 
 @dataclass
@@ -62,7 +63,7 @@ def open_run(
     with exclusive_lock(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         if config.salt is not None:
             claim_salt(opened, config.salt)
-        run_id, resumed = _run_id(opened, config.key, resume=resume, cache=config.cache)
+        run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
         started, status, ended = time.time(), "failed", False
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
@@ -77,15 +78,15 @@ def open_run(
         meter.unrecorded = lambda: recorder.unrecorded.calls
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
-            client = client_of(config, "program", config.model)
             model = (
                 with_recording(lm, **lm_options)
                 if lm is not None
-                else get_lm(config.model, seed=config.seed, **lm_options, **client)
+                else get_lm(config.model, seed=config.seed, **lm_options, **client_of(config, "program", config.model))
             )
             model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
+            keep_failure(home / "runs" / run_id, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model,
@@ -99,8 +100,8 @@ def open_run(
             ended = run.ended
             if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
-        except (Cancelled, KeyboardInterrupt, BudgetExceeded):
-            status = "stopped"
+        except (Exception, KeyboardInterrupt, StopRun) as error:
+            status = keep_failure(home / "runs" / run_id, error)
             raise
         finally:
             missed = before if ended else recorder.unrecorded
@@ -198,7 +199,7 @@ def pinned(name: str) -> Iterator[None]:
         _pin.reset(token)
 
 
-def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
+def new_run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
     """The id of the run to open, and whether an earlier process has started it.
 
     `resume` takes the latest run of the job: an unfinished one that is older was superseded, for example where a check

@@ -3,6 +3,8 @@
 import html
 from typing import TYPE_CHECKING, Any
 
+from assay.support.numbers import figure
+
 __all__ = ["ReportRepr", "measure_text"]
 
 _FIRST = (
@@ -57,7 +59,7 @@ def measure_text(part: dict[str, Any]) -> str:
     low, high = part.get("interval") or (part.get("low"), part.get("high"))
     if value is None:
         return "unscored"
-    return f"{value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
+    return figure(value) + (f" [{figure(low)}, {figure(high)}]" if low is not None and high is not None else "")
 
 
 def _short(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 A gateway serves an agent of two versions and advances its deployments; a scheduler advances them too, starts one after
 another and gives orders; clients call the gateway. All are forked processes. One of the first two receives SIGKILL at a
-random moment, or before a chosen statement or commit of a transition, and is started again. `problems` is what a killed
-transition could leave: see `problems_in`.
+random moment, or before a chosen statement or commit of a transition, and is started again. With `Postgres` the
+database server is a third victim: all of its processes are killed, and it is started again; gateway and scheduler live
+on. `problems` is what a killed transition could leave: see `problems_in`.
 """
 
 import importlib
@@ -25,8 +26,9 @@ import sqlalchemy as sa
 
 from assay.errors import DeploymentError, StoreError
 from assay.testing.deployment_checks import problems_in
+from assay.testing.postgres_kills import kill_postgres, postgres_runs
 
-__all__ = ["Outcome", "chaos"]
+__all__ = ["Outcome", "Postgres", "chaos"]
 
 AGENT = "support"
 _SOURCE = """
@@ -56,6 +58,7 @@ class Outcome:
         decisions: by action.
         rollouts: of deployments.
         failed_calls: calls of clients that a kill cut off.
+        not_begun: gateways and schedulers that ended because the database was away when they began.
     """
 
     kills: dict[str, int] = field(default_factory=dict)
@@ -64,63 +67,127 @@ class Outcome:
     decisions: dict[str, int] = field(default_factory=dict)
     rollouts: int = 0
     failed_calls: int = 0
+    not_begun: int = 0
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Postgres:
+    """A server that may be killed: its data folder, and what starts it again under the same address."""
+
+    folder: Path
+    restart: Callable[[], None]
+
+
 def chaos(
-    folder: Path, store: str, *, kills: int, seed: int = 0, on_kill: Callable[[str], None] | None = None
-) -> Outcome:
+    folder: Path, store: str, *, kills: int, seed: int = 0, on_kill: Callable[[str], None] | None = None,
+    postgres: Postgres | None = None,
+) -> Outcome:  # fmt: skip
     """Runs gateway, scheduler and clients in a folder, and kills `kills` times.
 
     Args:
         store: URL or file of an empty database.
         on_kill: called with a line for each kill.
+        postgres: the server of the database, which is killed in half of the cases.
     """
     for module in ("serve", "deployed", "deploy.advancing"):  # once, and not in each forked process
         importlib.import_module(f"assay.api.{module}")
-    began, rng, report = time.monotonic(), random.Random(seed), Outcome()
+    began, report = time.monotonic(), Outcome()
     _in_process(_prepare, folder, store).join()
     ended = folder / "ended"
     clients = _in_process(_calling, folder, seed)
-    victims = {"gateway": _gateway, "scheduler": _scheduler}
-    running = {name: _in_process(work, folder, store, None, seed) for name, work in victims.items()}
+    killing = _Killing(folder, store, seed, postgres)
     try:
         while not (folder / "url").exists() and time.monotonic() - began < 3 * _LONGEST_S:
             time.sleep(0.1)
         time.sleep(2.0)
         for number in range(kills):
-            name = rng.choice(list(victims))
-            kind = rng.choice(("placed", "placed", "random"))
-            if kind == "placed":
-                # before the statement of this number in the transitions of a new process
-                _kill(running[name])
-                running[name] = _in_process(victims[name], folder, store, rng.randint(1, 14), seed + number)
-                running[name].join(_LONGEST_S)
-                kind = "placed" if running[name].exitcode is not None else "random"
-            else:
-                time.sleep(rng.uniform(0.2, 1.5))
-            _kill(running[name])
+            name, kind = killing.kill(number)
             problems = problems_in(store, folder / "log", rollouts=number % 10 == 9)
             report.problems += [f"after kill {number + 1} ({name}, {kind}): {problem}" for problem in problems]
             report.kills[f"{name}, {kind}"] = report.kills.get(f"{name}, {kind}", 0) + 1
             if on_kill is not None:
                 on_kill(f"{number + 1}: {name}, {kind}: {'; '.join(problems) or 'nothing wrong'}")
-            running[name] = _in_process(victims[name], folder, store, None, seed + number)
+            report.problems += [f"after kill {number + 1}: {text}" for text in killing.revive(number)]
         time.sleep(2.0)
     finally:
         ended.touch()
         clients.join(30)
-        for process in (clients, *running.values()):
+        for process in (clients, *killing.running.values()):
             _kill(process)
     report.problems += [f"at the end: {problem}" for problem in problems_in(store, folder / "log", rollouts=True)]
     _count(report, store)
     failed = folder / "failed"
     report.failed_calls = len(failed.read_text().splitlines()) if failed.exists() else 0
+    report.not_begun = killing.not_begun
     report.seconds = round(time.monotonic() - began, 1)
     return report
+
+
+class _Killing:
+    """Gateway and scheduler as processes, and what kills them or the database."""
+
+    def __init__(self, folder: Path, store: str, seed: int, postgres: Postgres | None) -> None:
+        self.folder, self.store, self.seed, self.postgres = folder, store, seed, postgres
+        self.rng, self.work = random.Random(seed), {"gateway": _gateway, "scheduler": _scheduler}
+        self.running = {name: self._started(name, 0) for name in self.work}
+        self.not_begun = 0
+
+    def kill(self, number: int) -> tuple[str, str]:
+        """Kills one of them. Returns which, and whether it was placed in a transition or at a random moment."""
+        name, kind = self.rng.choice(list(self.work)), self.rng.choice(("placed", "placed", "random"))
+        if self.postgres is not None and self.rng.random() < 0.5:
+            return "postgresql", self._kill_database(self.postgres, name, kind, number)
+        if kind == "placed":
+            self._place(name, number, None)
+            self.running[name].join(_LONGEST_S)
+            kind = "placed" if self.running[name].exitcode is not None else "random"
+        else:
+            time.sleep(self.rng.uniform(0.2, 1.5))
+        _kill(self.running[name])
+        return name, kind
+
+    def _kill_database(self, postgres: Postgres, name: str, kind: str, number: int) -> str:
+        """Kills the server, from within a process that makes a transition or from here; starts it again."""
+        if kind == "placed":
+            self._place(name, number, postgres.folder)
+            end = time.monotonic() + 2 * _LONGEST_S
+            while postgres_runs(postgres.folder) and time.monotonic() < end:
+                time.sleep(0.02)
+            if postgres_runs(postgres.folder):  # the statement did not come
+                kind = "random"
+                _kill(self.running[name])
+        else:
+            time.sleep(self.rng.uniform(0.2, 1.5))
+        kill_postgres(postgres.folder)
+        time.sleep(self.rng.uniform(0, 1.5))
+        postgres.restart()
+        return kind
+
+    def _place(self, name: str, number: int, database: Path | None) -> None:
+        """Starts a process that kills before a statement or commit of its first transitions."""
+        _kill(self.running[name])
+        self.running[name] = self._started(name, number, self.rng.randint(1, 14 if database is None else 6), database)
+
+    def _started(self, name: str, number: int, kill_at: int | None = None, database: Path | None = None) -> Any:
+        return _in_process(self.work[name], self.folder, self.store, kill_at, database, self.seed + number)
+
+    def revive(self, number: int) -> list[str]:
+        """Starts a killed process again. Returns which one ended by itself, after it had begun to work."""
+        problems = []
+        for name, process in self.running.items():
+            if process.exitcode is None:
+                continue
+            if process.exitcode != -signal.SIGKILL:
+                if (self.folder / f"up-{process.pid}").exists():
+                    problems.append(f"the {name} ended by itself with {process.exitcode}")
+                else:  # it could not open the store: the database was killed just then
+                    self.not_begun += 1
+            self.running[name] = self._started(name, number)
+        return problems
 
 
 def _in_process(work: Callable[..., None], *arguments: Any) -> Any:
@@ -177,8 +244,8 @@ def _plan() -> Any:
     return Plan(steps=steps, metrics=(Metric(success_gain=0.1),))
 
 
-def _placed(number: int | None) -> None:
-    """Kills this process before the statement or commit of this number in its transitions."""
+def _placed(number: int | None, database: Path | None) -> None:
+    """Kills this process, or the database, before the statement or commit of this number in its transitions."""
     if number is None:
         return
     seen, lock = [0], threading.Lock()
@@ -186,8 +253,12 @@ def _placed(number: int | None) -> None:
     def count() -> None:
         with lock:
             seen[0] += 1
-            if seen[0] == number:
+            if seen[0] != number:
+                return
+            if database is None:
                 os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                kill_postgres(database)
 
     def before(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith(_TRANSITIONS):
@@ -202,13 +273,14 @@ def _placed(number: int | None) -> None:
     sa.event.listen(sa.Engine, "commit", commit)
 
 
-def _gateway(folder: Path, store: str, kill_at: int | None, seed: int) -> None:
+def _gateway(folder: Path, store: str, kill_at: int | None, database: Path | None, seed: int) -> None:
     from assay.api.serve import Serving, serve
 
     random.seed(seed)
-    _placed(kill_at)
+    _placed(kill_at, database)
 
     def publish(serving: Serving) -> None:
+        (folder / f"up-{os.getpid()}").touch()
         (folder / ".url").write_text(serving.url)
         (folder / ".url").replace(folder / "url")
 
@@ -218,17 +290,19 @@ def _gateway(folder: Path, store: str, kill_at: int | None, seed: int) -> None:
     )  # fmt: skip
 
 
-def _scheduler(folder: Path, store: str, kill_at: int | None, seed: int) -> None:
+def _scheduler(folder: Path, store: str, kill_at: int | None, database: Path | None, seed: int) -> None:
     """Advances, starts and orders, until it is killed. What a call has returned is in the log."""
     from assay.deployment.deployments import Deployments
     from assay.traces import Store
 
     rng = random.Random(seed)
-    _placed(kill_at)
+    _placed(kill_at, database)
     with Store(store) as opened, open(folder / "log", "a", buffering=1) as log:
         deployments = Deployments(opened.engine)
+        (folder / f"up-{os.getpid()}").touch()
         while True:
-            with suppress(DeploymentError, StoreError):  # another process was first; the database is busy
+            # another process was first; the database is busy or away
+            with suppress(DeploymentError, StoreError, sa.exc.DBAPIError):
                 done = _step(opened, deployments, rng)
                 if done is not None:
                     log.write(json.dumps(done) + "\n")

@@ -155,7 +155,7 @@ def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: 
             "question": question, "card": card_page(judge.card) if judge.card else None,
             "compiled_run": judge.compiled_run, "artifact": judge.compiled.get("artifact"),
             "growth": growth(rows, question, verdicts), "disagreements": differing[:_DISAGREEMENTS],
-            "differing": len(differing), "compared": len(gaps),
+            "differing": len(differing), "compared": len(gaps), "missing_file": _missing_labels(judge),
             "audits": [(run, report) for run, report in judge.audits],
             "attacks": attack_rows(judge.audits[0][1]) if judge.audits else [],
             "drifts": [(run, report, drift_facts(report)) for run, report in judge.drifts],
@@ -163,6 +163,12 @@ def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: 
             "commands": list(_commands(judge, store_flag)),
         },
     )  # fmt: skip
+
+
+def _missing_labels(judge: _Judge) -> str:
+    """The name of the labels file that the judge was compiled with, if it is not found from here; otherwise empty."""
+    name = str((judge.compiled_run["config"] if judge.compiled_run else {}).get("labels") or "")
+    return name if Path(name).suffix in (".jsonl", ".csv") and not Path(name).is_file() else ""
 
 
 def _sealed_items(judge: _Judge) -> list[Item]:

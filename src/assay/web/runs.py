@@ -14,8 +14,8 @@ from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
 from assay.traces.store.evaluations import evaluations_of, mean_scores
-from assay.traces.store.listing import find_run, finished_report, list_runs, phases_of, run_folder
-from assay.traces.store.paging import WINDOW, rollouts_of_run
+from assay.traces.store.listing import failure_of, find_run, finished_report, list_runs, phases_of, run_folder
+from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, filled_in
 from assay.web.rendering import View, link
@@ -67,8 +67,7 @@ def runs_page(store: Store, query: Mapping[str, str], *, where: str | Path | Non
 def _with_scores(store: Store, runs: list[dict[str, Any]], where: str | Path | None) -> list[dict[str, Any]]:
     """The runs with their scores: of `evaluate` from its rollouts, if they are few, of others from their report."""
     evaluations = [run["id"] for run in runs if run["kind"] == "evaluate"]
-    small = [run_id for run_id in evaluations if rollouts_of_run(store, run_id, most=SCORED) <= SCORED]
-    means = mean_scores(store, small, phase="evaluate")
+    means = mean_scores(store, sorted(small_runs(store, evaluations, most=SCORED)), phase="evaluate")
     return [
         {**run, "scores": RunScores(after=means.get(run["id"]))} if run["kind"] == "evaluate"
         else {**run, "scores": run_scores(finished_report(where, run["id"]) or {})}
@@ -121,13 +120,15 @@ def run_page(
             "study": None if tuned is None else tuned_page(tuned),
             "decided": [] if tuned is None else tuned_words(tuned),
             "trained": trained,
+            "has_rollouts": not _reads_rows(run),
+            "comparisons": _comparisons(report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
             "notes": [str(note) for name in ("alarms", "notes") for note in report.get(name) or ()],
-            "stopped": report.get("stopped"),
+            "stopped": report.get("stopped") or _failure(run, where),
             "has_report": bool(report),
             "commands": commands,
         },
@@ -142,6 +143,26 @@ def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
         if evaluated.phase == "evaluate":
             return scores_of(store, run["id"], evaluated, rows=_TASKS)
     return None
+
+
+def _reads_rows(run: Mapping[str, Any]) -> bool:
+    """Whether it is a training on the rows of an export, which runs no program."""
+    return run["kind"] == "train" and bool(run["config"].get("export"))
+
+
+def _comparisons(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Words and addresses of the pages that compare two runs which a training made, task by task."""
+    validations = report.get("validation") or {}
+    return [
+        (f"{program}, {mode}", link("compare", a=sides["runs"][0], b=sides["runs"][1]))
+        for program, modes in validations.items()
+        for mode, sides in modes.items()
+        if sides.get("runs")
+    ]
+
+
+def _failure(run: Mapping[str, Any], where: str | Path | None) -> str | None:
+    return failure_of(where, run["id"]) if run["status"] in ("failed", "stopped") else None
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.reports.texts import Budget, Clipped, preview
-from assay.reports.training import TrainingPage, training_page, unfinished_page
+from assay.reports.training import TrainingPage, sft_page, training_page, unfinished_page
 from assay.reports.training_log import TrainingProgress, read_training_log
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -53,6 +53,8 @@ def training_of(store: Store, run: Mapping[str, Any], report: Mapping[str, Any],
     samples = [] if log is None else _samples(store, log)
     if report.get("curves"):
         return ShownTraining(page=training_page(report), samples=samples)
+    if "held_out_loss" in report:
+        return ShownTraining(page=sft_page(report), samples=[])
     if log is None or not log.curves:
         return None
     return ShownTraining(page=_unfinished(run, log), samples=samples)
@@ -60,8 +62,14 @@ def training_of(store: Store, run: Mapping[str, Any], report: Mapping[str, Any],
 
 def _unfinished(run: Mapping[str, Any], log: TrainingProgress) -> TrainingPage:
     config = run["config"]
-    steps = f"{log.step} of {config['steps']}" if config.get("steps") else str(log.step)
-    facts = {"Model before": config.get("model"), "Method": config.get("algorithm"), "Step": steps}
+    most = log.steps or config.get("steps")
+    steps = f"{log.step} of {most}" if most else str(log.step)
+    facts = {
+        "Adapter": config.get("adapter_name"),
+        "Model before": config.get("model"),
+        "Method": config.get("algorithm"),
+        "Step": steps,
+    }
     if log.shortened:
         facts["Shown"] = "the last steps: the log is too long for a page"
     texts = {name: str(value) for name, value in facts.items() if value}

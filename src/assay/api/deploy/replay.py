@@ -14,12 +14,15 @@ from assay.deployment.rollout_values import SHADOW
 from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.stored import task_of
+from assay.models.limits import OverTime
 from assay.rubrics import Rubric
 from assay.traces import Rollout
 from assay.traces.replaying import ToolReplay
 from assay.traces.store import tables as schema
 
 __all__ = ["replay"]
+
+_HUNG = 3  # rollouts over the time limit, after which a call of `replay` ends
 
 
 def replay(
@@ -63,14 +66,19 @@ def replay(
     loaded = LoadedVersion(deployments.registry.folder_of(version))
     recorded = recorded[:most]
     with default_progress(progress).bar(f"replay on {version.name}", len(recorded)) as advance:
+        hung = done = 0
         for name in recorded:
-            _run(loaded, opened.rollout(name), rubric, opened.url, version.name, deployment.id)
+            hung += not _run(loaded, opened.rollout(name), rubric, opened.url, version.name, deployment.id)
             advance(1)
+            done += 1
+            if hung >= _HUNG:  # decided on what is known before more time passes
+                break
     opened.flush()
-    return len(recorded)
+    return done
 
 
-def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, version: str, deployment: str) -> None:
+def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, version: str, deployment: str) -> bool:
+    """Replays one rollout. False if it exceeded the time limit."""
     # one row for a rollout, whoever replays it
     row = sha256(f"{deployment}\0{original.id}".encode()).hexdigest()[:32]
     fields: dict[str, Any] = {
@@ -84,8 +92,9 @@ def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, vers
     except AssayError:
         if not replay.missed:
             raise
-    except Exception:  # the candidate's failure is recorded with its kind, and scored
-        return
+    except Exception as error:  # the candidate's failure is recorded with its kind, and scored
+        return not isinstance(error, OverTime)
+    return True
 
 
 def _recorded(engine: sa.Engine, champion: str, deployment: str, count: int) -> list[str]:

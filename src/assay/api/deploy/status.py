@@ -15,7 +15,7 @@ from assay.evaluation.progress import Progress
 from assay.models import Meter
 from assay.runs.loading import load_rubric
 from assay.runs.settings import AdvanceSettings
-from assay.runs.settings.store_options import AdvanceOptions
+from assay.runs.settings.store_options import StoredJudgeOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.traces import Store
@@ -50,7 +50,7 @@ def advance_deployment(
     store: str | Path | None = None,
     now: float | None = None,
     progress: Progress | None = None,
-    **options: Unpack[AdvanceOptions],
+    **options: Unpack[StoredJudgeOptions],
 ) -> DeploymentReport:
     """Evaluates a deployment and takes its next step, if there is one to take. Safe to call at any time, by anybody.
 

@@ -16,13 +16,14 @@ from assay.api.improve.checks import Trial, check_start, compare_on, ended_by, o
 from assay.api.improve.report import ImproveReport
 from assay.api.improve.state import ImprovementState
 from assay.api.improve.steps import STEPS, check_improvement, program_name
+from assay.api.sft import train_sft
 from assay.api.train import Retained, train
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
 from assay.evaluation import Progress, default_progress
 from assay.evaluation.comparison import Comparison
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
-from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.optimizers.finetuning import SFTSettings
 from assay.optimizers.finetuning.comparison import compared
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.prompts.reserve import FEWEST
@@ -245,7 +246,7 @@ class _Improvement(ImprovementState):
             chosen = Selection(programs=(program_name(self.program),))
             export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.progress)
         config = self._settings(SFTSettings, self.sft, "sft")
-        warmed = train_sft(rows, name, config, resume=begun, progress=self.progress)
+        warmed = train_sft(rows, name=name, store=self.store, resume=begun, progress=self.progress, **asdict(config))
         if warmed.name is None:
             raise DataError(f"{self.report.model} is not served by name: its adapter is in {warmed.path}")
         return self.report.program, warmed.name

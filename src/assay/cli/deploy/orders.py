@@ -65,6 +65,8 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
             for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
         )
         click.echo(f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain} [{low}, {high}]")
+    if data["variance_removed"] is not None:
+        click.echo(f"  the covariate removed {data['variance_removed']:.0%} of the variance of the difference")
     show_judges(data["judges"])
     waits = data["decision"] == "continue" and data["status"] != "running"
     decision = f"last decision ({data['rule']})" if waits else f"decision: {data['decision']} ({data['rule']})"

@@ -9,6 +9,7 @@ from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeDriftSettings
+from assay.support.numbers import figure
 
 __all__ = ["drift_command"]
 
@@ -43,7 +44,7 @@ def _show_drift(data: dict[str, Any]) -> None:
     rich = rich_console()
     for name, (before, after) in data["changed"].items():
         rich.print(f"changed: {name}: {before} -> {after}", markup=False)
-    moved, psi = ("–" if value is None else f"{value:.3f}" for value in (data["mean_difference"], data["psi"]))
+    moved, psi = (figure(value) for value in (data["mean_difference"], data["psi"]))
     cusum = f"CUSUM {data['cusum']:.1f} (alarm over {data['cusum_limit']:.1f})"
     over = "" if data["psi"] is None else f" (alarm over {data['psi_limit']:.2f})"
     rich.print(f"{data['n']} anchors: mean difference {moved}, {cusum}, PSI {psi}{over}", markup=False)

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from assay.reports.markdown import dollars
+from assay.support.numbers import figure, signed
 
 __all__ = [
     "MEASURES",
@@ -47,8 +48,8 @@ def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()
     rich.print("; ".join(f"{name}: {value}" for name, value in card_facts(card)), markup=False)
     for row in card.get("explained_by") or ():
         text = (
-            f"{row['feature']} explains judge minus raters: {row['effect']:+.2f} of the scale, 95 % "
-            f"[{row['low']:+.2f}, {row['high']:+.2f}], "
+            f"{row['feature']} explains judge minus raters: {signed(row['effect'], 2)} of the scale, 95 % "
+            f"[{signed(row['low'], 2)}, {signed(row['high'], 2)}], "
             f"corrected p {row['p']:.3f}, in {row['n']} outputs"
         )
         rich.print(text, markup=False)
@@ -74,20 +75,24 @@ def confusion_table(agreement: dict[str, Any]) -> Any:
 
 def number(value: float | None) -> str:
     """Three decimals, or a dash if undefined."""
-    return "–" if value is None else f"{value:.3f}"
+    return figure(value)
 
 
 def interval_text(interval: list[float] | None) -> str:
     """`[low, high]`, or a dash if there is no interval."""
-    return "–" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+    return "–" if interval is None else f"[{figure(interval[0])}, {figure(interval[1])}]"
 
 
 def gain_text(gain: dict[str, Any]) -> str:
     """A gain with its 95 % interval."""
     if gain["mean"] is None:
         return "undefined"
-    reach = "no interval (under 20 items)" if gain["low"] is None else f"95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-    return f"{gain['mean']:+.3f}, {reach}"
+    reach = (
+        "no interval (under 20 items)"
+        if gain["low"] is None
+        else f"95 % [{signed(gain['low'])}, {signed(gain['high'])}]"
+    )
+    return f"{signed(gain['mean'])}, {reach}"
 
 
 def rich_console() -> Any:

@@ -105,8 +105,8 @@ def _show(data: dict[str, Any]) -> None:
     if (active := data["deployment"]) is not None:
         click.echo(f"  deployment {active['id'][:12]}: {active['status']}, {active['share']:.0%} on the candidate")
     for figure in data["figures"]:
-        value = "–" if figure["value"] is None else f"{figure['value']:.3f}"
-        span = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
+        value = "–" if figure["value"] is None else f"{figure['value']:z.3f}"
+        span = "" if figure["low"] is None else f" [{figure['low']:z.3f}, {figure['high']:z.3f}]"
         limit = "no limit" if figure["limit"] is None else f"limit {figure['limit']:g}"
         mark = {True: "ok", False: "ALARM", None: "–"}[figure["ok"]]
         click.echo(f"{mark:5}  {figure['name']:12} {value}{span}, {limit} (n = {figure['n']})")

@@ -10,6 +10,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.runs.settings import TracesListSettings
+from assay.support.numbers import figure
 
 __all__ = ["list_command"]
 
@@ -57,7 +58,7 @@ def _show(rollouts: list[Any]) -> None:
         first_input = " ".join(str(next(iter(rollout.inputs.values()), "")).split())
         program = rollout.program.replace("\\", "/").rpartition("/")[2]
         program += f"@{rollout.program_version}" if rollout.program_version else ""
-        score = "–" if rollout.score is None else f"{rollout.score:.2f}"
+        score = figure(rollout.score, 2)
         click.echo(
             f"{rollout.id[:16]} {started} {rollout.phase:10} {rollout.split or '–':5} {rollout.status:7} {score:>5} "
             f"{rollout.failure or '–':8} {program}  {first_input[:60]}{'…' if len(first_input) > 60 else ''}"

@@ -10,6 +10,7 @@ from assay.judges.labels import Item
 from assay.judges.quality.agreement import Agreement, Answers
 from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
+from assay.support.numbers import figure, signed
 
 __all__ = ["human_gaps", "partial_correlation", "reliability_card"]
 
@@ -101,7 +102,7 @@ def _measured(
 
 
 def _number_text(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.2f}"
+    return "undefined" if value is None else figure(value, 2)
 
 
 def _alarms(card: dict[str, Any]) -> list[str]:
@@ -133,7 +134,7 @@ def _alarms(card: dict[str, Any]) -> list[str]:
         (error is not None and error > 0.2, f"has a calibration error of {error or 0:.2f}"),
     ]
     for row in card["explained_by"] or ():
-        description, effect = f"outputs with {row['feature']}", f"{row['effect']:+.2f} of the scale"
+        description, effect = f"outputs with {row['feature']}", f"{signed(row['effect'], 2)} of the scale"
         rules.append((True, f"{_over(row['effect'])} {description}: {effect} compared with raters"))
     mass = card["mass"]
     if mass is not None and mass["mean"] < _LITTLE_MASS:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from assay.errors import DataError
+from assay.support.numbers import signed
 
 __all__ = ["Anchor", "AnchorSet", "Cusum", "compare", "population_stability_index"]
 
@@ -161,7 +162,7 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
     alarms = []
     if moved_at is not None:
         alarms.append(
-            f"verdicts shifted by {mean:+.3f} of the scale on average (CUSUM, at anchor {moved_at + 1}).{cause}"
+            f"verdicts shifted by {signed(mean)} of the scale on average (CUSUM, at anchor {moved_at + 1}).{cause}"
         )
     if psi is not None and psi > psi_limit:
         alarms.append(f"the distribution of verdicts changed (PSI {psi:.2f}, limit {psi_limit:.2f}).{cause}")

@@ -15,6 +15,7 @@ from assay.optimizers.finetuning.base import Policy, tokenizer_sha
 from assay.optimizers.finetuning.rows import Row, RowStats, Trajectory, contains_output, trajectory_of
 from assay.optimizers.finetuning.run_folder import rank
 from assay.optimizers.finetuning.settings import PolicySettings
+from assay.reports.training_log import TrainingLog
 from assay.traces import Rollout, Transition
 from assay.traces.export.manifest import checked_manifest
 from assay.traces.export.transitions import read_transitions, transition_of_row
@@ -38,15 +39,18 @@ def _require_own_tokens(differs: "Counter[bool]") -> None:
 class Recorded:
     """A source of rows: the groups of a transitions export. `items` is the number of groups whose rewards differ.
 
+    Attributes:
+        log: of the run, for its page; None without a run.
     Raises:
         DataError: the export is missing, of another kind, changed since it was written, or has nothing to learn from.
     """
 
-    eval_task = engine = log = None
+    eval_task = engine = None
     of_what = "groups with nonzero variance"
 
     def __init__(self, folder: str | Path, config: PolicySettings) -> None:
         self.folder, self.config = Path(folder), config
+        self.log: TrainingLog | None = None
         self.manifest = checked_manifest(self.folder, "transitions")
         self.job = {"data": self.manifest["files"]["data.jsonl"]["sha256"]}
         self.row_stats, self.memory = RowStats(), ValueMemory()

@@ -6,7 +6,6 @@ Keeps the checkpoint with the lowest loss on held-out tasks.
 import json
 import math
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
 from assay.optimizers.finetuning.data import TrainingData, read_sft
 from assay.optimizers.finetuning.labels import completion_row, conversation_rows
+from assay.optimizers.finetuning.losses import LossMonitor
 from assay.optimizers.finetuning.run_folder import (
     SFT_MEMORY,
     last_good,
@@ -33,6 +33,7 @@ from assay.optimizers.finetuning.run_folder import (
     world,
 )
 from assay.optimizers.finetuning.settings import SFTSettings
+from assay.reports.training_log import TrainingLog
 from assay.support.reprs import ReportRepr
 from assay.traces.export.rendering import RowRenderer
 
@@ -48,7 +49,8 @@ class SFTReport(ReportRepr):
 
     `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
     `loss` and `held_out_loss` are mean negative log-likelihoods per completion token, by step. `agreement`, in [0, 1],
-    is the share of held-out prompts that torch and the served GGUF continue with the same greedy text.
+    is the share of held-out prompts that torch and the served GGUF continue with the same greedy text. `validation` and
+    `test_openings` are those of a program before and after, where `assay.train_sft` was given one.
     """
 
     name: str | None
@@ -64,6 +66,9 @@ class SFTReport(ReportRepr):
     best_step: int | None = None
     agreement: float | None = None
     stopped: str | None = None
+    alarms: list[str] = field(default_factory=list)
+    validation: dict[str, dict[str, Any]] = field(default_factory=dict)  # by program and sampling
+    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)  # by program
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,13 +76,23 @@ class SFTReport(ReportRepr):
 
 
 def train_sft(
-    source: str | Path, name: str, config: SFTSettings, *, resume: bool = False, progress: Progress | None = None
+    source: str | Path,
+    name: str,
+    config: SFTSettings,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    log: TrainingLog | None = None,
 ) -> SFTReport:
     """Trains an adapter on an export's rows and keeps it under `name`, to be served as `MODEL+NAME`.
+
+    Writes no run to a store; `assay.train_sft` does.
 
     Checkpoints are in `.assay/training/NAME` until training ends; `resume` continues from the last one, with the same
     final weights.
 
+    Args:
+        log: of the run, for its page.
     Raises:
         DataError: the rows cannot be read, or are all too long.
         ConfigError: an adapter of this name exists, or there is nothing to resume.
@@ -87,7 +102,7 @@ def train_sft(
     progress = default_progress(progress)
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
     with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready(SFT_MEMORY):
-        return _train(work, name, config, data, resume, progress)
+        return _train(work, name, config, data, resume, progress, log)
 
 
 def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> tuple[list[Any], list[Any]]:
@@ -105,8 +120,23 @@ def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> t
     return train, evaluated
 
 
+def _notes(data: TrainingData, evaluated: list[Any]) -> list[str]:
+    notes = []
+    if not evaluated:
+        notes.append("no held-out tasks, so there is no loss to choose a checkpoint by: the last weights are kept")
+    if data.ungated:
+        notes.append("the export did not pass its gates")
+    return notes
+
+
 def _train(
-    work: Path, name: str, config: SFTSettings, data: TrainingData, resume: bool, progress: Progress
+    work: Path,
+    name: str,
+    config: SFTSettings,
+    data: TrainingData,
+    resume: bool,
+    progress: Progress,
+    log: TrainingLog | None,
 ) -> SFTReport:
     from assay.optimizers.finetuning.trl_trainer import over_ranks
 
@@ -114,23 +144,18 @@ def _train(
     policy = load_policy(config.model)
     train, evaluated = _training_rows(data, policy, config)
     report = SFTReport(None, work, config, len(train), len(evaluated), data.tasks, data.left_out, 0)
-    if not evaluated:
-        report.notes.append(
-            "no held-out tasks, so there is no loss to choose a checkpoint by: the last weights are kept"
-        )
-    if data.ungated:
-        report.notes.append("the export did not pass its gates")
+    report.notes += _notes(data, evaluated)
     with (
         quiet(),
         lean_head(),
         stoppable() as stop,
         progress.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance,
     ):
-        loss_monitor = _LossMonitor(report, stop, advance)
+        loss_monitor = LossMonitor(loss=report.loss, held_out=report.held_out_loss, stop=stop, advance=advance, log=log)
         trainer = make_trainer(policy, train, evaluated, config, work / "checkpoints", loss_monitor.callback())
         checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=True if checkpoint else None)
-    report.steps = trainer.state.global_step
+    report.steps, report.alarms = trainer.state.global_step, list(loss_monitor.alarms.values())
     if any(over_ranks([stop.is_set()])):
         raise Cancelled(f"stopped at step {report.steps}, with a checkpoint in {work}")
     if loss_monitor.diverged:
@@ -291,43 +316,3 @@ def make_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-class _LossMonitor:
-    """Logs the losses; stops training at a signal or a loss that is not finite."""
-
-    def __init__(self, report: SFTReport, stop: threading.Event, advance: Any) -> None:
-        self.report, self.stop, self.advance, self.diverged = report, stop, advance, False
-
-    def callback(self) -> Any:
-        from transformers import TrainerCallback
-
-        from assay.optimizers.finetuning.trl_trainer import over_ranks
-
-        loss_monitor = self
-
-        class Callback(TrainerCallback):
-            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                loss_monitor.advance(state.global_step)
-                for logged in state.log_history:
-                    loss_monitor.record(logged)
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                loss_monitor.advance(1)
-                if any(over_ranks([loss_monitor.stop.is_set()])):
-                    control.should_save = control.should_training_stop = True
-
-            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-                loss_monitor.record({**(logs or {}), "step": state.global_step})
-                if loss_monitor.diverged:
-                    control.should_training_stop, control.should_save = True, False
-
-        return Callback()
-
-    def record(self, logged: dict[str, Any]) -> None:
-        for key, curve in (("loss", self.report.loss), ("eval_loss", self.report.held_out_loss)):
-            if key in logged:
-                value = float(logged[key])
-                self.diverged = self.diverged or not math.isfinite(value)
-                if math.isfinite(value):
-                    curve[int(logged["step"])] = value

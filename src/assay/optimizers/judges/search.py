@@ -39,6 +39,7 @@ from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.teleprompters import propose
+from assay.support.numbers import figure
 from assay.support.scrubbing import scrubbed
 
 __all__ = ["LOST", "JudgeCandidate", "JudgeSearch", "item_tasks"]
@@ -286,7 +287,7 @@ class JudgeSearch:
         if value is None:
             self.notes.append(f"{name}: {self.objective} is undefined before the gate: {result.why[self.objective]}")
         self.session.progress.say(
-            f"  {name}: {self.objective} {'undefined' if value is None else f'{value:.3f}'} "
+            f"  {name}: {self.objective} {'undefined' if value is None else figure(value)} "
             f"on {len(items)} held-out items"
         )
 

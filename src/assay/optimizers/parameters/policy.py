@@ -20,6 +20,7 @@ from assay.optimizers.parameters.network import Adjuster, state_of
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters
+from assay.support.numbers import signed
 
 __all__ = ["train_policy"]
 
@@ -147,11 +148,11 @@ def _advice(state: "_TrainingState", learning_rate: float) -> list[str]:
     mean = math.fsum(last) / len(last)
     if mean < -_SAME:
         notes.append(
-            f"improvement was {mean:+.3f} over the last {len(last)} episodes: "
+            f"improvement was {signed(mean)} over the last {len(last)} episodes: "
             f"try another learning rate (say {learning_rate / 2:g}) or a reset"
         )
     elif mean <= _SAME and not state.converged:
-        notes.append(f"improvement was {mean:+.3f} over the last {len(last)} episodes: stable, maybe converged")
+        notes.append(f"improvement was {signed(mean)} over the last {len(last)} episodes: stable, maybe converged")
     return notes
 
 

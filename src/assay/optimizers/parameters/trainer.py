@@ -16,6 +16,7 @@ from assay.optimizers.parameters.objective import AgentEvaluation, AgentObjectiv
 from assay.optimizers.parameters.policy import train_policy
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters, BaseAgent
+from assay.support.numbers import signed
 from assay.support.reprs import ReportRepr, measure_text
 
 __all__ = ["HeldOutReport", "RLTrainer"]
@@ -147,8 +148,8 @@ class RLTrainer:
             self.report = self._reported(self.outcome.best)
             gain = self.report.gain
             self.outcome.notes.append(
-                f"held-out tasks, best against initial: {gain.mean:+.3f}, "
-                f"95 % [{gain.low:+.3f}, {gain.high:+.3f}], n={gain.n}"
+                f"held-out tasks, best against initial: {signed(gain.mean)}, "
+                f"95 % [{signed(gain.low)}, {signed(gain.high)}], n={gain.n}"
             )
         return self.outcome
 

@@ -31,6 +31,7 @@ from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
 from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
 from assay.programs import ThinkingPolicy, program_version
 from assay.programs.budgets import with_policy
+from assay.support.numbers import signed
 
 __all__ = ["PromptSearch"]
 
@@ -142,8 +143,8 @@ class PromptSearch:
         self.notes.append(
             f"{what} stays {name!r}: {why}"
             if why
-            else f"{what} fitted on val: {name}; tokens {-100 * row['saved']:+.0f} %, score {-row['loss']:+.3f} on "
-            f"{row['n']} tasks, a loss of at most {row['loss_high']:.3f} (one-sided 95 %)"
+            else f"{what} fitted on val: {name}; tokens {signed(-100 * row['saved'], 0)} %, score "
+            f"{signed(-row['loss'])} on {row['n']} tasks, a loss of at most {row['loss_high']:.3f} (one-sided 95 %)"
         )
         fitted = Candidate(f"{winner.name}, {name}", made, result)
         self.candidates.append(fitted)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.statistics import largest_loss, lossless_tasks, paired_gain
 from assay.programs import ThinkingPolicy
+from assay.support.numbers import signed
 
 __all__ = ["FULL", "POLICIES", "fitted_policy", "why_none"]
 
@@ -70,8 +71,8 @@ def why_none(rows: Rows, *, baseline: str, margin: float) -> str:
     row, needed = rows[best], tasks_for(rows[best], margin)
     return (
         f"none that saves tokens is shown to lose at most {margin:g}. Closest is {best!r}: tokens "
-        f"{-100 * row['saved']:+.0f} %, score {-row['loss']:+.3f}, a loss of up to {row['loss_high']:.3f} (one-sided "
-        f"95 %) on {row['n']} val tasks; "
+        f"{signed(-100 * row['saved'], 0)} %, score {signed(-row['loss'])}, a loss of up to {row['loss_high']:.3f} "
+        f"(one-sided 95 %) on {row['n']} val tasks; "
         + (f"about {needed:.0f} are needed" if math.isfinite(needed) else "more tasks would not show it")
     )
 

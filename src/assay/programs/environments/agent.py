@@ -43,9 +43,9 @@ class EnvironmentAgent(Agent):
     `EnvironmentFailed`, which is unscored: it is not the agent's failure. A refused action is reported to the agent and
     counts as a step; the same one three times ends the run.
 
-    The observation is never dropped to fit `context_length`, the history is. An action without alternatives is taken
-    without asking the model. The model thinks from `reasoning_depth` 4 on. Actions are not reviewed, because they
-    cannot be taken back, and `tool_usage_threshold` has no effect.
+    The history begins with the first observation. It is shortened to fit `context_length`, the observation is not. An
+    action without alternatives is taken without asking the model. The model thinks from `reasoning_depth` 4 on. Actions
+    are not reviewed, because they cannot be taken back, and `tool_usage_threshold` has no effect.
 
     Args:
         environment: makes an environment: its class, or a function.
@@ -102,9 +102,9 @@ class EnvironmentAgent(Agent):
         steps: list[dict[str, Any]] = []
         refused = ToolLoopDetector(LoopSettings(calls=_SAME))
         with Play(self._made.make, self.timeout_s) as play:
-            step = play.reset(task)
+            step = first = play.reset(task)
             for _ in range(self.agent_parameters.max_steps):
-                before, action, error = step, self._action(step, steps), None
+                before, action, error = step, self._action(step, steps, first.observation), None
                 call = None if rollout is None or not rollout.transitions else len(rollout.transitions) - 1
                 try:
                     if action is None:
@@ -122,7 +122,7 @@ class EnvironmentAgent(Agent):
         reward = float(sum(entry["reward"] for entry in steps))
         return dspy.Prediction(outcome=step.observation, reward=reward, done=step.done, steps=steps)
 
-    def _action(self, step: EnvironmentStep, steps: Sequence[dict[str, Any]]) -> str | None:
+    def _action(self, step: EnvironmentStep, steps: Sequence[dict[str, Any]], first: str) -> str | None:
         """The action that the model writes; None if it could not be read."""
         if len(step.actions) == 1:
             return step.actions[0]
@@ -131,7 +131,7 @@ class EnvironmentAgent(Agent):
         policy = ThinkingPolicy() if written else self.thinking_policy
         reads = bool(choices) and policy != ThinkingPolicy() and supports(dspy.settings.lm, "top_logprobs")
         config = logprobs_options(dspy.settings.lm) if reads else {}
-        past = _history(steps) if self.shows_history else []
+        past = _history(steps, first) if self.shows_history else []
 
         def ask(tokens: int, thoughts: str) -> Round:
             signature = _signature(self.act.signature, step.actions, tokens, bool(thoughts))
@@ -218,9 +218,12 @@ def _entry(action: str | None, step: EnvironmentStep, error: str | None, call: i
     return {"action": action, **result, "error": error, "call": call}
 
 
-def _history(steps: Sequence[dict[str, Any]]) -> list[str]:
-    """The steps as lines. The latest observation is left out: the prompt has it as the current one."""
-    lines = []
+def _history(steps: Sequence[dict[str, Any]], first: str) -> list[str]:
+    """The first observation, which often says what the task is, and the steps as lines.
+
+    The latest observation is left out: the prompt has it as the current one.
+    """
+    lines = [first] if first and any(entry["error"] is None for entry in steps) else []
     for at, entry in enumerate(steps, 1):
         action = "?" if entry["action"] is None else entry["action"]
         if entry["error"] is not None:

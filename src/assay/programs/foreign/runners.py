@@ -5,7 +5,6 @@ raises.
 """
 
 import contextvars
-import fcntl
 import os
 import shlex
 import signal
@@ -27,6 +26,7 @@ from assay.programs.foreign.tasks import (
     command_of,
     named_callable,
 )
+from assay.programs.standard_error import StandardError
 from assay.programs.wrapping import completed
 from assay.sources.modules import attribute_of
 
@@ -34,7 +34,6 @@ __all__ = ["AgentRunner", "CallableRunner", "CommandRunner", "runner_of"]
 
 CHECK_S = 0.1  # longest time between two checks
 _KEYS = ("ASSAY_KEY", "ASSAY_AGENT_KEY", "ASSAY_UPSTREAM_KEY")  # with them an agent could set its own reward
-_STDERR_CHARS = 500
 
 
 class AgentRunner(Protocol):
@@ -98,14 +97,14 @@ class CommandRunner:
     """Starts a command per task: the task as JSON on standard input, its answer from standard output.
 
     It runs in a process group of its own, which is killed when the run ends, however it ends. Of its standard error the
-    last `_STDERR_CHARS` characters are kept, for the message of a failure.
+    end is kept, for the message of a failure.
     """
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
 
     def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
-        with tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, _StandardError() as err:
+        with tempfile.TemporaryFile() as task_file, tempfile.TemporaryFile() as out, StandardError() as err:
             task_file.write(task.to_json())
             task_file.seek(0)
 
@@ -153,38 +152,6 @@ class CommandRunner:
                     raise AgentFailed(TOO_MUCH)
         finally:
             _kill_group(process)
-
-
-class _StandardError:
-    """The standard error of a command, in a file of limited size of which the end is kept."""
-
-    def __init__(self) -> None:
-        self.file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        self._before = b""  # the end of what was removed from the file
-        # the command writes at the file's end, wherever that is after the file was emptied
-        flags = fcntl.fcntl(self.file, fcntl.F_GETFL)
-        fcntl.fcntl(self.file, fcntl.F_SETFL, flags | os.O_APPEND)
-
-    def __enter__(self) -> "_StandardError":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def shorten(self) -> None:
-        """Empties a file that has become too large."""
-        if os.fstat(self.file.fileno()).st_size > MOST_BYTES:
-            self._before = self._end()
-            os.ftruncate(self.file.fileno(), 0)
-
-    def tail(self) -> str:
-        return self._end().decode("utf-8", "replace").strip()[-_STDERR_CHARS:]
-
-    def _end(self) -> bytes:
-        most = 4 * _STDERR_CHARS  # bytes of so many characters
-        size = os.fstat(self.file.fileno()).st_size
-        read = os.pread(self.file.fileno(), most, max(0, size - most))
-        return (self._before + read)[-most:]
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:

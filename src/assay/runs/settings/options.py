@@ -24,6 +24,8 @@ __all__ = [
     "OfflineOptions",
     "PlanOptions",
     "RunOptions",
+    "SFTEvaluationOptions",
+    "SFTOptions",
     "TrainOptions",
     "TuneOptions",
 ]
@@ -236,6 +238,30 @@ class OfflineOptions(_Policy, total=False):
 
     model: str
     seed: int
+
+
+class SFTEvaluationOptions(ComparisonOptions, total=False):
+    """Settings of the evaluations before and after of `assay.train_sft`."""
+
+    parameters: Mapping[str, Any]
+
+
+class SFTOptions(TypedDict, total=False):
+    """The keywords of `assay.train_sft`."""
+
+    trust: bool
+    model: str
+    min_quality: float
+    epochs: int
+    learning_rate: float
+    batch: int
+    lora_r: int
+    max_length: int
+    eval_fraction: float
+    patience: int
+    evaluations: int
+    seed: int
+    report_to: str
 
 
 class JudgeScoreOptions(_Common, _Cache, total=False):

@@ -6,11 +6,12 @@ from typing import Any
 
 from assay.errors import ConfigError
 from assay.runs.settings.shared import DEFAULT_MODEL
-from assay.support.settings import Settings, setting
+from assay.runs.settings.traces import StoredJudgeSettings
+from assay.support.settings import setting
 
 __all__ = ["ServeSettings"]
 
-_ADVANCE_S = 10.0
+_ADVANCE_S, _TIMEOUT_S = 10.0, 600.0
 
 
 def _seconds(default: float, help: str) -> Any:
@@ -18,7 +19,7 @@ def _seconds(default: float, help: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSettings(Settings):
+class ServeSettings(StoredJudgeSettings):
     """Settings of the gateway. The defaults of the connection limits are those of `ConnectionLimits`.
 
     Attributes:
@@ -67,7 +68,13 @@ class ServeSettings(Settings):
         (), "Agent of the registry that POST /agents/NAME runs; repeatable.", metavar="NAME", many=True
     )
     agent_rubric: str | None = setting(
-        None, "Rubric that scores the rollouts of --agent when they end.", metavar="R", file=True
+        None,
+        "Rubric that scores the rollouts of --agent when they end. Its judges score after the answer.",
+        metavar="R",
+        file=True,
+    )
+    agent_timeout_s: float = _seconds(
+        _TIMEOUT_S, "Time limit of one rollout of --agent; beyond it the agent has failed."
     )
     advance_s: float = setting(
         _ADVANCE_S, "Seconds between two evaluations of the deployment of an --agent; with 0 only assay deploy "
@@ -92,6 +99,10 @@ class ServeSettings(Settings):
         super().__post_init__()
         if self.agent_rubric is not None and not self.agent:
             raise ConfigError(f"agent_rubric={self.agent_rubric!r} would have no effect without agent")
+        if self.judge_model is not None and self.agent_rubric is None:
+            raise ConfigError(f"judge_model={self.judge_model!r} would have no effect without agent_rubric")
+        if self.agent_timeout_s != _TIMEOUT_S and not self.agent:
+            raise ConfigError(f"agent_timeout_s={self.agent_timeout_s!r} would have no effect without agent")
         if self.advance_s != _ADVANCE_S and not self.agent:
             raise ConfigError(f"advance_s={self.advance_s!r} would have no effect without agent")
         if self.otlp == "off" and (self.otlp_endpoint is not None or self.otlp_tenants):

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypedDict
 
 __all__ = [
-    "AdvanceOptions",
     "ExportOptions",
     "IndexOptions",
     "PoolOptions",
     "ServeOptions",
     "SimulateOptions",
     "StartOptions",
+    "StoredJudgeOptions",
     "TracesExportOptions",
     "TracesListOptions",
     "TracesScoreOptions",
@@ -84,6 +84,9 @@ class SimulateOptions(TypedDict, total=False):
     users: int
     heavy: float
     user_spread: float
+    tasks: int
+    task_spread: float
+    history: int
     plan: str | None
     runs: int
     seed: int
@@ -122,6 +125,11 @@ class ServeOptions(TypedDict, total=False):
     loops: str
     agent: Sequence[str]
     agent_rubric: str | None
+    judge_model: str | None
+    judge_api_base: str | None
+    judge_api_key_env: str | None
+    judge_thinking: int | str | None
+    agent_timeout_s: float
     advance_s: float
     otlp: str
     otlp_endpoint: str | None
@@ -173,8 +181,8 @@ class TracesExportOptions(TypedDict, total=False):
     endpoint: str | None
 
 
-class AdvanceOptions(TypedDict, total=False):
-    """The keywords of `assay.api.deploy.status.advance_deployment` that name a model of judges."""
+class StoredJudgeOptions(TypedDict, total=False):
+    """The keywords of `assay.api.deploy.status.advance_deployment` and `assay.deployed` that name a model of judges."""
 
     trust: bool
     judge_model: str | None

@@ -1,15 +1,14 @@
-"""Counts of a gateway and its agents as OTLP metrics, with the names of `names.METRICS`. Sends nothing."""
+"""Counts of a gateway and its agents as OTLP metrics, with the names of `metric_names`. Sends nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.traces.otlp.names import METRICS
+from assay.traces.otlp.metric_names import COUNTER, DURATION, Measure, Point, points_of
 from assay.traces.otlp.spans import attributes_of, resource, scope
 
 __all__ = ["metrics_request"]
 
 _CUMULATIVE = 2
-_Point = tuple[float | int, dict[str, str]]
 
 
 def metrics_request(
@@ -23,36 +22,34 @@ def metrics_request(
         since: when the process began to count, seconds since the epoch.
         now: seconds since the epoch.
     """
-    points: dict[str, list[_Point]] = {key: [(stats[key], {})] for key in METRICS if key in stats}
-    for key, value, labels in _of_agents(agents):
-        points.setdefault(key, []).append((value, labels))
     times = {"startTimeUnixNano": str(int(since * 1e9)), "timeUnixNano": str(int(now * 1e9))}
-    metrics = [_metric(key, points[key], times) for key in METRICS if key in points]
+    metrics = [_metric(measure, points, times) for measure, points in points_of(stats, agents)]
     scopes = [{"scope": scope(), "metrics": metrics}]
     return {"resourceMetrics": [{"resource": resource(service), "scopeMetrics": scopes}]}
 
 
-def _of_agents(agents: Mapping[str, Any]) -> Iterator[tuple[str, float | int, dict[str, str]]]:
-    for agent, runner in agents.items():
-        for (version, arm, status), count in sorted(dict(runner.counts).items()):
-            yield "rollouts", count, {"agent": agent, "version": version, "arm": arm, "status": status}
-        for (version, arm), seconds in sorted(dict(runner.seconds).items()):
-            yield "seconds", float(seconds), {"agent": agent, "version": version, "arm": arm}
-        for version, count in sorted(dict(runner.fallbacks).items()):
-            yield "fallbacks", count, {"agent": agent, "version": version}
-
-
-def _metric(key: str, points: list[_Point], times: Mapping[str, str]) -> dict[str, Any]:
-    name, unit, rises, text = METRICS[key]
+def _metric(measure: Measure, points: Sequence[Point], times: Mapping[str, str]) -> dict[str, Any]:
+    rises = measure.kind in (COUNTER, DURATION)
     data = [
         {
             **(times if rises else {"timeUnixNano": times["timeUnixNano"]}),
-            **({"asInt": str(value)} if isinstance(value, int) else {"asDouble": value}),
-            "attributes": attributes_of({f"assay.{label}": text for label, text in labels.items()}),
+            **(_summed(point) if measure.kind == DURATION else _value(point.value)),
+            "attributes": attributes_of({f"assay.{label}": text for label, text in point.labels.items()}),
         }
-        for value, labels in points
+        for point in points
     ]
     kind: dict[str, Any] = {"dataPoints": data}
     if rises:
-        kind.update(aggregationTemporality=_CUMULATIVE, isMonotonic=True)
-    return {"name": name, "unit": unit, "description": text, "sum" if rises else "gauge": kind}
+        kind["aggregationTemporality"] = _CUMULATIVE
+    if measure.kind == COUNTER:
+        kind["isMonotonic"] = True
+    name = {COUNTER: "sum", DURATION: "histogram"}.get(measure.kind, "gauge")
+    return {"name": measure.name, "unit": measure.unit, "description": measure.text, name: kind}
+
+
+def _value(value: float | int) -> dict[str, Any]:
+    return {"asInt": str(value)} if isinstance(value, int) else {"asDouble": value}
+
+
+def _summed(point: Point) -> dict[str, Any]:
+    return {"count": str(point.count), "sum": float(point.value), "bucketCounts": [str(point.count)]}

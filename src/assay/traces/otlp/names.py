@@ -1,4 +1,5 @@
-"""Names of attributes and metrics in OTLP. The export writes them, and `assay.traces.importers` reads them.
+"""Names of attributes in OTLP. The export writes them, and `assay.traces.importers` reads them. Names of metrics are in
+`metric_names`; `VERSION` is that of both.
 
 What the GenAI conventions of OpenTelemetry name has their names, so that other tools show it. The rest, with which an
 import restores the rollout exactly, has the prefix `assay.`. A change of meaning increases `VERSION`; a newer version
@@ -8,7 +9,7 @@ is not imported.
 import json
 from typing import Any
 
-__all__ = ["CALL", "METRICS", "ROLLOUT", "SETTINGS", "VERSION", "VERSION_KEY", "Field", "read", "written"]
+__all__ = ["CALL", "ROLLOUT", "SETTINGS", "VERSION", "VERSION_KEY", "Field", "read", "written"]
 
 VERSION = 1
 PREFIX, VERSION_KEY = "assay.", "assay.mapping.version"
@@ -87,19 +88,6 @@ CONTENT = frozenset(
         "data_subject",
     }
 )
-
-# key of the gateway's counts -> OTLP name, unit, whether it only rises, description
-METRICS: dict[str, tuple[str, str, bool, str]] = {
-    "calls": ("assay.gateway.calls", "{call}", True, "LM calls that were sent to a model."),
-    "stored": ("assay.gateway.calls.stored", "{call}", True, "LM calls that are in the store."),
-    "unrecorded": ("assay.gateway.calls.unrecorded", "{call}", True, "LM calls that are not in the store."),
-    "in_flight": ("assay.gateway.calls.in_flight", "{call}", False, "LM calls that are not answered yet."),
-    "rows_waiting": ("assay.gateway.rows_waiting", "{row}", False, "Rows that wait for the database."),
-    "open": ("assay.gateway.rollouts.open", "{rollout}", False, "Rollouts that are open."),
-    "rollouts": ("assay.agent.rollouts", "{rollout}", True, "Rollouts by agent, version, arm and status."),
-    "seconds": ("assay.agent.rollout.duration", "s", True, "Total duration of rollouts."),
-    "fallbacks": ("assay.agent.fallbacks", "{rollout}", True, "Rollouts of a version that the champion took over."),
-}
 
 
 def written(record: Any, fields: dict[str, Field], *, content: bool) -> dict[str, Any]:

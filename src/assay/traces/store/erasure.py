@@ -5,7 +5,7 @@ reports the former and does the latter.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
             tenant's tasks are blanked too.
     """
     store.flush()
-    r, t, digests, erased = schema.rollouts, schema.transitions, subject_digests(subject), Erased()
+    r, digests, erased = schema.rollouts, subject_digests(subject), Erased()
     texts, rows = TaskTexts(), list[dict[str, Any]]()
     splits = SplitFinder(store)
     with store.engine.begin() as connection:
@@ -87,21 +87,13 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
         about = sa.and_(f.c.person.in_(digests), *([f.c.tenant == tenant] if tenant is not None else []))
         facts = connection.execute(sa.select(f.c.id, f.c.about, f.c.text).where(about)).all()
         recalled = recalled_facts(connection, facts, without=sa.select(r.c.id).where(*own))
-        erased.quoting, removed = sorted(recalled.others), sa.or_(sa.and_(*own), r.c.id.in_(recalled.own))
-        ids = sa.select(r.c.id).where(removed)
-        own_calls = connection.execute(
-            sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
-        ).all()
-        erased.calls += [_call(*row) for row in own_calls]
-        deletion = sa.delete(f).where(sa.or_(f.c.rollout_id.in_(ids), about))
-        erased.facts = int(connection.execute(deletion).rowcount)
+        erased.quoting = sorted(recalled.others)
+        for some in (sa.and_(*own), *map(r.c.id.in_, _batches(sorted(recalled.own)))):
+            _remove(connection, erased, some)
+        erased.facts += int(connection.execute(sa.delete(f).where(about)).rowcount)
         if erased.facts and connection.dialect.name == "sqlite":
             # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
             connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
-        for table in (t, schema.labels):
-            connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
-        deleted = connection.execute(sa.delete(r).where(removed))
-        erased.removed = int(deleted.rowcount)
         _blank(connection, erased, texts)
         if erased.removed or erased.tasks or erased.facts:
             people = [digest if tenant is None else of_tenant(digest, tenant) for digest in sorted(digests)]
@@ -109,6 +101,23 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
             connection.execute(upsert(store.engine.dialect.name, schema.forgotten), forgotten)
     store.put_splits(rows)
     return erased
+
+
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Parts of ids: a statement has at most 65,535 parameters in PostgreSQL, and 32,766 in SQLite."""
+    return (ids[at : at + _BATCH] for at in range(0, len(ids), _BATCH))
+
+
+def _remove(connection: sa.Connection, erased: Erased, some: sa.ColumnElement[bool]) -> None:
+    """Deletes rollouts that a condition selects, with their calls, labels and facts."""
+    r, t, f = schema.rollouts, schema.transitions, schema.facts
+    ids = sa.select(r.c.id).where(some)
+    calls = sa.select(t.c.request_json, t.c.weights, t.c.adapters_json).where(t.c.rollout_id.in_(ids))
+    erased.calls += [_call(*row) for row in connection.execute(calls)]
+    erased.facts += int(connection.execute(sa.delete(f).where(f.c.rollout_id.in_(ids))).rowcount)
+    for table in (t, schema.labels):
+        connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
+    erased.removed += int(connection.execute(sa.delete(r).where(some)).rowcount)
 
 
 def _blank(connection: sa.Connection, erased: Erased, texts: TaskTexts) -> None:

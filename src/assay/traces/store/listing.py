@@ -15,10 +15,12 @@ from assay.traces.store.location import store_file
 from assay.traces.store.rows import rollout_of
 
 __all__ = [
-    "check_run", "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs", "phases_of",
+    "FAILURE", "check_run", "failure_of", "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs",
+    "phases_of",
     "run_folder", "show_run",
 ]  # fmt: skip
 
+FAILURE = "failure.txt"  # in the folder of a run that did not end well: why
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
 _SEARCH = (
     "optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "token_margin",
@@ -200,6 +202,12 @@ def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | N
     path = run_folder(where, run_id) / "report.json"
     content = _json_object(path.read_bytes()) if path.is_file() else {}
     return content.get("report")
+
+
+def failure_of(where: str | Path | None, run_id: str) -> str | None:
+    """Why a run failed or was stopped, from its folder next to the store; None if that is not known."""
+    path = run_folder(where, run_id) / FAILURE
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
 def _run(row: Any) -> dict[str, Any]:

@@ -6,12 +6,13 @@ cursor. If the filters leave nothing of a window, the page says how far it looke
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
@@ -33,6 +34,7 @@ __all__ = [
     "page_statement",
     "rollout_page",
     "rollouts_of_run",
+    "small_runs",
 ]
 
 WINDOW = 10_000  # number of rollouts that one page reads at most
@@ -42,6 +44,7 @@ CALLS = 20  # transitions on one page
 _PREVIEW = 400  # characters read of a rollout's inputs
 _EQUAL = ("run_id", "task_id", "split", "status", "phase", "failure", "source", "deployment", "arm")
 _NARROW = ("task_id", "run_id")  # columns with an index of their own, the narrowest first
+Columns = ReadOnlyColumnCollection[str, Any]
 _CURSOR = re.compile(r"(-?\d{1,12}(?:\.\d{1,20})?(?:e-?\d{1,3})?)~([^\0]{1,64})")
 
 
@@ -181,31 +184,50 @@ def rollout_page(
 def page_statement(
     filters: RolloutFilters, cursor: Cursor, *, newer: bool, limit: int, narrow: str | None, window: int = WINDOW
 ) -> sa.Select[Any]:
-    """The query of one page. The inner query finds its rows by an index and ends at the window.
+    """The query of one page.
+
+    The innermost query finds the rows of the window by an index, with the columns that the filters compare, the next
+    one those that match. Their limits keep PostgreSQL from comparing all rollouts first.
 
     Args:
         narrow: the column whose index finds the rows; None for the index by time.
     """
     table = schema.rollouts
+    compared = [table.c[name] for name in _compared(filters)]
     if narrow is None:
-        inner = _by_time(filters, cursor, newer=newer).limit(window)
+        inner = _by_time(filters, cursor, newer=newer).with_only_columns(*compared)
     else:
-        inner = sa.select(table.c.id).where(table.c[narrow] == filters.equal[narrow]).limit(window)
-    inner_rows = inner.subquery("found")
+        inner = sa.select(*compared).where(table.c[narrow] == filters.equal[narrow])
+    window_rows = inner.limit(window).subquery("found")
+    matching = sa.select(window_rows.c.id).where(
+        *_conditions(filters, window_rows.c), _beyond(cursor, window_rows.c, newer=newer)
+    )
+    found = matching.order_by(*_order(window_rows.c, newer=newer)).limit(limit + 1).subquery("matching")
     columns = [table.c[name] for name in Listed.__dataclass_fields__ if name != "inputs"]
     inputs = sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs")
-    query = sa.select(*columns, inputs).join_from(inner_rows, table, table.c.id == inner_rows.c.id)
-    query = query.where(*_conditions(filters), _beyond(cursor, newer=newer))
-    return query.order_by(*_order(newer=newer)).limit(limit + 1)
+    query = sa.select(*columns, inputs).join_from(found, table, table.c.id == found.c.id)
+    return query.order_by(*_order(table.c, newer=newer))
+
+
+def _compared(filters: RolloutFilters) -> list[str]:
+    """Names of the columns that the filters and the order of the list compare."""
+    used = {
+        "program": filters.program,
+        "inputs_json": filters.text,
+        "verdicts_json": filters.criterion,
+        "early_tools_json": filters.tool,
+        "score": filters.least is not None or filters.most is not None,
+    }
+    return sorted({"id", "started_at", "source", *filters.equal, *(name for name, given in used.items() if given)})
 
 
 def _by_time(filters: RolloutFilters, cursor: Cursor, *, newer: bool) -> sa.Select[Any]:
     """Ids of rollouts in the order of time, by the index `rollouts_by_time` alone."""
     table = schema.rollouts
-    query = sa.select(table.c.id).where(_beyond(cursor, newer=newer))
+    query = sa.select(table.c.id).where(_beyond(cursor, table.c, newer=newer))
     if filters.since is not None:
         query = query.where(table.c.started_at >= filters.since)
-    return query.order_by(*_order(newer=newer))
+    return query.order_by(*_order(table.c, newer=newer))
 
 
 def _end_of_window(
@@ -218,46 +240,42 @@ def _end_of_window(
     return Cursor(rows[window - 1][0], rows[window - 1][1]) if len(rows) > window else None
 
 
-def _beyond(cursor: Cursor, *, newer: bool) -> sa.ColumnElement[bool]:
-    table = schema.rollouts
-    place, cursor_place = sa.tuple_(table.c.started_at, table.c.id), sa.tuple_(cursor.started_at, cursor.id)
+def _beyond(cursor: Cursor, columns: Columns, *, newer: bool) -> sa.ColumnElement[bool]:
+    place, cursor_place = sa.tuple_(columns.started_at, columns.id), sa.tuple_(cursor.started_at, cursor.id)
     return place > cursor_place if newer else place < cursor_place
 
 
-def _order(*, newer: bool) -> list[Any]:
-    columns = (schema.rollouts.c.started_at, schema.rollouts.c.id)
-    return [column.asc() if newer else column.desc() for column in columns]
+def _order(columns: Columns, *, newer: bool) -> list[Any]:
+    return [column.asc() if newer else column.desc() for column in (columns.started_at, columns.id)]
 
 
-def _conditions(filters: RolloutFilters) -> list[sa.ColumnElement[bool]]:
-    table = schema.rollouts
-    conditions = [table.c[name] == value for name, value in filters.equal.items() if name != "failure"]
+def _conditions(filters: RolloutFilters, columns: Columns) -> list[sa.ColumnElement[bool]]:
+    conditions = [columns[name] == value for name, value in filters.equal.items() if name != "failure"]
     if (failure := filters.equal.get("failure")) is not None:
         calls = schema.transitions
-        failed = sa.select(calls.c.t).where(calls.c.rollout_id == table.c.id, calls.c.failure == failure)
-        conditions.append((table.c.failure == failure) | failed.exists())
+        failed = sa.select(calls.c.t).where(calls.c.rollout_id == columns.id, calls.c.failure == failure)
+        conditions.append((columns.failure == failure) | failed.exists())
     if "source" not in filters.equal:
-        conditions.append(table.c.source.not_in(NOT_AGENTS))
+        conditions.append(columns.source.not_in(NOT_AGENTS))
     if filters.program:
-        conditions.append(table.c.program.icontains(filters.program, autoescape=True))
+        conditions.append(columns.program.icontains(filters.program, autoescape=True))
     if filters.text:
         written = orjson.dumps(filters.text.encode("utf-8", "replace").decode()).decode()[1:-1]  # as the column has it
-        conditions.append(table.c.inputs_json.icontains(written, autoescape=True))
+        conditions.append(columns.inputs_json.icontains(written, autoescape=True))
     if filters.criterion:
-        conditions.append(_names(table.c.verdicts_json, "criterion", filters.criterion))
+        conditions.append(_names(columns.verdicts_json, "criterion", filters.criterion))
     if filters.tool:
         steps = schema.transitions
         called = sa.select(steps.c.t).where(
-            steps.c.rollout_id == table.c.id, _names(steps.c.tools_json, "name", filters.tool)
+            steps.c.rollout_id == columns.id, _names(steps.c.tools_json, "name", filters.tool)
         )
-        conditions.append(_names(table.c.early_tools_json, "name", filters.tool) | called.exists())
-    for column, bound, least in (
-        (table.c.started_at, filters.since, True),
-        (table.c.score, filters.least, True),
-        (table.c.score, filters.most, False),
-    ):
-        if bound is not None:
-            conditions.append(column >= bound if least else column <= bound)
+        conditions.append(_names(columns.early_tools_json, "name", filters.tool) | called.exists())
+    if filters.since is not None:
+        conditions.append(columns.started_at >= filters.since)
+    if filters.least is not None:
+        conditions.append(columns.score >= filters.least)
+    if filters.most is not None:
+        conditions.append(columns.score <= filters.most)
     return conditions
 
 
@@ -293,7 +311,7 @@ def newest_rollouts(store: StoreReads, *, run_id: str | None = None, limit: int 
         newest = _by_time(RolloutFilters(), _NEWEST, newer=False).limit(limit).subquery("found")
     else:
         newest = sa.select(table.c.id).where(table.c.run_id == run_id).limit(limit).subquery("found")
-    query = sa.select(table).join_from(newest, table, table.c.id == newest.c.id).order_by(*_order(newer=False))
+    query = sa.select(table).join_from(newest, table, table.c.id == newest.c.id).order_by(*_order(table.c, newer=False))
     with store.engine.connect() as connection:
         return [rollout_of(row) for row in connection.execute(query).mappings()]
 
@@ -309,6 +327,16 @@ def rollouts_of_run(store: StoreReads, run_id: str, *, most: int = WINDOW) -> in
     """Number of rollouts of a run, counted up to one above `most`."""
     with store.engine.connect() as connection:
         return _count(connection, "run_id", run_id, most)
+
+
+def small_runs(store: StoreReads, run_ids: Sequence[str], *, most: int) -> set[str]:
+    """Those of the runs that have at most `most` rollouts, from an index alone, in one query."""
+    runs, table = schema.runs, schema.rollouts
+    own = sa.select(table.c.run_id).where(table.c.run_id == runs.c.id).correlate(runs).limit(most + 1).subquery()
+    count = sa.select(sa.func.count()).select_from(own).scalar_subquery()
+    with store.engine.connect() as connection:
+        rows = connection.execute(sa.select(runs.c.id, count).where(runs.c.id.in_(run_ids))) if run_ids else ()
+        return {run_id for run_id, rollouts in rows if rollouts <= most}
 
 
 @dataclass(frozen=True, kw_only=True)
