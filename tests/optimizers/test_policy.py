@@ -79,7 +79,7 @@ def test_training_finds_better_parameters_and_records_its_history() -> None:
     history = trainer.training_history
     assert agent.success(trainer.get_best_parameters()) > agent.success(AgentParameters().model_dump()) + 0.1
     assert set(history[0]) == {
-        "number", "metrics", "parameters", "adjustments", "overall", "improvement", "kept", "meaning", "unscored",
+        "number", "metrics", "parameters", "adjustments", "overall", "improvement", "accepted", "meaning", "unscored",
         "why",
     }  # fmt: skip
     assert history[0]["meaning"] == "where it begins"
@@ -185,7 +185,7 @@ def test_an_unscored_episode_is_ignored() -> None:
     trainer.train(episodes=9)
     lost = [episode for episode in trainer.training_history if episode["overall"] is None]
     assert len(lost) == 3
-    assert all(episode["improvement"] is None and not episode["kept"] for episode in lost)
+    assert all(episode["improvement"] is None and not episode["accepted"] for episode in lost)
 
 
 def test_policy_starts_within_its_range() -> None:

@@ -114,6 +114,7 @@ def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytes
             def decode(ids: list[int], **_: Any) -> str:
                 return "4"
 
+        eos_token_ids = (0,)
         use_vllm = vllm
 
         def _generate_single_turn(self, prompts: list[list[int]], *_: Any) -> Any:
@@ -155,7 +156,12 @@ def test_the_reference_model_is_the_base(tiny_model: Path) -> None:
     model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     after, engine = logits(model), TrainerPolicy(str(tiny_model))
     engine.sync(
-        SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped), _tokenizer=None)
+        SimpleNamespace(
+            model=model,
+            accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped),
+            _tokenizer=SimpleNamespace(pad_token_id=0),
+            eos_token_ids=[0],
+        )
     )
     with engine.before():
         assert torch.equal(logits(model), before)

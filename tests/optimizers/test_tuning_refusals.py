@@ -60,7 +60,7 @@ def test_trials_of_a_dead_process_are_requeued_and_old_failures_do_not_end_a_sea
     [
         ({"ranges": {"max_steps": (1, math.inf)}}, ParameterError, "finite numbers"),
         ({"ranges": {"max_steps": (math.nan, 3)}}, ParameterError, "finite numbers"),
-        ({"seed": -1}, ConfigError, "seed=-1 must be at least 0"),
+        ({"seed": -1}, ConfigError, "seed=-1 must be between 0 and 4294967295"),
         ({"storage": "://x"}, ConfigError, "is not a database URL"),
         ({"method": "policy", "learning_rate": math.nan}, ConfigError, "must be a finite number"),
         ({"method": "policy", "tasks_per_episode": 0}, ConfigError, "tasks_per_episode=0"),

@@ -97,7 +97,7 @@ def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
             {"format": 1, "kind": "sft", "files": {"data.jsonl": {"sha256": "0"}}, "passed": True},
             "was changed after the export",
         ),
-        ({"kind": "sft"}, "cannot be read: KeyError"),
+        ({"kind": "sft"}, "cannot be read as the manifest of an export: KeyError"),
     ):
         (tmp_path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(DataError, match=message):

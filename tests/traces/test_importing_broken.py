@@ -172,8 +172,8 @@ def test_skipped_rows_of_a_document_name_their_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(DataError, match="no such file"):
+    for path, message in ((tmp_path / "none.json", "no such file"), (tmp_path, "is a folder: name one file")):
+        with pytest.raises(DataError, match=message):
             read("otlp", path)
 
 

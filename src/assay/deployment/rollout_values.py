@@ -32,6 +32,7 @@ SHADOW = "shadow"  # phase of replayed rollouts; their group is the id of the re
 LOST_S = 600.0  # after which a rollout that has not ended is missing; the default time limit of a rollout
 _BATCH = 5000
 _RECORDED = 5000  # rollouts of the champion that the covariate is fitted on, at most
+_RECENT_S = 90 * 86_400.0  # of this long before the deployment: older users and tasks say less, and cost a scan
 _ROLLOUTS, _CALLS = schema.rollouts, schema.transitions
 
 
@@ -153,7 +154,8 @@ def _rows(
 def recorded_covariate(
     engine: sa.Engine, deployment: str, metric: Metric, *, champion: str, before: float
 ) -> Covariate:
-    """The covariate of a deployment: from the champion's newest rollouts before it started, and from its replays.
+    """The covariate of a deployment: from the champion's newest rollouts of the 90 days before it started, and from its
+    replays.
 
     Args:
         champion: name of the version.
@@ -164,6 +166,7 @@ def recorded_covariate(
     recorded = (
         sa.select(*of_row)
         .where(columns.version == champion, columns.phase == "deployed", columns.ended_at <= before)
+        .where(columns.started_at.between(before - _RECENT_S, before))
         .order_by(columns.started_at.desc())
         .limit(_RECORDED)
     )
