@@ -164,7 +164,7 @@ def save_adapter(trainer: Any, folder: Path) -> None:
 
 
 def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
-    """Restores the last good checkpoint after a loss that was not finite.
+    """Restores the last good checkpoint after a loss or gradient that was not finite.
 
     Returns:
         A message for the report, and the step of the checkpoint.
@@ -175,11 +175,14 @@ def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
         (work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
     )
     if not checkpoints:
-        raise Diverged(f"the loss was not a finite number at step {step}, before any checkpoint: lower learning_rate")
+        raise Diverged(
+            f"the loss or its gradient was not a finite number at step {step}, before any checkpoint: lower "
+            "learning_rate"
+        )
     checkpoint = Path(trainer.state.best_model_checkpoint or checkpoints[-1])
     restored(trainer.model, checkpoint)
     message = (
-        f"the loss was not a finite number at step {step}; the weights are those of {checkpoint.name}. "
+        f"the loss or its gradient was not a finite number at step {step}; the weights are those of {checkpoint.name}. "
         "A lower learning_rate may allow it to continue"
     )
     return message, int(checkpoint.name.rpartition("-")[2])

@@ -97,7 +97,7 @@ def train_sft(
         DataError: the rows cannot be read, or are all too long.
         ConfigError: an adapter of this name exists, or there is nothing to resume.
         Cancelled: a signal came; a checkpoint was written.
-        ModelError: the loss was not a finite number before there was any checkpoint, or memory or disk ran out.
+        ModelError: the loss or its gradient was not finite before there was any checkpoint, or memory or disk ran out.
     """
     progress = default_progress(progress)
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
