@@ -118,7 +118,7 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     program, rubric = f"{folder}/agent.py:{'Queues' if address is None else 'Sums'}", "r.yaml"
     if address is None:
         manifest: dict[str, Any] = {"model": MODEL, "settings": {"adapter": "lean", "parameters": {"temperature": 0.1}}}
-        options: dict[str, Any] = {"max_search_calls": 40, "demos": 8, "sizes": {"gate": 12, "test": 8}}
+        options: dict[str, Any] = {"max_search_calls": 300, "demos": 8, "sizes": {"gate": 40, "test": 8}}
     else:
         manifest = {"model": "openai/m", "settings": {"adapter": "chat", "parameters": {}}, "api_base": address}
         options = {"api_base": address, "prompt_format": "chat", "max_search_calls": 60, "sizes": {"gate": 30}}
@@ -127,7 +127,7 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     register(AGENT, folder / "one")
     (folder / "plan.yaml").write_text(json.dumps(PLAN))
     loop = {
-        "rubric": rubric, "method": "improve", "options": options, "every_days": 0, "min_new_tasks": 30,
+        "rubric": rubric, "method": "improve", "options": options, "every_days": 0, "min_new_tasks": 240 if address is None else 30,
         "pool": {"privacy": "patterns", "min_points": 50, "min_task_types": 1, "min_clean": 0.5},
         "deploy": {"plan": "plan.yaml"},
     }  # fmt: skip
