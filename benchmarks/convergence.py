@@ -5,8 +5,9 @@
 Four algorithms with so many seeds each train a model to begin its answers with certain letters. The model is by default
 a Llama of two layers with random weights, which takes seconds. A training counts if it ended by itself and its report
 says that it converged: the mean reward of the last ten steps does not differ from that of the ten steps before (Welch's
-interval contains 0 and is within 0.1). One line a training, in FOLDER/runs.jsonl too, so that a run can be cut off and
-called again; the last line has the share.
+interval contains 0 and is within 0.1). A training that learns nothing converges by this rule too, so that the trainings
+whose last ten steps have a higher mean reward than the first ten (Welch's interval above 0) are counted beside it. One
+line a training, in FOLDER/runs.jsonl too, so that a run can be cut off and called again; the last line has the shares.
 """
 
 import argparse
@@ -94,14 +95,23 @@ def trained(model: str, algorithm: str, seed: int, arguments: argparse.Namespace
             sizes={"val": 2}, store=folder / "assay.db", progress=Console(),
         )  # fmt: skip
     except assay.AssayError as error:
-        return {**row, "ended": False, "converged": None, "error": str(error)[:300]}
+        return {**row, "ended": False, "converged": None, "rose": False, "error": str(error)[:300]}
     rewards = [value for _, value in sorted(report.curves["reward"].items())]
     return {
         **row, "ended": report.stopped is None, "converged": report.converged, "steps": report.steps,
         "first": round(float(np.mean(rewards[:3])), 3), "before": round(float(np.mean(rewards[-20:-10])), 3),
-        "last": round(float(np.mean(rewards[-10:])), 3), "deviation": round(float(np.std(rewards[-10:])), 3),
+        "last": round(float(np.mean(rewards[-10:])), 3), "rose": rose(rewards),
+        "deviation": round(float(np.std(rewards[-10:])), 3),
         "alarms": report.alarms, "seconds": round(time.perf_counter() - began),
     }  # fmt: skip
+
+
+def rose(rewards: list[float]) -> bool:
+    """Whether the mean reward of the last ten steps is above that of the first ten."""
+    if len(rewards) < 20 or not np.ptp(rewards):
+        return False
+    test = stats.ttest_ind(rewards[-10:], rewards[:10], equal_var=False)
+    return bool(test.confidence_interval(0.95).low > 0)
 
 
 def shares(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,6 +120,7 @@ def shares(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for name, good in (
         ("ended", sum(row["ended"] for row in rows)),
         ("converged", sum(row["ended"] and row["converged"] is True for row in rows)),
+        ("rose", sum(row["ended"] and row["rose"] for row in rows)),
     ):
         interval = stats.binomtest(good, len(rows)).proportion_ci(0.95)
         report[name] = {"count": good, "share": good / len(rows), "low": interval.low, "high": interval.high}

@@ -127,7 +127,8 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     register(AGENT, folder / "one")
     (folder / "plan.yaml").write_text(json.dumps(PLAN))
     loop = {
-        "rubric": rubric, "method": "improve", "options": options, "every_days": 0, "min_new_tasks": 240 if address is None else 30,
+        "rubric": rubric, "method": "improve", "options": options, "every_days": 0,
+        "min_new_tasks": 240 if address is None else 30,
         "pool": {"privacy": "patterns", "min_points": 50, "min_task_types": 1, "min_clean": 0.5},
         "deploy": {"plan": "plan.yaml"},
     }  # fmt: skip
