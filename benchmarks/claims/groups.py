@@ -25,7 +25,6 @@ GROUPS = {
     "game": Group("game"),
     "yields": Group("yields"),
     "sql": Group("sql"),
-    "sql_stronger": Group("sql_stronger", stronger=True),
     "query_cost": Group("query_cost"),
     "any_agent": Group("any_agent"),
     "delayed_credit": Group("delayed"),

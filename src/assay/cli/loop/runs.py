@@ -135,7 +135,9 @@ def install_command(
         for name, text in files.items():
             (Path(out) / name).write_text(text, encoding="utf-8")
     if not has_loop(agent, store=store):
-        click.echo(f"note: this store has no loop of {agent}: assay loop start {agent} --file FILE starts one", err=True)
+        click.echo(
+            f"note: this store has no loop of {agent}: assay loop start {agent} --file FILE starts one", err=True
+        )
     if as_json:
         print_json({"files": files, "out": out})
         return
