@@ -257,8 +257,8 @@ ROWS = (
         goal="interval above zero",
         measurement="sql",
         cells=gain("rows_match", least=0.0),
-        note="compiled on questions about a library, reported on questions about a clinic. A Qwen2.5-Coder model of 0.5 "
-        "billion parameters answers all 40 questions of seed 0 rightly without and with a compilation.",
+        note="compiled on questions about a library, reported on questions about a clinic. A Qwen2.5-Coder model of "
+        "0.5 billion parameters answers all 40 questions of seed 0 rightly, without and with a compilation.",
     ),
     Row(
         name="query_cost",
