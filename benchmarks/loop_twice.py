@@ -129,11 +129,11 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     (folder / "plan.yaml").write_text(json.dumps(PLAN))
     loop = {
         "rubric": rubric, "method": "improve", "options": options, "every_days": 0,
-        "min_new_tasks": 240 if address is None else 30,
-        # as many tasks as new ones are waited for: a task type that has just arrived gets its share of them
+        "min_new_tasks": 100 if address is None else 30,
+        # not more tasks than a cycle needs: a task type that has just arrived gets its share of them
         "pool": {
-            "privacy": "patterns", "min_points": 50, "min_task_types": 1, "min_clean": 0.5,
-            **({"max_tasks": 240} if address is None else {}),
+            "privacy": "patterns", "min_task_types": 1, "min_clean": 0.5,
+            **({"min_points": 240, "max_tasks": 240} if address is None else {"min_points": 50}),
         },
         "deploy": {"plan": "plan.yaml"},
     }  # fmt: skip

@@ -138,6 +138,9 @@ def test_hard_tasks_are_kept_and_types_balanced(store: Store) -> None:
     assert report.left_out == {
         "tasks beyond max_tasks": 40, "unscored": 1, "ended by an error of a model or judge": 1,
     }  # fmt: skip
+    questions = {row["inputs"]["question"] for row in rows("pool.jsonl") if row["task_type"] == "bills"}
+    hard, newest = {f"bill {at}" for at in range(0, 50, 10)}, {f"bill {at}" for at in range(45, 50)}
+    assert questions == hard | newest
 
 
 @pytest.mark.slow

@@ -41,9 +41,11 @@ _BATCH = 500
 
 @dataclass
 class _Candidate:
-    """A distinct task of production, and what its rollouts have shown. `newest` is the id of one of them."""
+    """A distinct task of production, and what its rollouts have shown. `newest` is the id of the last one of them, and
+    `at` its place among all rollouts."""
 
     newest: str = ""
+    at: int = 0
     task_type: str = ""
     count: int = 0
     failed: int = 0
@@ -249,14 +251,17 @@ class _Pool:
         else:
             self.profile.types[row["task_type"]] += 1
         task = self.tasks[key]
-        task.newest, task.task_type = row["id"], row["task_type"]
+        task.newest, task.at, task.task_type = row["id"], self.seen, row["task_type"]
         task.count, task.failed = task.count + 1, task.failed + (row["status"] == "failed")
         task.total += float(value)
 
     def chosen(self) -> list[str]:
-        """Keys of the tasks: at most `max_tasks`, equally many of each type as far as it has them, hard ones first."""
+        """Keys of the tasks: at most `max_tasks`, equally many of each type as far as it has them.
+
+        Of a type the hard ones come first, and the newer before the older ones, so that the pool follows production.
+        """
         by_type: dict[str, list[str]] = defaultdict(list)
-        for key in sorted(self.tasks, key=lambda key: (not self.tasks[key].is_hard, key)):
+        for key in sorted(self.tasks, key=lambda key: (not self.tasks[key].is_hard, -self.tasks[key].at)):
             by_type[self.tasks[key].task_type].append(key)
         if (dropped := len(self.tasks) - self.settings.max_tasks) > 0:
             self.left_out["tasks beyond max_tasks"] = dropped

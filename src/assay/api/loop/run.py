@@ -357,7 +357,9 @@ def _passed(pool: Mapping[str, Any], new: int) -> tuple[str, dict[str, Any]]:
         if not gate["passed"]
     ]
     if pool["new_tasks"] < new:
-        missing.append(f"new tasks are {pool['new_tasks']}, {new} are required")
+        capped = f" of {pool['tasks']}" if "tasks beyond max_tasks" in pool["left_out"] else ""
+        hint = "; raise max_tasks of the pool, or lower min_new_tasks" if capped else ""
+        missing.append(f"new tasks are {pool['new_tasks']}{capped}, {new} are required{hint}")
     if missing:
         return WAITING, {"reason": "; ".join(missing), "gates": pool["gates"]}
     return DONE, {"reason": "all gates passed", "gates": pool["gates"]}

@@ -83,6 +83,11 @@ class LoopSettings(Settings):
         elif ".py:" not in self.method:
             raise ConfigError(f"method={self.method!r} must be compile, improve or FILE.py:FUNCTION")
         _check_names("scoring", self.scoring or {}, _SCORING)
+        if self.min_new_tasks > self.pool.max_tasks:
+            raise ConfigError(
+                f"min_new_tasks={self.min_new_tasks!r} must be at most max_tasks of the pool ({self.pool.max_tasks}): "
+                "a pool never has more new tasks than tasks"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
