@@ -1,5 +1,6 @@
 """The pages of runs: the list, and one run with its settings, cost, result and the command that resumes it."""
 
+import itertools
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
-from assay.traces.store.evaluations import evaluations_of, mean_scores
+from assay.traces.store.evaluations import evaluations_of, is_training, mean_scores
 from assay.traces.store.listing import failure_of, find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.usage import usage_of_phases
@@ -121,7 +122,7 @@ def run_page(
             "decided": [] if tuned is None else tuned_words(tuned),
             "trained": trained,
             "has_rollouts": not _reads_rows(run),
-            "comparisons": _comparisons(report),
+            "comparisons": _comparisons(store, run, report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
@@ -150,14 +151,28 @@ def _reads_rows(run: Mapping[str, Any]) -> bool:
     return run["kind"] == "train" and bool(run["config"].get("export"))
 
 
-def _comparisons(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Words and addresses of the pages that compare two runs which a training made, task by task."""
+def _comparisons(store: Store, run: Mapping[str, Any], report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Words and addresses of the pages that compare a model before and after a training, task by task.
+
+    A policy gradient evaluated both in its own run, on the test split; a supervised fine-tuning made two runs.
+    """
     validations = report.get("validation") or {}
-    return [
+    of_runs = [
         (f"{program}, {mode}", link("compare", a=sides["runs"][0], b=sides["runs"][1]))
         for program, modes in validations.items()
         for mode, sides in modes.items()
         if sides.get("runs")
+    ]
+    if run["kind"] != "train" or of_runs or rollouts_of_run(store, run["id"], split="test") > WINDOW:
+        return of_runs
+    pairs = itertools.combinations(evaluations_of(store, run["id"], split="test"), 2)
+    return [
+        (
+            f"{first.program.rpartition('/')[2]}, {first.condition.removeprefix('before, ')}",
+            link("compare", a=run["id"], b=run["id"], of_a=first.name, of_b=second.name),
+        )
+        for first, second in pairs
+        if is_training(first, second)
     ]
 
 
