@@ -273,7 +273,8 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
             scores = (before["task_types"].get(kind), after["task_types"][kind])
             rows.append((f"{mode}: on {kind}", *map(_number, scores), interval(comparison["task_types"].get(kind))))
         for name in ("valid_calls", "parsed", "tokens_per_task"):
-            rows.append((f"{mode}: {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), ""))
+            if before[name] is not None or after[name] is not None:  # a program without tools has no valid calls
+                rows.append((f"{mode}: {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), ""))
     return rows
 
 
