@@ -137,7 +137,9 @@ def _condition(run_id: str, group_id: str, task_id: str) -> str:
 
 
 def _name(evaluations: list[Evaluated]) -> None:
-    """Names each by what it differs in: by parameters only those of the same version on the same tasks."""
+    """Names each by what it differs in: by version if there are several, by parameters only those of the same version
+    on the same tasks."""
+    versions = {one.version for one in evaluations}
     groups: dict[tuple[str, str, str, str], list[Evaluated]] = {}
     for one in evaluations:
         groups.setdefault((one.phase, one.split, one.version, one.condition), []).append(one)
@@ -147,4 +149,6 @@ def _name(evaluations: list[Evaluated]) -> None:
         for one, parameters in zip(group, values, strict=True):
             differing = ", ".join(f"{name} {value:g}" for name, value in parameters.items() if name not in same)
             own = differing or ("own parameters" if len(group) > 1 else "")
-            one.name = " · ".join(part for part in (*key, own) if part) or "all"
+            phase, split, version, condition = key
+            parts = (phase, split if split != phase else "", version if len(versions) > 1 else "", condition, own)
+            one.name = " · ".join(part for part in parts if part) or "all"
