@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from pages import Browser, Scans, browse, links_in, read, rollout_of_sums
+from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_sft, put_training
 
 from assay.optimizers.finetuning.settings import SFTSettings
@@ -94,6 +94,16 @@ def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Pa
     assert "step 2: it rose" in text
     assert "hx-trigger" not in text
     assert "0.500 → 0.750" in read(store, "/runs", where=tmp_path / "page.db")
+
+
+def test_a_finished_training_says_how_its_model_is_used(store: Store, tmp_path: Path) -> None:
+    put_training(store, tmp_path, status="done")
+    (tmp_path / "runs" / "training" / "report.json").write_text('{"report": {"name": "embedded/m+better"}}')
+    config = {"program": "p.py:P", "rubric": "r.yaml", "data": "d.csv", "algorithm": "grpo", "model": "embedded/m"}
+    store.put_run("training", kind="train", config=config, status="done", started_at=NOW)
+    store.flush()
+    text = read(store, "/runs/training", where=tmp_path / "page.db")
+    assert "assay evaluate p.py:P --rubric r.yaml --data d.csv --model embedded/m+better</pre>" in text
 
 
 def test_a_killed_training_keeps_its_curves(store: Store, tmp_path: Path) -> None:

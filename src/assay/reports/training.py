@@ -90,6 +90,7 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
     curves = current_curves(report["curves"])
     facts = {
         "Model before": config["model"],
+        "Model after": report["name"] or report["path"],
         "Steps": report["steps"],
         "Rollouts": report["rollouts"],
         "Calls trained on": report["calls"],
@@ -132,6 +133,7 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     losses, held_out = report["loss"], report["held_out_loss"]
     facts = {
         "Model before": report["config"]["model"],
+        "Model after": report["name"] or report["path"],
         "Steps": report["steps"],
         "Rows trained on": report["rows"],
         "Rows held out": report["held_out_rows"],

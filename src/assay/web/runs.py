@@ -3,10 +3,11 @@
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.cli.repeat import resume_command, run_command
+from assay.cli.repeat import resume_command, run_command, words_of_run
 from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of
 from assay.reports.results import RunScores, result_lines, run_scores
@@ -101,12 +102,13 @@ def run_page(
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
     trained = training_of(store, run, report, run_folder(where, run["id"]))
-    running, commands = run["status"] == "running", []
+    running, commands = run["status"] == "running", list(_uses(run, report))
     resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
     if resume is not None:
         commands.append(("Resume it", resume))
     if (again := run_command(run["kind"], run["config"], store=store_flag)) is not None:
         commands.append(("Run it anew", again))
+    words = partial(words_of_run, run["kind"], run["config"])
     store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
     commands.append(("Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"))
     return View(
@@ -128,14 +130,25 @@ def run_page(
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
-            "notes": [str(note) for name in ("alarms", "notes") for note in report.get(name) or ()],
-            "stopped": report.get("stopped") or _failure(run, where),
+            "notes": [words(str(note)) for name in ("alarms", "notes") for note in report.get(name) or ()],
+            "stopped": words(report.get("stopped") or _failure(run, where) or ""),
             "has_report": bool(report),
             "commands": commands,
         },
         part="run_part.html",
         every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
+
+
+def _uses(run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What can be done with the result of a finished run, as commands."""
+    if run["kind"] in ("compile", "tune") and report.get("artifact"):
+        yield "Run the result on an input of your own", f"assay run {shlex.quote(str(report['artifact']))} FIELD=VALUE"
+    if run["kind"] == "train" and report.get("name"):
+        model = str(report["name"])
+        config = {name: run["config"].get(name) for name in ("program", "rubric", "data", "prompt_format")}
+        command = run_command("evaluate", {**config, "model": model}) if config["program"] else None
+        yield "Use the trained model, here in an evaluation", command or f"assay evaluate PROGRAM --model {model}"
 
 
 def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
