@@ -5,9 +5,10 @@
 The agent puts messages of customers into queues, whose names only the examples explain; it is one predictor with the
 embedded model. With --scripted it adds numbers on a scripted server, whose answers become right with demonstrations:
 that tries the loop and says nothing about a model. Production sends tasks through `assay.deployed`; after each batch
-`assay loop run` is called, as a schedule does, with `method: improve`. When a cycle has ended, and its deployment too,
-the second task type joins the traffic: messages for a queue that no task had before. The result has the steps as the
-store has them, and the production score before and after each cycle, with 95 % intervals.
+`assay loop run` is called, as a schedule does, with `method: improve`. When a deployment has ended, the second task
+type joins the traffic: messages for a queue that no task had before. A cycle that finds nothing better is followed by
+the next one, once there is as much new traffic again. The result has the steps as the store has them, and the
+production score before and after each phase, with 95 % intervals.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     program, rubric = f"{folder}/agent.py:{'Queues' if address is None else 'Sums'}", "r.yaml"
     if address is None:
         manifest: dict[str, Any] = {"model": MODEL, "settings": {"adapter": "lean", "parameters": {"temperature": 0.1}}}
-        options: dict[str, Any] = {"max_search_calls": 40, "demos": 8, "sizes": {"gate": 12, "test": 8}}
+        options: dict[str, Any] = {"max_search_calls": 300, "demos": 8, "sizes": {"gate": 40, "test": 8}}
     else:
         manifest = {"model": "openai/m", "settings": {"adapter": "chat", "parameters": {}}, "api_base": address}
         options = {"api_base": address, "prompt_format": "chat", "max_search_calls": 60, "sizes": {"gate": 30}}
@@ -127,8 +128,13 @@ def prepare(folder: Path, address: str | None, weights: bool) -> str:
     register(AGENT, folder / "one")
     (folder / "plan.yaml").write_text(json.dumps(PLAN))
     loop = {
-        "rubric": rubric, "method": "improve", "options": options, "every_days": 0, "min_new_tasks": 30,
-        "pool": {"privacy": "patterns", "min_points": 50, "min_task_types": 1, "min_clean": 0.5},
+        "rubric": rubric, "method": "improve", "options": options, "every_days": 0,
+        "min_new_tasks": 240 if address is None else 30,
+        # as many tasks as new ones are waited for: a task type that has just arrived gets its share of them
+        "pool": {
+            "privacy": "patterns", "min_points": 50, "min_task_types": 1, "min_clean": 0.5,
+            **({"max_tasks": 240} if address is None else {}),
+        },
         "deploy": {"plan": "plan.yaml"},
     }  # fmt: skip
     (folder / "loop.yaml").write_text(json.dumps(loop))
@@ -165,14 +171,13 @@ class Production:
 
 
 def cycle(production: Production, phases: int, limit: int) -> list[str]:
-    """Sends batches and runs the loop until a cycle has ended and its deployment too. Returns what the runs did."""
+    """Sends batches and runs the loop until a deployment has ended. Returns what the runs did."""
     actions = []
     for _ in range(limit):
         production.send(phases)
         report = run_loop(AGENT)
         actions.append(f"{report.action}: {report.reason}"[:200])
-        ended = report.action in ("failed",) or (report.action == "cycle" and report.deployment is None)
-        if ended or (report.action == "advance" and report.deployment is None):
+        if report.action == "failed" or (report.action == "advance" and report.deployment is None):
             break
     return actions
 
@@ -190,7 +195,7 @@ def main() -> None:
     parser.add_argument("--scripted", action="store_true")
     parser.add_argument("--weights", action="store_true", help="Train weights after the prompts.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=int, default=40, help="Batches of a cycle.")
+    parser.add_argument("--limit", type=int, default=60, help="Batches of a phase.")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True)
     os.chdir(arguments.folder)
@@ -200,7 +205,7 @@ def main() -> None:
             prepare(Path.cwd(), address, arguments.weights), tasks_of(arguments.scripted), arguments.seed
         )
         for phases in (1, 2):
-            line: dict[str, Any] = {"cycle": phases, "before": production.champion(phases)}
+            line: dict[str, Any] = {"phase": phases, "before": production.champion(phases)}
             began = time.monotonic()
             line["runs"] = cycle(production, phases, arguments.limit)
             print(

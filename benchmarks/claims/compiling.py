@@ -27,6 +27,7 @@ class Compiling:
     demos: int
     sizes: dict[str, int]
     test: int
+    gate: bool = False  # whether the gate split decides if the result replaces the program; else the winner is reported
 
     def before_and_after(self, setting: Setting, plain: Any) -> tuple[dict[str, Evaluation], dict[str, Any]]:
         """Evaluations `before` and `after`, and facts about the search."""
@@ -36,14 +37,16 @@ class Compiling:
             max_search_calls=self.search_calls,
             demos=self.demos,
             sizes=self.sizes,
-            gate=False,  # the winner on val is reported, whatever it is
+            gate=self.gate,
             test=False,
             out=setting.scratch / self.name,
             **self._common(setting),
         )
         sides: dict[str, Any] = {"before": plain, "after": report.artifact}
         evaluations = {side: self._evaluated(setting, program) for side, program in sides.items()}
-        return evaluations, {"winner": report.outcome.winner, "search_calls": report.to_dict()["search_calls"]}
+        written = report.to_dict()
+        kept = {"winner": report.outcome.winner, "search_calls": written["search_calls"], "gate": written["gate"]}
+        return evaluations, kept
 
     def _evaluated(self, setting: Setting, program: Any) -> Evaluation:
         sizes = {"test": self.test}

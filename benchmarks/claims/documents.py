@@ -15,10 +15,11 @@ COMPILING = Compiling(
     name="documents",
     rubric="answer_from_documents",
     data="documents:facts?size=400&passages=12",
-    search_calls=400,
+    search_calls=1200,
     demos=4,
-    sizes={"train": 40, "val": 20},
+    sizes={"train": 40, "val": 20, "gate": 24},
     test=24,
+    gate=True,
 )
 
 

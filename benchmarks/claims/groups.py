@@ -25,6 +25,7 @@ GROUPS = {
     "game": Group("game"),
     "yields": Group("yields"),
     "sql": Group("sql"),
+    "sql_training": Group("sql_training"),
     "query_cost": Group("query_cost"),
     "any_agent": Group("any_agent"),
     "delayed_credit": Group("delayed"),

@@ -247,7 +247,9 @@ ROWS = (
         "in 400 experiments of train tasks, and of each material the calls that wrote the two best plans (84 %, 53 "
         "calls, 3 epochs): 9 % (n = 30), because all chosen first trials were of iron, whose plan all materials then "
         "got. The same with varied first trials (83 %, 45 calls, 2 epochs): 25 % (n = 20), with one plan "
-        "between those of the materials.",
+        "between those of the materials. An explorer in 2,400 experiments, of which the last plans with a yield of at "
+        "least 75 % were trained on (181, as many of each material; 82 steps): 28 % of 34 % before (n = 30); the plans "
+        "of all materials moved to the middle, heat 40 to 60 and hours 3 to 4. A policy gradient was not tried.",
     ),
     Row(
         name="unseen_schema",
@@ -255,7 +257,15 @@ ROWS = (
         goal="interval above zero",
         measurement="sql",
         cells=gain("rows_match", least=0.0),
-        note="compiled on questions about a library, reported on questions about a clinic.",
+        note="compiled on questions about a library, reported on questions about a clinic. A Qwen2.5-Coder model of "
+        "0.5 billion parameters answers all 40 questions of seed 0 rightly, without and with a compilation.",
+    ),
+    Row(
+        name="unseen_schema_trained",
+        claim="the same questions, fine-tuned on queries of five other schemas: right rows",
+        goal="interval above zero",
+        measurement="sql_training",
+        cells=gain("rows_match", least=0.0),
     ),
     Row(
         name="query_cost",

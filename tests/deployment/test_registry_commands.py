@@ -164,6 +164,18 @@ def test_commands_that_read_need_a_store(own_folder: Path) -> None:
     assert not (own_folder / ".assay").exists()
 
 
+def test_a_schedule_for_an_agent_without_a_loop_says_so(own_folder: Path) -> None:
+    note = "note: this store has no loop of support"
+    assert note in text("loop", "install", "support")
+    assert not (own_folder / ".assay").exists()
+    artifact(own_folder / "one")
+    run("registry", "register", "support", "one")
+    assert note in text("loop", "install", "support")
+    Path("loop.yaml").write_text("rubric: math_qa\n")
+    run("loop", "start", "support", "--file", "loop.yaml")
+    assert note not in text("loop", "install", "support")
+
+
 @pytest.mark.slow
 def test_a_rollout_of_production_is_in_the_store_with_its_arm(agent: Path) -> None:
     run("deploy", "start", "support@2")

@@ -292,4 +292,6 @@ def test_convergence_requires_no_difference_and_little_noise() -> None:
     assert seen(reward=flat).converged is None
     assert seen(reward=flat + flat).converged is True
     assert seen(reward=[0.1 * at for at in range(20)]).converged is False
+    assert seen(reward=[0.97, 0.98] * 5 + [0.99, 1.0] * 5).converged is True  # significant, and too small to matter
+    assert seen(reward=[0.88, 0.89] * 5 + [0.95, 0.96] * 5).converged is False
     assert seen(reward=[0.0, 1.0] * 10).converged is False  # no difference, but too noisy to tell

@@ -35,6 +35,7 @@ def write_compile_page(path: str | Path, report: CompileReport, *, store: str | 
     """
     data, folder = report.to_dict(), home_of(store) / "runs" / report.run_id
     with Store(store) as opened:
+        # rows of the store, not of the report in memory: the page of a finished run can be written again
         page = compile_page(opened, report.run_id, data, folder, rows=ROWS)
     facts = [
         ("Program", report.config.program), ("Model", report.config.model), ("Optimizer", data["optimizer"]),

@@ -166,6 +166,7 @@ def _adapters_of(digests: Collection[str], folders: Sequence[str]) -> tuple[set[
     Adapters under several names may have equal weights, so there may be more paths than hashes.
     """
     hashes, paths = set[str](), list[str]()
+    # parents come before the adapters trained from them, so one pass finds all descendants
     for adapter in sorted(list_adapters(), key=lambda adapter: len(adapter.after)):
         if _uses_data_of(adapter.made, digests, folders) or hashes & set(adapter.after):
             hashes.add(adapter.sha256)
@@ -183,6 +184,6 @@ def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int
 
 def _uses_data_of(origin: Mapping[str, Any], digests: Collection[str], folders: Sequence[str]) -> bool:
     """Whether an adapter was trained on a person's tasks, or on an export that contains them."""
-    text = json.dumps(origin, default=str)
+    text = json.dumps(origin, default=str)  # the export's folder may stand anywhere in what the adapter was made of
     people = set(origin.get("people") or ())
     return not people.isdisjoint(digests) or any(json.dumps(folder) in text for folder in folders)

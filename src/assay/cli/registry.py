@@ -44,7 +44,7 @@ def list_command(agent: str | None, store: str | None, as_json: bool) -> None:
     """List the versions of AGENT, or of all agents: name, time, model, aliases, artifact."""
     from assay.api.registry import agent_versions
 
-    open_store(store).close()
+    open_store(store).close()  # here and below: an error if there is no store, instead of an empty one that is created
     rows = agent_versions(agent, store=store)
     if as_json:
         print_json({"versions": rows})
@@ -166,7 +166,7 @@ def _value(text: str | None) -> Any:
     if text is None:
         return None
     try:
-        return json.loads(text.lower())
+        return json.loads(text.lower())  # `True` and `FALSE` are typed too
     except ValueError:
         raise click.UsageError(f"{text!r} must be true, false or a number") from None
 

@@ -58,6 +58,7 @@ def command(program: str | None, **values: Any) -> None:
     )
     program, settings = command_job(values, program, TuneSettings, ImpactSettings)
     kind, other_kind = (ImpactSettings, TuneSettings) if shows_impact and not dry else (TuneSettings, ImpactSettings)
+    # flags of both commands are known to click, so what one of them has no use for is refused here
     idle = sorted(settings.keys() & (settings_of(other_kind).keys() - settings_of(kind).keys())) + (
         [name for name, value in (("apply", apply), ("report", page)) if value and shows_impact]
     )

@@ -54,6 +54,7 @@ def has_abstained(prediction: Mapping[str, Any]) -> bool:
 
 def words(text: Any) -> list[str]:
     """The words and numbers of a text, without case and grouping commas."""
+    # bounded, because `_has_words` compares each position
     return [word.replace(",", "") for word in _WORD.findall(plain_text(text)[:20_000])]
 
 
@@ -151,9 +152,10 @@ def answer_supported(task: Task, prediction: dict[str, Any], rollout: Rollout | 
     answer, known = words(prediction.get("answer")), set(words(passage.get("text", "")))
     if not answer:
         return Grade(value=0.0, reason="The answer has no words.")
+    # a number is never a paraphrase
     if invented := [word for word in answer if word[0].isdigit() and word not in known]:
         return Grade(value=0.0, reason=f"{invented[0]} is not in the cited passage.")
-    known |= set(words(list(task.inputs.values())[:1]))
+    known |= set(words(list(task.inputs.values())[:1]))  # the first input is the question
     missing = [word for word in answer if word not in known]
     reason = f"Not in the cited passage: {', '.join(missing[:10])}." if missing else ""
     return Grade(value=1 - len(missing) / len(answer), reason=reason)

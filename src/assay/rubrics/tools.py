@@ -33,7 +33,7 @@ def needs_tool(task: Task) -> bool | None:
     needed = metadata.get("tool_calls")
     if isinstance(needed, list | tuple):
         return bool(needed)
-    if isinstance(needed, int) and not isinstance(needed, bool):
+    if isinstance(needed, int) and not isinstance(needed, bool):  # a number of calls; True is an int in Python
         return needed > 0
     needs_tool = metadata.get("needs_tool")
     return needs_tool if isinstance(needs_tool, bool) else None

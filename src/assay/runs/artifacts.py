@@ -44,6 +44,7 @@ def keep_artifact(job: Job, recorded: RecordedProgram, folder: Path, result: Map
     if (note := check_loads(path, recorded.program)) is not None:
         job.session.progress.say(f"note: {note}")
     tasks = splits.train + splits.val + splits.gate
+    # gate too: its tasks decided what the artifact is
     subjects = {
         subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")
     }
@@ -70,7 +71,7 @@ def rehearsed(job: Job) -> list[str]:
         path = Path(scratch).resolve() / "artifact"
         try:
             save_artifact(path, program, _program_manifest(job, job.recorded, {}), splits={}, report="")
-            with alone():
+            with alone():  # without the modules of this process, as on another machine
                 if (note := check_loads(path, program)) is not None:
                     notes.append(note.replace(f"{path}: ", ""))
                 elif (
@@ -97,6 +98,7 @@ def _missing(job: Job, path: Path) -> str | None:
     copy.set_parameters(artifact.settings["parameters"])
     with session.phase("preflight"), session.context():
         error = getattr(copy(**inputs), "_error", None)
+        # an error that the program has here as well is not the artifact's
         if error is None or getattr(job.recorded(**inputs), "_error", None) is not None:
             return None
     return error_text(error)

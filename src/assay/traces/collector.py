@@ -109,7 +109,7 @@ class DataCollector:
         key = content_hash({"input": row["input"].strip(), "output": row["output"].strip()})
         if key in self._interaction_keys:
             return "duplicate of an earlier interaction with the same input and output"
-        self._interaction_keys.add(key)
+        self._interaction_keys.add(key)  # last, so that a refused row does not make its correction a duplicate
         return None
 
     def _rollout(self, row: Mapping[str, Any], source: str) -> Rollout:

@@ -205,7 +205,7 @@ def _watch_adapters() -> None:
 
 def _watched(plain: Any) -> Any:
     """Wrap `parse` so that listeners are notified of a failure, once even if several classes are wrapped."""
-    if getattr(plain, "_assay_watched", False):
+    if getattr(plain, "_assay_watched", False):  # inherited from a class that is wrapped
         return plain
 
     @functools.wraps(plain)
@@ -214,6 +214,7 @@ def _watched(plain: Any) -> Any:
             return plain(adapter, *args, **kwargs)
         except Exception:
             text = str(args[1] if len(args) > 1 else kwargs.get("completion"))
+            # told before it is raised, because DSPy may catch it and ask with another adapter
             for listener in listeners():
                 _tell(listener.parse_failed, text)
             raise

@@ -100,6 +100,7 @@ def check_start(
             )  # fmt: skip
     for at, retention_task in enumerate(trial.retained if config.preflight else ()):
         with part(f"preflight-{at + 1}"):
+            # a retention task has its own program, to whose parameters and fields these settings do not belong
             settings = {
                 name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")
             }
@@ -194,7 +195,7 @@ def spent_in(runs: Path, job: str, *, but: str) -> Usage:
     for path in sorted(runs.glob(f"{glob.escape(job)}.*/calls.db")):
         if path.parent.name.startswith(f"{job}.{but}-"):
             continue
-        ledger = Ledger(path)
+        ledger = Ledger(path)  # a report would be missing after a kill; the ledger is written with each call
         for usage in spent_before(ledger).values():
             for name, value in vars(usage).items():
                 setattr(total, name, getattr(total, name) + value)
@@ -254,6 +255,7 @@ def compare_on(
 def _compare_jobs(before: Job, after: Job, split: str, plan: ReportPlan | None) -> Comparison:
     """Compares the programs of two open jobs on as many tasks of the split as their common caps allow."""
     first, second = before.session, after.session
+    # each side has a meter of its own, and the caps are of both together
     first.meter.share_caps_with(second.meter)
     second.meter.share_caps_with(first.meter)
     decisions, splits = before.config.decisions, before.splits

@@ -12,8 +12,9 @@ from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings.loop import LoopSettings, load_loop
 from assay.support.keywords import takes
 from assay.traces import Store
+from assay.traces.store.location import store_file
 
-__all__ = ["loop_file", "start_loop", "stop_loop"]
+__all__ = ["has_loop", "loop_file", "start_loop", "stop_loop"]
 
 
 @takes()
@@ -36,6 +37,15 @@ def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None)
         champion = Registry(opened.engine).version(agent)
         Loops(opened.engine).enable(agent, str(path), _sha256(path))
     return {"agent": agent, "enabled": True, "file": str(path), "champion": champion.name}
+
+
+def has_loop(agent: str, *, store: str | Path | None = None) -> bool:
+    """Whether the loop of an agent was started in this store; False where there is no store."""
+    file = store_file(store)
+    if file is not None and not file.is_file():
+        return False
+    with Store(store) as opened:
+        return Loops(opened.engine).get(agent) is not None
 
 
 @takes()

@@ -91,6 +91,7 @@ def parameter_impact(
     lm, settings = resolve_model(program, lm, options)
     config = program_settings(ImpactSettings, program, rubric, data, lm, settings)
     progress = default_progress(progress)
+    # tasks keep the splits that they had for the artifact, or val would contain what it was compiled on
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     with open_job(
         config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=("val",)
@@ -157,5 +158,5 @@ def _draw(report: ImpactReport, config: ImpactSettings, study: "optuna.Study | N
     report.page, _ = write_page(report.folder, study, objectives, title=title, facts=facts, impact=report.impact)
     try:
         report.picture = draw_impact(report.impact, report.folder / "impact.png")
-    except MissingExtra as error:
+    except MissingExtra as error:  # the page has the same figures
         report.notes.append(f"no picture: {error}")

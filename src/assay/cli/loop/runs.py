@@ -125,6 +125,7 @@ def install_command(
 ) -> None:
     """Write a systemd service with its timer, or a cron line, that calls assay loop run AGENT. Installs nothing."""
     from assay.api.loop.install import schedule_files
+    from assay.api.loop.state import has_loop
     from assay.support.places import check_writable
 
     if out is not None:
@@ -133,6 +134,10 @@ def install_command(
     if out is not None:
         for name, text in files.items():
             (Path(out) / name).write_text(text, encoding="utf-8")
+    if not has_loop(agent, store=store):
+        click.echo(
+            f"note: this store has no loop of {agent}: assay loop start {agent} --file FILE starts one", err=True
+        )
     if as_json:
         print_json({"files": files, "out": out})
         return

@@ -80,6 +80,7 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
         {task for task, _ in task_ids},
         key=lambda name: hashlib.sha256(f"{seed}:{name}".encode("utf-8", "replace")).digest(),
     )
+    # at least one task is held out where there are two, or there would be no held-out loss
     eval_ids = set(names[: max(1, round(eval_fraction * len(names))) if eval_fraction and len(names) > 1 else 0])
     return TrainingData(
         train=[row for task, row in task_ids if task not in eval_ids],
@@ -118,6 +119,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where} is not JSON: {error}") from None
     if isinstance(row, dict) and "messages" in row and "prompt" not in row:
         messages = row.pop("messages")
+        # what follows the assistant's last turn cannot be trained on
         last = max(
             (
                 i

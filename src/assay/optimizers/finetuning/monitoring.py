@@ -12,6 +12,7 @@ __all__ = ["TrainingMonitor"]
 
 _WINDOW = 10  # steps of each window of the convergence rule
 _CONVERGED = 0.1  # largest half width of the interval of the difference, in units of the reward
+_SMALL = 0.05  # a significant change of the mean reward that a longer training is not worth
 _RUN = 3  # consecutive steps before an alarm
 
 
@@ -19,7 +20,8 @@ class TrainingMonitor:
     """Curves by step, alarms, and whether training has converged. Each alarm is raised once and names a remedy.
 
     Converged: Welch's 95 % interval of the difference between the mean reward of the last ten steps and of the ten
-    steps before contains 0 and reaches at most 0.1 to either side.
+    steps before reaches at most 0.1 to either side, and contains 0 or reaches at most 0.05. A significant difference
+    that is certainly below 0.05 is none that a longer training is worth.
 
     Args:
         log: receives every value and alarm immediately.
@@ -143,7 +145,7 @@ class TrainingMonitor:
         if len(kl) < _RUN or min(kl) <= 0.5:
             return None
         return (
-            f"the KL to the model before training is {kl[-1]:.2f} nats per token: raise beta=… or lower learning_rate=…"
+            f"the KL to the model before training is {kl[-1]:.2f} nats per token. Raise beta=… or lower learning_rate=…"
         )
 
     def _truncation(self) -> str | None:
@@ -197,4 +199,5 @@ class TrainingMonitor:
         from scipy import stats
 
         interval = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
-        return bool(interval.low <= 0 <= interval.high and max(-interval.low, interval.high) <= _CONVERGED)
+        most = max(-interval.low, interval.high)
+        return bool(most <= (_CONVERGED if interval.low <= 0 <= interval.high else _SMALL))

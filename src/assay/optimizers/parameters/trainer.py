@@ -112,7 +112,7 @@ class RLTrainer:
 
     def reset(self) -> None:
         """Discards the training: a new policy, no history, the initial parameters."""
-        self.policy = Adjuster(seed=self.seed)
+        self.policy = Adjuster(seed=self.seed)  # each call of `train` continues it
         self.outcome: PolicyOutcome | None = None
         self.report: HeldOutReport | None = None
 
@@ -145,6 +145,7 @@ class RLTrainer:
             progress=self.progress, into=self.outcome,
         )  # fmt: skip
         if self.held_out and self.outcome.stopped is None:
+            # after training only: nothing may be chosen by these tasks
             self.report = self._reported(self.outcome.best)
             gain = self.report.gain
             self.outcome.notes.append(

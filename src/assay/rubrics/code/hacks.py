@@ -142,11 +142,11 @@ def _added(old: Code, new: Code, edits: Sequence[Edit], facts: Facts) -> Iterato
             continue
         site = Site(new, edit.after.node, edit.before.node if edit.before is not None else None)
         for hit in dict.fromkeys(_hits(site, facts)):
-            if known[hit] > 0:
+            if known[hit] > 0:  # by number: an edit may keep what was there, and not copy it
                 known[hit] -= 1
                 continue
             if RULES[hit[0]].allowed != "edit":
-                if before is None:
+                if before is None:  # the whole source is read only if a rule asks for it
                     before = {named_hit for place in all_sites(old) for named_hit in named(place)}
                 if hit in before or (RULES[hit[0]].allowed == "rule" and any(rule == hit[0] for rule, _ in before)):
                     continue

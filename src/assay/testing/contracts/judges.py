@@ -70,6 +70,7 @@ class JudgeContract(Contract):
         before = copy.deepcopy(inputs)
         with self.context():
             judge = self.make()
+            # a new judge too, whose verdict cannot come from what the first one remembers
             results = [*(judge(**inputs) for _ in range(3)), self.make()(**inputs)]
             verdicts = [(result.verdict, result.value) for result in results]
         require(inputs == before, f"the inputs {before!r} became {inputs!r}")

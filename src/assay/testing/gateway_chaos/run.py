@@ -106,7 +106,7 @@ async def _under_faults(clients: Clients, faults: Faults, concurrent: int) -> tu
     """Runs the clients until all faults have occurred; returns the result of `_poll`."""
     ended = asyncio.Event()
     running_faults = asyncio.create_task(faults.run())
-    clients.more = lambda: not running_faults.done()
+    clients.more = lambda: not running_faults.done()  # no fault may happen without traffic
     polling = asyncio.create_task(_poll(clients.url, faults, ended))
     await clients.run(concurrent)
     await running_faults
@@ -131,7 +131,7 @@ async def _poll(url: str, faults: Faults, ended: asyncio.Event) -> tuple[list[st
             try:
                 async with session.get(f"{url}/assay/stats") as response:
                     stats = await response.json()
-            except (aiohttp.ClientError, OSError, TimeoutError):
+            except (aiohttp.ClientError, OSError, TimeoutError):  # a killed gateway does not answer
                 continue
             rows_waiting[name or "none"] = max(rows_waiting.get(name or "none", 0), stats["rows_waiting"])
             if stats["calls"] != stats["stored"] + stats["unrecorded"] + stats["in_flight"] or stats["unrecorded"]:
