@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner
 
 from assay.cli.main import group, how_to_continue
-from assay.cli.shared import echo_line
 from assay.traces import Rollout, Store
 
 ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
@@ -386,16 +385,6 @@ def test_a_list_of_rollouts_names_the_version_of_the_program(tmp_path: Path) -> 
     assert re.search(r" p\.py:P@0123456789ab program +– +– +Hello$", output, re.M)
     listed = CliRunner().invoke(group, ["models", "list"]).output
     assert re.match(r"name +size +licence +file\nembedded/smollm2-135m +98 MB +Apache-2\.0 +\S", listed)
-
-
-def test_a_line_of_a_list_is_cut_only_in_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "8")
-    echo_line("0123456789")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    echo_line("0123456789")
-    assert capsys.readouterr().out == "0123456789\n0123456…\n"
 
 
 def test_a_list_of_runs_has_a_dash_for_what_a_run_has_not(tmp_path: Path) -> None:

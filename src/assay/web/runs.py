@@ -102,15 +102,7 @@ def run_page(
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
     trained = training_of(store, run, report, run_folder(where, run["id"]))
-    running, commands = run["status"] == "running", list(_uses(run, report))
-    resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
-    if resume is not None:
-        commands.append(("Resume it", resume))
-    if (again := run_command(run["kind"], run["config"], store=store_flag)) is not None:
-        commands.append(("Run it anew", again))
-    words = partial(words_of_run, run["kind"], run["config"])
-    store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
-    commands.append(("Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"))
+    running, words = run["status"] == "running", partial(words_of_run, run["kind"], run["config"])
     return View(
         template="run.html",
         title=f"Run {run['id']}",
@@ -133,11 +125,23 @@ def run_page(
             "notes": [words(str(note)) for name in ("alarms", "notes") for note in report.get(name) or ()],
             "stopped": words(report.get("stopped") or _failure(run, where) or ""),
             "has_report": bool(report),
-            "commands": commands,
+            "commands": list(_commands(run, report, store_flag)),
         },
         part="run_part.html",
         every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
+
+
+def _commands(run: Mapping[str, Any], report: Mapping[str, Any], store_flag: str | None) -> Iterator[tuple[str, str]]:
+    """Words and commands: what can be done with the result, how the run is resumed and repeated."""
+    yield from _uses(run, report)
+    resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
+    if resume is not None:
+        yield "Resume it", resume
+    if (again := run_command(run["kind"], run["config"], store=store_flag)) is not None:
+        yield "Run it anew", again
+    store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
+    yield "Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"
 
 
 def _uses(run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
