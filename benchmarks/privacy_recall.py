@@ -7,6 +7,9 @@ is reported; `stored` has prompts and outputs of programs as they are stored, by
 value counts as found where none of its letters and digits is left.
 
     python benchmarks/privacy_recall.py --set held-out --seed 2000 --size 1500 --engine patterns
+    python benchmarks/privacy_recall.py --clean 'arithmetic:size=3000&terms=2-4&digits=2-4&ops=-'
+
+The second form counts what is found in the texts of a data set, for one without personal data: false positives.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from typing import Any
 import numpy as np
 from faker import Faker
 
+from assay.datasets.splits import load_tasks
 from assay.traces.privacy.anonymizer import Anonymizer
 from assay.traces.privacy.names import KnownValue
 
@@ -292,6 +296,15 @@ def measure(which: str, size: int, seed: int, engine: str, *, subject: bool) -> 
     }
 
 
+def findings(spec: str, engine: str) -> dict[str, Any]:
+    """Texts of a data set, inputs and expected outputs of a task as one text, in which something is found, by type."""
+    anonymizer = Anonymizer(b"0" * 32, engine=engine)
+    texts = ["\n".join(map(str, [*task.inputs.values(), *task.expected.values()])) for task in load_tasks(spec)]
+    kinds = [{match.type for match in anonymizer.find(text)} for text in texts]
+    by_type = Counter(kind for found in kinds for kind in found)
+    return {"data": spec, "texts": len(texts), "with_findings": sum(map(bool, kinds)), "types": dict(by_type)}
+
+
 def wilson(hits: int, n: int) -> list[float]:
     """95 % interval of a share (Wilson 1927, JASA 22:209)."""
     z, p = 1.96, hits / n
@@ -310,7 +323,11 @@ def main() -> None:
     parser.add_argument("--engine", default="patterns")
     parser.add_argument("--subject", action="store_true", help="the rollout's own data subject is known")
     parser.add_argument("--missed", action="store_true", help="show what was missed (of the tuning set only)")
+    parser.add_argument("--clean", metavar="SPEC", help="a data set without personal data, in place of the set")
     arguments = parser.parse_args()
+    if arguments.clean:
+        print(json.dumps(findings(arguments.clean, arguments.engine), indent=1))
+        return
     report = measure(arguments.set, arguments.size, arguments.seed, arguments.engine, subject=arguments.subject)
     if not arguments.missed or arguments.set == "held-out":
         del report["missed"]

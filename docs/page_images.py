@@ -2,8 +2,8 @@
 
     python docs/page_images.py STORE [FOLDER]
 
-Needs Debian's Chromium and Playwright. The newest compile, a rollout of val, the newest deployment, study and training,
-and the judge with most labels are shown.
+Needs Debian's Chromium and Playwright. The newest compile, its evaluations compared, a rollout of val, the newest
+deployment, study and training, and the judge with most labels are shown.
 """
 
 import json
@@ -18,8 +18,8 @@ from playwright.sync_api import sync_playwright
 CHROMIUM = "/usr/bin/chromium"
 WIDE, PHONE = (1100, 760), (360, 640)
 MOST_BYTES = 150_000
-PATIENCE_MS = 300_000
-ANCHORS = {"judge": "Agreement with raters", "training": "Before and after"}  # headings to which pages are scrolled
+PATIENCE_MS = 60_000
+ANCHORS = {"judge": "Agreement with raters", "training": "Curves"}  # headings to which pages are scrolled
 
 
 def pages_of(tab: Any, base: str) -> dict[str, str]:
@@ -36,10 +36,11 @@ def pages_of(tab: Any, base: str) -> dict[str, str]:
     judge = first("/judges", r'href="(/judges/[0-9a-f]+)"')
     study = first("/runs?kind=tune", r'href="(/runs/[^"?]+)"')
     training = first("/runs?kind=train", r'href="(/runs/[^"?]+)"')
+    compare = None if run is None else f"/compare?a={run.rpartition('/')[2]}&b={run.rpartition('/')[2]}"
     places = {
         "runs": "/runs", "compile": run, "rollout": rollout, "deployment": deployment, "judge": judge,
         "label": None if judge is None else f"{judge}/label?rater=ann", "study": study,
-        "training": training,
+        "training": training, "compare": compare,
     }  # fmt: skip
     return {name: place for name, place in places.items() if place is not None}
 
@@ -50,7 +51,7 @@ def take(tab: Any, file: Path, anchor: str = "") -> None:
     Args:
         anchor: text of a heading to which it is scrolled.
     """
-    if anchor:
+    if anchor and tab.get_by_role("heading", name=anchor).count():
         tab.get_by_role("heading", name=anchor).first.scroll_into_view_if_needed()
         tab.get_by_role("heading", name=anchor).first.evaluate("element => element.scrollIntoView()")
     tab.screenshot(path=str(file))

@@ -382,7 +382,7 @@ def test_a_list_of_rollouts_names_the_version_of_the_program(tmp_path: Path) -> 
     with Store(tmp_path / "s.db") as store:
         store.put_rollout(Rollout(program="p.py:P", program_version="0123456789ab", inputs={"q": "Hello"}))
     output = CliRunner().invoke(group, ["traces", "list", "--store", "s.db"]).output
-    assert "p.py:P@0123456789ab  Hello" in output
+    assert re.search(r" p\.py:P@0123456789ab program +– +– +Hello$", output, re.M)
     listed = CliRunner().invoke(group, ["models", "list"]).output
     assert re.match(r"name +size +licence +file\nembedded/smollm2-135m +98 MB +Apache-2\.0 +\S", listed)
 

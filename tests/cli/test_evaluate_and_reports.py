@@ -170,7 +170,9 @@ def test_judge_verdicts_are_listed_separately_and_not_rated(tmp_path: Path) -> N
                 )
             )  # fmt: skip
     header, row = invoked("traces", "list", "--split", "train").splitlines()
-    assert header.split() == ["id", "time", "phase", "split", "status", "score", "failure", "program", "first", "input"]
+    assert header.split() == [
+        "id", "time", "score", "status", "program", "source", "phase", "split", "failure", "first", "input"
+    ]  # fmt: skip
     assert row.startswith("a" * 16)
     (verdict,) = json.loads(invoked("traces", "list", "--source", "judge", "--json"))["rollouts"]
     assert verdict["id"] == "b" * 32

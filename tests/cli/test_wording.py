@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from assay.cli.judge.tables import confusion_table
 from assay.cli.main import command_of, group
+from assay.cli.shared import echo_line
 from assay.cli.wording import counted, in_flags, message_of
 from assay.errors import AssayError, FailureKind, StopRun
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
@@ -280,3 +281,13 @@ def test_traces_show_names_the_failure_of_a_call_beside_its_text(place: Path) ->
         "[1] 3+? tokens, 0 ms, failure model",
         "  -> no answer",
     ]
+
+
+def test_a_line_of_a_list_is_cut_only_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "8")
+    echo_line("0123456789")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    echo_line("0123456789")
+    assert capsys.readouterr().out == "0123456789\n0123456…\n"

@@ -22,6 +22,7 @@ from assay.optimizers.finetuning.policy_gradient import train_policy
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.traces import Store
+from assay.traces.store.evaluations import evaluations_of
 
 
 @pytest.mark.slow
@@ -57,6 +58,9 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
         "greedy": (2, 2),
         "sampled": (2, 2),
     }
+    with Store(tmp_path / "a.db") as store:
+        conditions = [one.condition for one in evaluations_of(store, rollouts[0].run_id, split="test")]
+    assert conditions == ["before, greedy", "after, greedy", "before, sampled", "after, sampled"]
     page = (report.path / "training.html").read_text()
     assert "Reward by turn" in page
     assert "http" not in page.split("<body")[-1].replace("http://www.w3.org", "")[-2000:]

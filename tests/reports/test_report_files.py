@@ -9,6 +9,7 @@ import pytest
 import assay
 from assay.deployment.simulation import SimulationReport
 from assay.errors import ConfigError
+from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import ThinkingReport
 from assay.evaluation.statistics import paired_gain
 from assay.optimizers.parameters.trainer import HeldOutReport
@@ -17,6 +18,8 @@ from assay.reports.charts import Line, lines_chart
 from assay.reports.compiled import CandidateRow, CompilePage, Decision, Demonstration
 from assay.reports.files import write_report
 from assay.reports.texts import Clipped
+from assay.rubrics import ScoreResult
+from assay.traces import Verdict
 from assay.traces.export.gates import GateReport, Gates
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x07\ud800"
@@ -69,6 +72,23 @@ def test_every_report_of_the_public_functions_is_shown_in_one_line_and_as_a_tabl
     )  # fmt: skip
     assert repr(report).startswith("SimulationReport(runs=4, promoted=0.5, rolled_back=0.25")
     assert "<tr><th>promoted</th><td>0.5</td></tr>" in report._repr_html_()
+
+
+def test_scores_and_evaluations_are_one_line_each() -> None:
+    verdicts = (
+        Verdict(criterion="right", grade=0.5, reason="<b>half</b>"),
+        Verdict(criterion="short", grade=None),
+        Verdict(criterion="brief", grade=None, applies=False),
+    )
+    result = ScoreResult(value=0.5, verdicts=verdicts, capped_by=("right",))
+    assert repr(result) == (
+        "ScoreResult(value=0.500, right=0.5: <b>half</b>, short=unscored, brief=does not apply, capped_by=right)"
+    )
+    assert "<td>0.5: &lt;b&gt;half&lt;/b&gt;</td>" in result._repr_html_()
+    assert repr(ScoreResult(value=math.nan)) == "ScoreResult(value=unscored)"
+    evaluation = Evaluation(results={"a": result})
+    assert repr(evaluation).endswith("right=0.500, short=–, brief=–, tasks=1, unscored=0)")
+    assert repr(Evaluation()) == "Evaluation(score=unscored, tasks=0, unscored=0)"
 
 
 def test_reports_without_common_names_show_their_own_values() -> None:

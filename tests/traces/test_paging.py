@@ -102,6 +102,10 @@ def test_scores_of_a_run_by_task(store: Store) -> None:
     assert evaluated.tasks["u"].score is None
     with pytest.raises(StoreError, match="more than 3 rollouts"):
         evaluations_of(store, "scored", most=3)
+    put(store, 105, run_id="scored", task_id="t", split="test", score=0.25)
+    store.flush()
+    assert [one.split for one in evaluations_of(store, "scored")] == ["val", "test"]
+    assert [one.scores for one in evaluations_of(store, "scored", most=3)] == [{"t": 0.25}]
 
 
 def test_wrong_arguments_are_refused() -> None:

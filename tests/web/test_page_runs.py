@@ -39,6 +39,14 @@ def test_a_failed_run_says_why(store: Store, tmp_path: Path) -> None:
     )
 
 
+def test_the_reason_of_a_failure_names_flags(store: Store, tmp_path: Path) -> None:
+    store.put_run("broken", kind="tune", config={"program": "p"}, status="failed", started_at=NOW)
+    store.flush()
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    (tmp_path / "runs" / "broken" / "failure.txt").write_text("max_calls=90: set sizes={'val': N}")
+    assert "--max-calls 90: set --val-size N" in read(store, "/runs/broken", where=tmp_path / "page.db")
+
+
 def test_the_list_has_the_scores_of_runs(store: Store, tmp_path: Path) -> None:
     put_compile(store, tmp_path, run_id="compiled")
     put_run(store, "evaluated")
@@ -212,7 +220,7 @@ def test_evaluations_of_one_run_are_compared_from_earlier_to_later(store: Store)
     store.flush()
     text = read(store, "/compare?a=run-1&b=run-1")
     assert "+0.500 on 1 task, too few for an interval" in text
-    assert re.findall(r"<option selected>([^<]*)", text) == ["test · test · v1", "test · test · v2"]
+    assert re.findall(r"<option selected>([^<]*)", text) == ["test · v1", "test · v2"]
 
 
 def test_a_run_without_tasks_cannot_be_compared(store: Store) -> None:

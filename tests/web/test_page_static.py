@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from assay.traces import Store
-from assay.web.rendering import STATIC, static_file
+from assay.web.rendering import STATIC, compile_templates, static_file
 
 # dist/htmx.min.js of the package htmx.org 2.0.11 in the npm registry, licence 0BSD.
 HTMX_SHA256 = "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
@@ -61,3 +61,7 @@ def test_invalid_options_of_the_page_are_refused(tmp_path: Path) -> None:
     assert (code, "there is no store" in text) == (1, True)
     code, text = started("--host", "0.0.0.0", "--store", str(tmp_path / "missing.db"))
     assert (code, "--key" in text) == (2, True)
+
+
+def test_all_templates_compile() -> None:
+    compile_templates()

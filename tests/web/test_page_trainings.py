@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from pages import Browser, Scans, browse, read
+from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_sft, put_training
 
 from assay.optimizers.finetuning.settings import SFTSettings
@@ -96,6 +96,16 @@ def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Pa
     assert "0.500 → 0.750" in read(store, "/runs", where=tmp_path / "page.db")
 
 
+def test_a_finished_training_says_how_its_model_is_used(store: Store, tmp_path: Path) -> None:
+    put_training(store, tmp_path, status="done")
+    (tmp_path / "runs" / "training" / "report.json").write_text('{"report": {"name": "embedded/m+better"}}')
+    config = {"program": "p.py:P", "rubric": "r.yaml", "data": "d.csv", "algorithm": "grpo", "model": "embedded/m"}
+    store.put_run("training", kind="train", config=config, status="done", started_at=NOW)
+    store.flush()
+    text = read(store, "/runs/training", where=tmp_path / "page.db")
+    assert "assay evaluate p.py:P --rubric r.yaml --data d.csv --model embedded/m+better</pre>" in text
+
+
 def test_a_killed_training_keeps_its_curves(store: Store, tmp_path: Path) -> None:
     put_training(store, tmp_path, status="failed")
     text = read(store, "/runs/training", where=tmp_path / "page.db")
@@ -128,3 +138,27 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
     assert progress is not None
     assert progress.shortened
     assert progress.curves["reward"] == {5: 0.5}
+
+
+def test_the_model_before_and_after_a_policy_gradient_is_compared_by_task(store: Store, tmp_path: Path) -> None:
+    put_training(store, tmp_path, status="done")
+    scores = {"before, greedy": 0.25, "after, greedy": 0.5, "before, sampled": 0.75, "after, sampled": 0.5}
+    for at, (condition, score) in enumerate(scores.items()):
+        for task in range(6):
+            name = f"task-{task}"
+            rollout_of_sums(
+                store, 300 + 6 * at + task, run_id="training", phase="test", split="test", task_id=name,
+                group_id=f"{condition}/{name}", score=score, parameters={"temperature": 1.0}, program="sums.py:Sums",
+            )  # fmt: skip
+    store.flush()
+    with Scans(store) as scans:
+        text = read(store, "/runs/training", where=tmp_path / "page.db")
+        greedy, sampled = links_in(text, "/compare?a=training&amp;b=")
+        pages = [read(store, path) for path in (greedy, sampled, "/compare?a=training&b=training")]
+    assert scans == []
+    assert "sums.py:Sums, greedy</bdi>" in text
+    for page, words in zip(pages, ("+0.250 on 6 tasks", "-0.250 on 6 tasks", "+0.250 on 6 tasks"), strict=True):
+        assert words in page
+    assert re.findall(r"<option selected>([^<]*)", pages[1]) == [
+        "test · before, sampled", "test · after, sampled"
+    ]  # fmt: skip

@@ -7,11 +7,12 @@ from typing import Any, get_args, get_origin
 import click
 
 from assay.cli.main import command_of
+from assay.cli.wording import in_flags
 from assay.runs.project import COMMANDS
 from assay.runs.settings import ProgramSettings
 from assay.support.settings import Setting, settings_of
 
-__all__ = ["NotRepeatable", "resume_command", "rollout_command", "run_command"]
+__all__ = ["NotRepeatable", "resume_command", "rollout_command", "run_command", "words_of_run"]
 
 _PLAIN = (str, int, float)
 _LONGEST = 4_000  # characters of a command
@@ -45,6 +46,12 @@ def run_command(kind: str, config: Mapping[str, Any], *, store: str | None = Non
     except NotRepeatable:
         return None
     return _line([*words, *(("--store", store) if store else ())])
+
+
+def words_of_run(kind: str, config: Mapping[str, Any], text: str) -> str:
+    """A message of a run with the flags of its command in place of Python arguments."""
+    command = command_of(name.split()) if (name := _command(kind, config)) in COMMANDS else None
+    return text if command is None else in_flags(text, command)
 
 
 def _command(kind: str, config: Mapping[str, Any]) -> str:

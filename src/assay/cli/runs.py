@@ -7,7 +7,7 @@ import click
 
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
-from assay.cli.shared import open_store, print_json
+from assay.cli.shared import echo_line, open_store, print_json
 from assay.runs.settings import RunsListSettings
 
 __all__ = ["command"]
@@ -35,7 +35,7 @@ def list_(store: str | None, as_json: bool, **values: Any) -> None:
     if not runs:
         click.echo("the store holds no runs", err=True)
     for run in runs:
-        click.echo(
+        echo_line(
             f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_duration(run):>7}  "
             f"{run['program'] or '–'}  {run['model'] or '–'}"
         )

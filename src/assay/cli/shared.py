@@ -1,6 +1,7 @@
 """Input and output that several commands share. Options are in `assay.cli.options`."""
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -120,6 +121,13 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
     text = json.dumps(value if with_key else results(value), ensure_ascii=False, allow_nan=False, default=str)
     (unscrubbed(out) if with_key else out).write((text if with_key else mask_secrets(text)) + "\n")
     out.flush()  # whoever waits for the line on a pipe gets it now
+
+
+def echo_line(line: str) -> None:
+    """Prints one line of a list. In a terminal it is cut at the right edge, so that each item has one line."""
+    if sys.stdout.isatty() and len(line) > (width := shutil.get_terminal_size().columns):
+        line = f"{line[: width - 1]}…"
+    click.echo(line)
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:

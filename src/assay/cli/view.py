@@ -16,6 +16,8 @@ from assay.support.scrubbing import unscrubbed
 
 __all__ = ["command"]
 
+_WARM_UP_S = 1.0  # after the start: the first page is not delayed by it
+
 
 @click.command("view")
 @settings_flags(ViewSettings)
@@ -54,6 +56,7 @@ async def _serve(settings: ViewSettings, *, key: str | None, store: str | None, 
         # Before the address is printed: the process that reads it may send a signal at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        asyncio.get_running_loop().call_later(_WARM_UP_S, page.warm_up)
         _show_start(f"http://{reachable(settings.host)}:{port}/?token={access.token}", as_json=as_json)
         try:
             await ended.wait()

@@ -23,13 +23,15 @@ from assay.evaluation.tool_use import figures_of, tool_use
 from assay.rubrics import ScoreResult
 from assay.rubrics.coverage import coverage_report
 from assay.rubrics.scoring import mean_result
+from assay.support.numbers import figure
+from assay.support.reprs import ReportRepr, measure_text
 from assay.traces import Rollout
 
 __all__ = ["Evaluation", "evaluate", "evaluate_pairs", "finished_runs"]
 
 
-@dataclass
-class Evaluation:
+@dataclass(repr=False)
+class Evaluation(ReportRepr):
     """Results by task id, in the order of the tasks. A task that was run several times has the mean over its
     samples."""
 
@@ -68,6 +70,12 @@ class Evaluation:
     @property
     def unscored(self) -> int:
         return sum(math.isnan(value) for value in self.scores.values())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        interval = mean_interval(list(self.scores.values())) if len(self) else None
+        score = measure_text({"score": None if math.isnan(self.mean) else self.mean, "interval": interval})
+        grades = [(name, figure(grade)) for name, grade in self.criteria().items()]
+        return [("score", score), *grades, ("tasks", str(len(self))), ("unscored", str(self.unscored))]
 
     def add(self, other: "Evaluation") -> None:
         """Takes in the results of other tasks."""

@@ -66,7 +66,8 @@ def card_page(card: Mapping[str, Any]) -> CardPage:
     dots = [
         Dot(
             x=point["confidence"], y=point["share"], kind="first", size=3 + min(9.0, point["n"] ** 0.5),
-            name=f"confidence {point['confidence']:.2f}: {point['share']:.0%} of raters agree, {point['n']:.0f} items",
+            name=f"confidence {point['confidence']:.2f}: {_percent(point['share'])} of raters agree, "
+            f"{point['n']:.0f} items",
         )
         for point in points
     ]  # fmt: skip
@@ -124,11 +125,12 @@ def card_facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and texts of the measurements besides agreement."""
     mass, flips, own = card.get("mass"), card["position_flip_rate"], card["self_preference"]
     cost = card["cost_usd_per_verdict"]
+    on_scale = "–" if not mass else f"mean {_percent(mass['mean'])}, lowest {_percent(mass['lowest'])}"
     facts = [
         ("of what raters reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
         ("calibration error, Brier", f"{figure(card['calibration_error'])}, {figure(card['brier'])}"),
-        ("probability on its scale", "–" if not mass else "mean {mean:.0%}, lowest {lowest:.1%}".format(**mass)),
+        ("probability on its scale", on_scale),
         ("same verdict when asked again", _percent(card["test_retest"])),
         ("length bias (rho)", _interval(card["length_bias"], "rho")),
         ("verbosity bias", _interval(card["verbosity_bias"], "mean")),
@@ -138,7 +140,7 @@ def card_facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     if own:
         facts.append(("self-preference", _interval(own, "mean")))
     facts.append(("smallest difference it can show", _percent(card["smallest_difference"])))
-    return [*facts, ("dollars a verdict", figure(cost, 6))]
+    return [*facts, ("dollars a verdict", "0" if cost == 0 else figure(cost, 6))]
 
 
 def _percent(value: float | None) -> str:

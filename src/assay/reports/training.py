@@ -90,6 +90,7 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
     curves = current_curves(report["curves"])
     facts = {
         "Model before": config["model"],
+        "Model after": report["name"] or report["path"],
         "Steps": report["steps"],
         "Rollouts": report["rollouts"],
         "Calls trained on": report["calls"],
@@ -132,6 +133,7 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     losses, held_out = report["loss"], report["held_out_loss"]
     facts = {
         "Model before": report["config"]["model"],
+        "Model after": report["name"] or report["path"],
         "Steps": report["steps"],
         "Rows trained on": report["rows"],
         "Rows held out": report["held_out_rows"],
@@ -273,7 +275,8 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
             scores = (before["task_types"].get(kind), after["task_types"][kind])
             rows.append((f"{mode}: on {kind}", *map(_number, scores), interval(comparison["task_types"].get(kind))))
         for name in ("valid_calls", "parsed", "tokens_per_task"):
-            rows.append((f"{mode}: {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), ""))
+            if before[name] is not None or after[name] is not None:  # a program without tools has no valid calls
+                rows.append((f"{mode}: {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), ""))
     return rows
 
 

@@ -15,6 +15,8 @@ from assay.models.limits import within_limit
 from assay.models.scope import spending
 from assay.rubrics.checks import json_schema
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade, NotApplicable
+from assay.support.numbers import figure
+from assay.support.reprs import ReportRepr, shortened
 from assay.support.scrubbing import error_text
 from assay.traces.records import Rollout, Verdict
 
@@ -24,8 +26,8 @@ _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
 _PLAIN = (str, int, float, bool, type(None))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ScoreResult(ReportRepr):
     """Score of one prediction.
 
     Args:
@@ -55,6 +57,14 @@ class ScoreResult:
     def grades(self) -> dict[str, float]:
         """Grades of the final criteria by name; NaN if the criterion is unscored or does not apply."""
         return {v.criterion: math.nan if v.grade is None else v.grade for v in self.verdicts if v.scope == "final"}
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [("value", figure(self.value) if self.scored else "unscored")]
+        for v in self.verdicts:
+            grade = ("does not apply" if not v.applies else "unscored") if v.grade is None else f"{v.grade:.4g}"
+            facts.append((v.criterion, grade + (f": {shortened(v.reason)}" if v.reason else "")))
+        capped = [("capped_by", ", ".join(self.capped_by))] if self.capped_by else []
+        return [*facts, *capped, *([("failed", shortened(self.failed))] if self.failed is not None else [])]
 
 
 def fields_of(prediction: Any) -> dict[str, Any]:

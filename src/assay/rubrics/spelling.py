@@ -61,7 +61,8 @@ def unfit_arguments(check: Callable[..., Any], arguments: Mapping[str, Any], sou
         if (missing := _missing(signature, arguments)) is not None:
             way = f"with: {{{missing}: …}}" if source else f"arguments={{{missing!r}: …}}"
             return f"check {name!r} needs the argument {missing!r}; set {way}"
-        return f"check {name!r} cannot be called as check(task, prediction, rollout, **{dict(arguments)!r}): {error}"
+        taken = ", ".join(["task", "prediction", "rollout", *(f"{key}={value!r}" for key, value in arguments.items())])
+        return f"check {name!r} is called as check({taken}), and has the parameters {signature}: {error}"
     except ValueError:
         pass  # a builtin without a signature: errors appear when it is called
     try:

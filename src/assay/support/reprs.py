@@ -3,9 +3,9 @@
 import html
 from typing import TYPE_CHECKING, Any
 
-from assay.support.numbers import figure
+from assay.support.numbers import figure, signed
 
-__all__ = ["ReportRepr", "measure_text"]
+__all__ = ["ReportRepr", "measure_text", "shortened"]
 
 _FIRST = (
     "artifact", "path", "name", "agent", "deployment", "status", "stage", "share", "decision", "action", "split",
@@ -35,13 +35,13 @@ class ReportRepr:
         compared = ((key, data.get(key)) for key in _COMPARED)
         for key, part in (("score", data.get("result")), *compared, *(data.get("test") or {}).items()):
             if isinstance(part, dict) and part:
-                facts.append((key, measure_text(part)))
+                facts.append((key, measure_text(part, change=key == "gain")))
         facts += [(key, data[key]) for key in _LAST if isinstance(data.get(key), str | int | float)]
         if len(facts) < _FEW:
             known = {key for key, _ in facts}
             more = ((key, value) for key, value in data.items() if key not in known)
             facts += [(key, value) for key, value in more if isinstance(value, str | int | float)][:_MANY]
-        return [(key, _short(value)) for key, value in facts]
+        return [(key, shortened(value)) for key, value in facts]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in self._facts())})"
@@ -53,15 +53,17 @@ class ReportRepr:
         return f"<table><caption>{html.escape(type(self).__name__)}</caption>{rows}</table>"
 
 
-def measure_text(part: dict[str, Any]) -> str:
-    """A score or difference, with its interval."""
+def measure_text(part: dict[str, Any], *, change: bool = False) -> str:
+    """A score with its interval, or a difference with its sign."""
+    text = signed if change else figure
     value = part.get("score", part.get("mean", part.get("kappa")))
     low, high = part.get("interval") or (part.get("low"), part.get("high"))
     if value is None:
         return "unscored"
-    return figure(value) + (f" [{figure(low)}, {figure(high)}]" if low is not None and high is not None else "")
+    return text(value) + (f" [{text(low)}, {text(high)}]" if low is not None and high is not None else "")
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """A value as text of at most 80 characters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 80 else f"{text[:79]}…"

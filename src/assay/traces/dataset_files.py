@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from filelock import FileLock
 
 from assay.datasets.tasks import OWNERS, content_hash
 from assay.errors import ConfigError, DataError
@@ -83,6 +82,8 @@ def add_task(
         raise ConfigError(f"not added: {reason}")
     if answer_is_expected and not rollout.prediction:
         raise ConfigError(f"not added: {rollout.id} has no answer that could be the expected one")
+    from filelock import FileLock
+
     path = folder / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{name}.lock"):

@@ -7,7 +7,7 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.reports.sides import sides_of
 from assay.traces.store import Store
-from assay.traces.store.evaluations import Evaluated, evaluations_of
+from assay.traces.store.evaluations import Evaluated, evaluations_of, is_training
 from assay.traces.store.listing import find_run, list_runs
 from assay.web.filters import filled_in
 from assay.web.rendering import View, link
@@ -65,9 +65,10 @@ def _chosen(sides: list[Any], values: Mapping[str, str]) -> tuple[Evaluated, Eva
         later = [(a, b) for a, b in pairs if names.index(a.name) < names.index(b.name)]
         pairs = later if later and not (sides[0]["chosen"] and sides[1]["chosen"]) else pairs
 
-    def rank(item: tuple[int, tuple[Evaluated, Evaluated]]) -> tuple[bool, int, int]:
+    def rank(item: tuple[int, tuple[Evaluated, Evaluated]]) -> tuple[bool, int, bool, int]:
         at, (first, second) = item
         decides = sum(_DECIDING.index(side.phase) if side.phase in _DECIDING else -1 for side in (first, second))
-        return not first.scores.keys().isdisjoint(second.scores), decides, at
+        trained = is_training(first, second)  # the first such pair is that of the program that was trained, greedily
+        return not first.scores.keys().isdisjoint(second.scores), decides, trained, -at if trained else at
 
     return max(enumerate(pairs), key=rank)[1]

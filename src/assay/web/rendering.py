@@ -13,7 +13,7 @@ from assay.reports.rendering import page_environment, stylesheet
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["STATIC", "View", "link", "render", "static_file"]
+__all__ = ["STATIC", "View", "compile_templates", "link", "render", "static_file"]
 
 STATIC = {"page.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript",
           "icon.svg": "image/svg+xml"}  # fmt: skip
@@ -62,6 +62,13 @@ def _environment() -> "Environment":
     environment = page_environment("assay.web", "assay.reports", link=link)
     environment.globals["static"] = _static_link
     return environment
+
+
+def compile_templates() -> None:
+    """Compiles all templates, so that no page has to."""
+    for name in _environment().list_templates(extensions=["html"]):
+        if not name.startswith("report"):  # of files that are sent
+            _environment().get_template(name)
 
 
 def render(template: str, **values: Any) -> str:

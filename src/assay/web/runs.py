@@ -1,11 +1,13 @@
 """The pages of runs: the list, and one run with its settings, cost, result and the command that resumes it."""
 
+import itertools
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.cli.repeat import resume_command, run_command
+from assay.cli.repeat import resume_command, run_command, words_of_run
 from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of
 from assay.reports.results import RunScores, result_lines, run_scores
@@ -13,7 +15,7 @@ from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.texts import Budget, pretty
 from assay.support.times import since
 from assay.traces.store import Store
-from assay.traces.store.evaluations import evaluations_of, mean_scores
+from assay.traces.store.evaluations import evaluations_of, is_training, mean_scores
 from assay.traces.store.listing import failure_of, find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.usage import usage_of_phases
@@ -100,14 +102,7 @@ def run_page(
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
     trained = training_of(store, run, report, run_folder(where, run["id"]))
-    running, commands = run["status"] == "running", []
-    resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
-    if resume is not None:
-        commands.append(("Resume it", resume))
-    if (again := run_command(run["kind"], run["config"], store=store_flag)) is not None:
-        commands.append(("Run it anew", again))
-    store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
-    commands.append(("Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"))
+    running, words = run["status"] == "running", partial(words_of_run, run["kind"], run["config"])
     return View(
         template="run.html",
         title=f"Run {run['id']}",
@@ -121,20 +116,43 @@ def run_page(
             "decided": [] if tuned is None else tuned_words(tuned),
             "trained": trained,
             "has_rollouts": not _reads_rows(run),
-            "comparisons": _comparisons(report),
+            "comparisons": _comparisons(store, run, report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
-            "notes": [str(note) for name in ("alarms", "notes") for note in report.get(name) or ()],
-            "stopped": report.get("stopped") or _failure(run, where),
+            "notes": [words(str(note)) for name in ("alarms", "notes") for note in report.get(name) or ()],
+            "stopped": words(report.get("stopped") or _failure(run, where) or ""),
             "has_report": bool(report),
-            "commands": commands,
+            "commands": list(_commands(run, report, store_flag)),
         },
         part="run_part.html",
         every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
+
+
+def _commands(run: Mapping[str, Any], report: Mapping[str, Any], store_flag: str | None) -> Iterator[tuple[str, str]]:
+    """Words and commands: what can be done with the result, how the run is resumed and repeated."""
+    yield from _uses(run, report)
+    resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
+    if resume is not None:
+        yield "Resume it", resume
+    if (again := run_command(run["kind"], run["config"], store=store_flag)) is not None:
+        yield "Run it anew", again
+    store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
+    yield "Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"
+
+
+def _uses(run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What can be done with the result of a finished run, as commands."""
+    if run["kind"] in ("compile", "tune") and report.get("artifact"):
+        yield "Run the result on an input of your own", f"assay run {shlex.quote(str(report['artifact']))} FIELD=VALUE"
+    if run["kind"] == "train" and report.get("name"):
+        model = str(report["name"])
+        config = {name: run["config"].get(name) for name in ("program", "rubric", "data", "prompt_format")}
+        command = run_command("evaluate", {**config, "model": model}) if config["program"] else None
+        yield "Use the trained model, here in an evaluation", command or f"assay evaluate PROGRAM --model {model}"
 
 
 def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
@@ -150,14 +168,28 @@ def _reads_rows(run: Mapping[str, Any]) -> bool:
     return run["kind"] == "train" and bool(run["config"].get("export"))
 
 
-def _comparisons(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Words and addresses of the pages that compare two runs which a training made, task by task."""
+def _comparisons(store: Store, run: Mapping[str, Any], report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Words and addresses of the pages that compare a model before and after a training, task by task.
+
+    A policy gradient evaluated both in its own run, on the test split; a supervised fine-tuning made two runs.
+    """
     validations = report.get("validation") or {}
-    return [
+    of_runs = [
         (f"{program}, {mode}", link("compare", a=sides["runs"][0], b=sides["runs"][1]))
         for program, modes in validations.items()
         for mode, sides in modes.items()
         if sides.get("runs")
+    ]
+    if run["kind"] != "train" or of_runs or rollouts_of_run(store, run["id"], split="test") > WINDOW:
+        return of_runs
+    pairs = itertools.combinations(evaluations_of(store, run["id"], split="test"), 2)
+    return [
+        (
+            f"{first.program.rpartition('/')[2]}, {first.condition.removeprefix('before, ')}",
+            link("compare", a=run["id"], b=run["id"], of_a=first.name, of_b=second.name),
+        )
+        for first, second in pairs
+        if is_training(first, second)
     ]
 
 

@@ -25,7 +25,7 @@ from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report
 from assay.web import compare, datasets, rollouts, runs
 from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
-from assay.web.rendering import STATIC, View, link, render, static_file
+from assay.web.rendering import STATIC, View, compile_templates, link, render, static_file
 
 __all__ = ["LocalPage", "reachable"]
 
@@ -89,6 +89,10 @@ class LocalPage:
         app.router.add_get("/static/{name}", self._static)
         app.on_cleanup.append(self._end)
         return app
+
+    def warm_up(self) -> None:
+        """Starts a thread that loads what the first page with an interval would load: numpy and the templates."""
+        self._threads.submit(_load)
 
     async def _end(self, app: web.Application) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -354,3 +358,11 @@ def reachable(host: str) -> str:
     if host == "::":
         return "[::1]"
     return f"[{host}]" if ":" in host else host
+
+
+def _load() -> None:
+    from scipy import special  # noqa: F401
+
+    from assay.web import data, deployments, judges  # noqa: F401
+
+    compile_templates()

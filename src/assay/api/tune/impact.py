@@ -96,8 +96,7 @@ def parameter_impact(
     with open_job(
         config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=("val",)
     ) as job:
-        warning = too_few_to_score(job.splits.sizes(), "val")
-        if warning is not None:
+        if (warning := too_few_to_score(job.splits.sizes(), "val")) is not None:
             progress.say(f"warning: {warning}")
         space = space_of(job, config, progress)
         name = space.programs[0]

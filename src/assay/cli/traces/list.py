@@ -8,11 +8,13 @@ import click
 
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
-from assay.cli.shared import open_store, print_json
+from assay.cli.shared import echo_line, open_store, print_json
 from assay.runs.settings import TracesListSettings
 from assay.support.numbers import figure
 
 __all__ = ["list_command"]
+
+_PROGRAM = 32  # width of the column; longer names move the rest of their line
 
 
 @click.command("list")
@@ -20,7 +22,8 @@ __all__ = ["list_command"]
 @store_option()
 @json_option()
 def list_command(store: str | None, as_json: bool, **values: Any) -> None:
-    """List the newest rollouts, one per line: id, time, phase, split, status, score, failure, program, first input.
+    """List the newest rollouts, one per line: id, time, score, status, program, source, phase, split, failure,
+    first input. In a terminal, lines are cut at its width.
 
     The program is followed by its version, a hash of prompts, demonstrations and settings. The versions of a run are
     those of its baseline, its candidates and the compiled program.
@@ -51,15 +54,23 @@ def _nothing(filters: dict[str, Any]) -> str:
 
 
 def _show(rollouts: list[Any]) -> None:
-    columns = f"{'id':16} {'time':14} {'phase':10} {'split':5} {'status':7} {'score':>5} {'failure':8}"
-    click.echo(f"{columns} program  first input")
+    width = min(_PROGRAM, max(len(_program(rollout)) for rollout in rollouts))
+    columns = (
+        f"{'id':16} {'time':14} {'score':>5} {'status':7} {'program':{width}} {'source':7} {'phase':10} {'split':5}"
+    )
+    echo_line(f"{columns} {'failure':8} first input")
     for rollout in rollouts:
         started = time.strftime("%m-%d %H:%M:%S", time.localtime(rollout.started_at))
         first_input = " ".join(str(next(iter(rollout.inputs.values()), "")).split())
-        program = rollout.program.replace("\\", "/").rpartition("/")[2]
-        program += f"@{rollout.program_version}" if rollout.program_version else ""
         score = figure(rollout.score, 2)
-        click.echo(
-            f"{rollout.id[:16]} {started} {rollout.phase:10} {rollout.split or '–':5} {rollout.status:7} {score:>5} "
-            f"{rollout.failure or '–':8} {program}  {first_input[:60]}{'…' if len(first_input) > 60 else ''}"
+        echo_line(
+            f"{rollout.id[:16]} {started} {score:>5} {rollout.status:7} {_program(rollout):{width}} {rollout.source:7} "
+            f"{rollout.phase:10} {rollout.split or '–':5} {rollout.failure or '–':8} "
+            f"{first_input[:60]}{'…' if len(first_input) > 60 else ''}"
         )
+
+
+def _program(rollout: Any) -> str:
+    """Its file or name with the version."""
+    name = str(rollout.program).replace("\\", "/").rpartition("/")[2]
+    return f"{name}@{rollout.program_version}" if rollout.program_version else name or "–"

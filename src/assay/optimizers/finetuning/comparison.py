@@ -1,5 +1,6 @@
 """Compares the weights before and after training by running programs, greedily and sampled, paired by task."""
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -50,18 +51,20 @@ def evaluate_weights(
     Args:
         mode: `greedy`, or `sampled` at the training temperature.
         scope: identifies this evaluation of the tasks, so that a re-run after an interruption overwrites its records.
+            With the mode it is the prefix of the rollouts' group ids, which tells the evaluations of a run apart.
     """
     inside: AbstractContextManager[Any] = engine.greedy() if mode == "greedy" else nullcontext()
     written = not supports(engine.lm, "top_logprobs")
-    recorder = eval_task.session.recorder
+    recorded, recorder, condition = copy.copy(eval_task.recorded), eval_task.session.recorder, f"{scope}, {mode}"
+    recorded.group = condition
     with (
         inside,
-        recorder.within(f"{scope}, {mode}"),
+        recorder.within(condition),
         eval_task.session.phase(phase),
         dspy.context(**{WRITTEN_DECISIONS: written}),
     ):
         return evaluate(
-            eval_task.recorded,
+            recorded,
             tasks if not rank() else [],
             eval_task.session,
             name=f"{phase}: {eval_task.name}, {mode}",

@@ -54,7 +54,7 @@ class HeldOutReport(ReportRepr):
             (name, measure_text({"mean": data[name], "interval": data[f"{name}_interval"]}))
             for name in ("before", "after")
         ]
-        return [*sides, ("gain", measure_text(data["gain"])), ("unscored", str(self.unscored))]
+        return [*sides, ("gain", measure_text(data["gain"], change=True)), ("unscored", str(self.unscored))]
 
 
 class RLTrainer:

@@ -6,7 +6,8 @@ Extends `assay.traces.privacy.patterns`.
 - A numeric date matches in a sentence (a line of at least four words, no log timestamp) or as the whole value of a
   labelled field or a JSON value. With a two-digit year it matches only in a sentence, after a word such as `on`.
 - A date with a written month and an ordinal number (`3rd of May, 1990`) matches everywhere.
-- A telephone number matches after a label, or in groups of digits if it is valid in its country's numbering plan.
+- A telephone number matches after a label, or in groups of digits if it is valid in its country's numbering plan and
+  cannot be a difference of integers (`11 - 797 - 682`) or an integer in thousands (`5 650 000`).
 
 Every search is bounded, so that the time is linear in the length of the text.
 """
@@ -63,6 +64,16 @@ _REGIONS = (
     "IE",
     "JP",
 )
+# The same as a calculation: numbers without leading zeros between minus signs, and thousands
+_MINUS = regex.compile(r"\(?-?(?:0|[1-9]\d*)\)?(?:\ ?-\ ?\(?-?(?:0|[1-9]\d*)\)?)+", regex.V1)
+_THOUSANDS = regex.compile(r"[1-9]\d?(?:[ \u00a0]\d{3}){2}")
+_AMERICAN = regex.compile(r"\d{3}( ?- ?)\d{3}\1\d{4}")
+_DECIMAL = regex.compile(r"\(\d+\.\d+\)")
+_ASKED = regex.compile(
+    r"(?<!\w)(?:what(?:'s| is)|how much is|calculate|compute|work out|evaluate|solve|simplify|subtract(?:ing)?"
+    r"|expression|result of|value of)\W{1,3}$",
+    regex.I,
+)
 _CALCULATION = regex.compile(r"[\d)\]] ?[-+*/=^%×÷] ?$|= ?$")
 
 
@@ -99,7 +110,8 @@ def _phones(text: str, lower: str) -> Iterator[EntityMatch]:
         if (
             _is_date(number)
             or _is_address(number)
-            or (not labelled and (len(groups) < 3 or number.count(".") == 1 or not _valid(number)))
+            or (not labelled and (len(groups) < 3 or number.count(".") == 1 or _is_arithmetic(number, before)))
+            or (not labelled and not _valid(number))
         ):
             continue
         if not labelled and number[0] != "+" and not _in_sentence(text, start, end, 3):
@@ -116,6 +128,20 @@ def _phones(text: str, lower: str) -> Iterator[EntityMatch]:
         value = normal("phone", number)
         if not regex.match(r"1\d{3}55501\d\d(?:x|$)", value):
             yield EntityMatch("phone", start, end, value)
+
+
+def _is_arithmetic(number: str, before: str) -> bool:
+    """Whether an unlabelled number is rather part of a calculation or of a text with numbers.
+
+    `415-333-2671` remains a telephone number, `415 - 333 - 2671` does after anything but a question for its value.
+    """
+    if _THOUSANDS.fullmatch(number) or _DECIMAL.match(number):
+        return True
+    if not _MINUS.fullmatch(number):
+        return False
+    if _AMERICAN.fullmatch(number):
+        return " " in number and _ASKED.search(before) is not None
+    return " - " in number or _ASKED.search(before) is not None
 
 
 def _is_date(text: str) -> bool:
@@ -309,7 +335,8 @@ _STREETS = (
         ),
         regex.compile(
             rf"(?:(?<=\b(?:at|to|address|street|of|in)[:\"]{{0,2}}\ \"?)"
-            rf"|(?<=\n))(?:\p{{Lu}}[\p{{L}}'’.-]{{1,30}}(?:\ (?:{_U}|de|da|do|del|la|v|u|na)){{0,3}},?\ {_NUMBER}"
+            rf"|(?<=\n)(?=[^\n]*\p{{L}},?\ {_NUMBER}{_UNIT}[ .,]*(?:\n|$)))"
+            rf"(?:\p{{Lu}}[\p{{L}}'’.-]{{1,30}}(?:\ (?:{_U}|de|da|do|del|la|v|u|na)){{0,3}},?\ {_NUMBER}"
             rf"|H\.\ ?No\.\ \d{{1,4}}|\d{{1,4}}/\d{{1,4}},?\ {_U}(?:\ {_U}){{0,2}})(?!\p{{L}}|\ ?%|[.:]\d)"
         ),
     ),
@@ -319,7 +346,8 @@ _NO_STREET = regex.compile(
     r"|question|answer|example|item|exercise|lesson|issue|request|january|february|march|april|may|june|july|august"
     r"|september|october|november|december|"
     r"python|rust|java|django|unit|part|volume|model|windows|monday|tuesday|wednesday|thursday|friday|saturday"
-    r"|sunday)\b",
+    r"|sunday)\b"
+    r"|(?:.* )?(?-i:ring|pad) \d",  # English words that are also Germanic street types
     regex.I,
 )
 

@@ -102,7 +102,7 @@ _LABELLED = re.compile(
 _RECKONED_BEFORE = re.compile(r"(?:[\d)\]] *[-+=]|[*^%×÷]|(?<!\w)\w =) *$|(?<![:/])/ *$")
 _RECKONED_AFTER = re.compile(
     r" {0,3}\)? {0,3}(?:[*^%×÷=]|(?:simplifies|equals|evaluates|reduces|expands|plus|minus|times|divided)\b|[-+/] "
-    r"{0,3}\(?\d{1,6}(?!\d|[-. ]\d{3}))"
+    r"{0,3}\(?-?\d{1,6}(?!\d|[-. ]\d{3}))"
 )
 _ISSUERS = re.compile(  # ISO/IEC 7812 ranges of the large networks, with their lengths
     r"4(?:.{12}|.{15}|.{18})|(?:5[1-5]|222[1-9]|22[3-9].|2[3-6]..|27[01].|2720).*(?<=^.{16})|3[47].{13}|(?:6011|65"

@@ -1,7 +1,8 @@
 """The scores of a run by task, for a comparison of two runs. Does not run anything.
 
 A run may hold several evaluations: those of `compile` are its baseline, candidates and the compiled program, on the
-splits val, gate and test. They differ in phase, split, version or parameters of the program.
+splits val, gate and test. They differ in phase, split, version or parameters of the program; those of a training on
+a program also in the weights that were served.
 """
 
 import json
@@ -16,7 +17,7 @@ from assay.traces.store import tables as schema
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.reads import StoreReads
 
-__all__ = ["Evaluated", "EvaluatedTask", "evaluations_of", "mean_scores"]
+__all__ = ["Evaluated", "EvaluatedTask", "evaluations_of", "is_training", "mean_scores"]
 
 _PREVIEW = 400  # characters read of a task's inputs
 
@@ -43,6 +44,7 @@ class Evaluated:
 
     Attributes:
         parameters: of the agent, as JSON.
+        condition: of a training: `before` or `after` it, or its step, and how the model was sampled.
         name: identifies it within its run.
         runs: places of its scored rollouts among all rollouts of the run, and their scores.
     """
@@ -51,6 +53,8 @@ class Evaluated:
     split: str
     version: str
     parameters: str = "{}"
+    program: str = ""
+    condition: str = ""
     name: str = ""
     tasks: dict[str, EvaluatedTask] = field(default_factory=dict)
     runs: list[tuple[int, float]] = field(default_factory=list)
@@ -59,6 +63,13 @@ class Evaluated:
     def scores(self) -> dict[str, float]:
         """Mean score by task, of the tasks that are scored."""
         return {key: task.score for key, task in self.tasks.items() if task.score is not None}
+
+
+def is_training(before: Evaluated, after: Evaluated) -> bool:
+    """Whether two evaluations of a run are the same one, before a training and after it."""
+    what = [(one.program, one.phase, one.split, one.version, one.parameters) for one in (before, after)]
+    when, _, mode = before.condition.partition(", ")
+    return what[0] == what[1] and when == "before" and after.condition == f"after, {mode}"
 
 
 def mean_scores(store: StoreReads, run_ids: Sequence[str], *, phase: str) -> dict[str, float]:
@@ -73,30 +84,41 @@ def mean_scores(store: StoreReads, run_ids: Sequence[str], *, phase: str) -> dic
         return {run_id: float(mean) for run_id, mean in connection.execute(query)} if run_ids else {}
 
 
-def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> list[Evaluated]:
+def evaluations_of(store: StoreReads, run_id: str, *, split: str | None = None, most: int = WINDOW) -> list[Evaluated]:
     """Evaluations of a run in the order of their first rollout. Judges, simulated users and single calls have none.
 
+    Args:
+        split: only those on this split. Of a run with more than `most` rollouts they are those on `test` alone.
     Raises:
-        StoreError: the run has more than `most` rollouts.
+        StoreError: the run has more than `most` rollouts there.
     """
-    if rollouts_of_run(store, run_id, most=most) > most:
+    large = rollouts_of_run(store, run_id, split=split, most=most) > most
+    if large and split is None and 0 < rollouts_of_run(store, run_id, split="test", most=most) <= most:
+        split, large = "test", False
+    if large:
         raise StoreError(f"the run {run_id} has more than {most:,} rollouts: too many to compare on a page")
     table = schema.rollouts
     columns = (
         table.c.id, table.c.task_id, table.c.task_type, table.c.phase, table.c.split, table.c.program_version,
-        table.c.parameters_json, table.c.score,
+        table.c.parameters_json, table.c.score, table.c.program, table.c.group_id,
     )  # fmt: skip
     query = (
         sa.select(*columns, sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs"))
         .where(table.c.run_id == run_id, table.c.source.not_in(("outside", *NOT_AGENTS)), table.c.task_id != "")
         .order_by(table.c.started_at, table.c.id)
     )
-    evaluations: dict[tuple[str, str, str, str], Evaluated] = {}
+    if split is not None:
+        query = query.where(table.c.split == split)
+    evaluations: dict[tuple[str, str, str, str, str], Evaluated] = {}
     with store.engine.connect() as connection:
         for place, row in enumerate(connection.execute(query)):
-            key = (row.phase, row.split, row.program_version, row.parameters_json)
+            condition = _condition(run_id, row.group_id, row.task_id)
+            key = (row.phase, row.split, row.program_version, row.parameters_json, condition)
             if (evaluated := evaluations.get(key)) is None:
-                evaluated = evaluations[key] = Evaluated(phase=key[0], split=key[1], version=key[2], parameters=key[3])
+                evaluated = evaluations[key] = Evaluated(
+                    phase=row.phase, split=row.split, version=row.program_version, parameters=row.parameters_json,
+                    program=row.program, condition=condition,
+                )  # fmt: skip
             if (task := evaluated.tasks.get(row.task_id)) is None:
                 task = EvaluatedTask(task_id=row.task_id, inputs=row.inputs, task_type=row.task_type)
                 evaluated.tasks[row.task_id] = task
@@ -108,15 +130,25 @@ def evaluations_of(store: StoreReads, run_id: str, *, most: int = WINDOW) -> lis
     return list(evaluations.values())
 
 
+def _condition(run_id: str, group_id: str, task_id: str) -> str:
+    """The prefix of a group id; empty for groups to sample from, whose prefix is their run and step."""
+    prefix = group_id.removesuffix(f"/{task_id}") if group_id != task_id else ""
+    return "" if prefix == group_id or prefix.startswith(run_id) else prefix
+
+
 def _name(evaluations: list[Evaluated]) -> None:
-    """Names each by what it differs in: by parameters only those of the same version on the same tasks."""
-    groups: dict[tuple[str, str, str], list[Evaluated]] = {}
+    """Names each by what it differs in: by version if there are several, by parameters only those of the same version
+    on the same tasks."""
+    versions = {one.version for one in evaluations}
+    groups: dict[tuple[str, str, str, str], list[Evaluated]] = {}
     for one in evaluations:
-        groups.setdefault((one.phase, one.split, one.version), []).append(one)
+        groups.setdefault((one.phase, one.split, one.version, one.condition), []).append(one)
     for key, group in groups.items():
         values = [json.loads(one.parameters) for one in group]
         same = {name for name, value in values[0].items() if all(other.get(name) == value for other in values)}
         for one, parameters in zip(group, values, strict=True):
             differing = ", ".join(f"{name} {value:g}" for name, value in parameters.items() if name not in same)
             own = differing or ("own parameters" if len(group) > 1 else "")
-            one.name = " · ".join(part for part in (*key, own) if part) or "all"
+            phase, split, version, condition = key
+            parts = (phase, split if split != phase else "", version if len(versions) > 1 else "", condition, own)
+            one.name = " · ".join(part for part in parts if part) or "all"

@@ -288,15 +288,16 @@ def _names(column: sa.Column[Any], field_name: str, value: str) -> sa.ColumnElem
 def _narrow_column(connection: sa.Connection, filters: RolloutFilters, window: int) -> str | None:
     """The filtered column whose index has fewer rows than the window; None if there is none."""
     for name in _NARROW:
-        if name in filters.equal and _count(connection, name, filters.equal[name], window) <= window:
+        if name in filters.equal and _count(connection, {name: filters.equal[name]}, window) <= window:
             return name
     return None
 
 
-def _count(connection: sa.Connection, column: str, value: str, most: int) -> int:
-    """Number of rollouts with this value, counted up to one above `most` from the index alone."""
-    table = schema.rollouts
-    some = sa.select(table.c[column]).where(table.c[column] == value).limit(most + 1).subquery()
+def _count(connection: sa.Connection, values: Mapping[str, str], most: int) -> int:
+    """Number of rollouts with these values, counted up to one above `most` from the index alone."""
+    columns = schema.rollouts.c
+    having = [columns[name] == value for name, value in values.items()]
+    some = sa.select(*(columns[name] for name in values)).where(*having).limit(most + 1).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
 
 
@@ -323,10 +324,10 @@ def count_newest(store: StoreReads, *, most: int = WINDOW) -> int:
         return int(connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one())
 
 
-def rollouts_of_run(store: StoreReads, run_id: str, *, most: int = WINDOW) -> int:
-    """Number of rollouts of a run, counted up to one above `most`."""
+def rollouts_of_run(store: StoreReads, run_id: str, *, split: str | None = None, most: int = WINDOW) -> int:
+    """Number of rollouts of a run, on one split or on all, counted up to one above `most` from the index alone."""
     with store.engine.connect() as connection:
-        return _count(connection, "run_id", run_id, most)
+        return _count(connection, {"run_id": run_id} | ({} if split is None else {"split": split}), most)
 
 
 def small_runs(store: StoreReads, run_ids: Sequence[str], *, most: int) -> set[str]:

@@ -1,0 +1,145 @@
+"""How many clicks an answer takes, in a real browser: the column `assay view` of docs/explanation/page.md."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compiles import put_compile
+from judged import put_judge
+from pages import NOW, rollout_of_sums
+from test_page_studies import TUNED
+from trained import put_training
+
+from assay.testing.serving import served
+from assay.traces import Store
+from assay.web.access import PageAccess
+from assay.web.server import LocalPage
+
+CHROMIUM = Path("/usr/bin/chromium")
+if not CHROMIUM.is_file():
+    pytest.skip(f"there is no {CHROMIUM}: apt-get install chromium", allow_module_level=True)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+
+pytestmark = pytest.mark.slow
+TABLE = Path(__file__).parents[2] / "docs" / "explanation" / "page.md"
+
+
+@dataclass
+class Person:
+    """Clicks on the page, counted."""
+
+    tab: Any
+    clicks: int = 0
+
+    def click(self, name: str) -> None:
+        self.clicks += 1
+        self.tab.locator("main, nav").get_by_role("link", name=name, exact=True).first.click()
+
+    def press(self, name: str) -> None:
+        self.clicks += 1
+        self.tab.get_by_role("button", name=name, exact=True).click()
+
+    def sees(self, text: str) -> None:
+        """The text is on the page, and not inside a part that is folded."""
+        self.tab.get_by_text(text).first.wait_for(state="visible", timeout=10_000)
+
+
+def documented() -> dict[str, str]:
+    """The cells of `assay view` by question."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|", TABLE.read_text(), re.M)
+    return {question: cell for question, cell in rows if question != "question"}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
+    """A browser, and the address of the list of runs of a store that has one of each kind."""
+    folder = tmp_path_factory.mktemp("clicks")
+    with Store(folder / "page.db") as store, playwright.sync_playwright() as driver:
+        fill(store, folder)
+        page = LocalPage(store, PageAccess(None, host="127.0.0.1"), where=folder / "page.db")
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        with served(page.app()) as url:
+            tab = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+            tab.goto(f"{url}/?token={page.access.token}")
+            yield tab, f"{url}/runs"
+        browser.close()
+
+
+def fill(store: Store, folder: Path) -> None:
+    for run, start, score in (("before", 500, 0.5), ("after", 600, 1.0)):
+        store.put_run(run, kind="evaluate", config={"program": "sums.py:Sums"}, status="done", started_at=NOW + start)
+        for task in range(6):
+            fields = {"run_id": run, "task_id": f"t{task}", "phase": "evaluate", "score": 0.0 if task == 3 else score}
+            rollout_of_sums(store, start + task, **fields)
+    put_compile(store, folder, run_id="compiled")
+    put_judge(store, folder)
+    put_training(store, folder, status="done")
+    for at, (condition, score) in enumerate({"before, greedy": 0.25, "after, greedy": 0.5}.items()):
+        for task in range(6):
+            fields = {"phase": "test", "split": "test", "task_id": f"u{task}", "group_id": f"{condition}/u{task}"}
+            rollout_of_sums(store, 300 + 6 * at + task, run_id="training", score=score, **fields)
+    store.put_run("study", kind="tune", config={"program": "p"}, status="done", started_at=NOW)
+    (folder / "runs" / "study").mkdir(parents=True, exist_ok=True)
+    (folder / "runs" / "study" / "report.json").write_text(json.dumps({"report": TUNED}))
+    store.flush()
+
+
+QUESTIONS = {
+    "Which tasks got worse in this compile, and in which criteria?": (["compiled"], "right 1 → 0"),
+    "Which tasks does this evaluation fail?": (["after"], "Tasks, the lowest score first"),
+    "Is the gain more than noise?": (["compiled"], "95 % interval"),
+    "Is this judge to be trusted?": (["Judges", "{judge}"], "Is it to be trusted?"),
+    "Where does the judge disagree with people?": (["Judges", "{judge}"], "Where it disagrees with people"),
+    "Has the judge drifted?": (["Judges", "{judge}"], "Drift"),
+    "What did this cost?": (["after"], "LM calls"),
+    "What changed in the prompt?": (["compiled"], "Prompt before and after"),
+    "Which parameter mattered?": (["study"], "Importance"),
+    "Does the training learn, and where does it go wrong?": (["training"], "the KL is high"),
+    "Which tasks got better or worse by this training?": (["training", "sums.py:Sums, greedy"], "+0.250 on 6 tasks"),
+    "What should I do next?": (["compiled"], "Commands"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_an_answer_takes_as_many_clicks_as_the_table_says(start: tuple[Any, str], question: str) -> None:
+    tab, address = start
+    person, (names, answer) = Person(tab), QUESTIONS[question]
+    tab.goto(address)
+    for name in names:
+        if name == "{judge}":
+            name = tab.locator("main table a").first.inner_text()
+        person.click(name)
+    person.sees(answer)
+    assert documented()[question].startswith(f"{person.clicks}:")
+
+
+def test_two_evaluations_are_compared_in_four_clicks(start: tuple[Any, str]) -> None:
+    tab, address = start
+    person = Person(tab)
+    tab.goto(address)
+    person.click("before")
+    person.click("Compare with another run")
+    tab.locator("input[name=b]").fill("after")  # chosen from the list of the field
+    person.clicks += 1
+    person.press("Compare")
+    person.sees("5 better, 0 worse, 1 the same")
+    assert documented()["Which tasks differ between two evaluations?"].startswith(f"{person.clicks}:")
+
+
+def test_a_failed_task_is_one_click_from_its_rollout_and_one_key_from_a_dataset(start: tuple[Any, str]) -> None:
+    tab, address = start
+    person = Person(tab)
+    tab.goto(address)
+    person.click("after")
+    person.clicks = 0
+    person.click("0.000")
+    person.sees("How much is 603 + 1?")
+    person.sees("the sum is right")  # the reason of the verdict
+    assert documented()["Why did this task fail?"].startswith(f"{person.clicks} more:")
+    tab.keyboard.press("d")
+    person.sees("has 1 task")
+    assert documented()["Keep this failure as a test"].startswith("1: a key")
