@@ -6,7 +6,7 @@ import click
 
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import dry_run_option, json_option, store_option, trust_option
-from assay.cli.shared import Console, pop_values, print_json
+from assay.cli.shared import Console, open_store, pop_values, print_json
 from assay.runs.settings import StartSettings
 
 __all__ = ["start_command"]
@@ -29,6 +29,7 @@ def start_command(candidate: str, **values: Any) -> None:
 
     as_json, store, dry_run = pop_values(values, "as_json", "store", "dry_run")
     settings = command_settings(values, StartSettings)
+    open_store(store).close()
     data = start_deployment(candidate, store=store, dry_run=dry_run, progress=Console(), **settings).to_dict()
     if as_json:
         print_json(data)
