@@ -42,10 +42,11 @@ def start_command(candidate: str, **values: Any) -> None:
         score = "unscored" if suite["score"] is None else f"{suite['score']:.3f}"
         click.echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {suite['n']} tasks passed")
     for name, report in data["expected"].items():
+        steps = ", ".join(f"{count:,.0f}" for count in report["step_requests"])
         click.echo(
             f"a candidate that is {'better by twice the goal' if name == 'better' else 'as good'}: promoted in "
             f"{report['promoted']:.0%}, rolled back in {report['rolled_back']:.0%}, after a median of "
-            f"{report['requests_median']:,.0f} rollouts (simulated, base rate 0.7)"
+            f"{report['requests_median']:,.0f} rollouts; by step: {steps} (simulated, base rate 0.7)"
         )
     if data["deployment"]:
         click.echo(f"started: {data['deployment']}; next: assay deploy status {candidate.partition('@')[0]}")
