@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import dspy
 import numpy as np
 
 from assay.evaluation.evaluation import Evaluation
@@ -17,11 +18,11 @@ from assay.optimizers.parameters.space import Space
 from assay.optimizers.prompts.demonstrations import Demonstration, with_demos
 from assay.optimizers.prompts.selection import select
 from assay.optimizers.prompts.thinking import POLICIES
-from assay.programs import ToolAgent, program_version
+from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
-from assay.programs.compose import NearestDemos, input_key, without_nearest
+from assay.programs.compose import NearestDemos, ends, input_key, without_nearest
 
-__all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel"]
+__all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel", "searched_program"]
 
 EXISTING = "own"  # the demonstrations that the program already has
 NEAREST = "nearest"
@@ -145,6 +146,27 @@ def best_with_fewest_tokens(candidates: Sequence[Candidate], values: Sequence[fl
     level = [c for c in level if c.prompt_tokens < _SAVED * leader.prompt_tokens]
     level = [c for c in level if not paired_gain(c.evaluation.scores, leader.evaluation.scores).is_gain]
     return min(level, key=lambda c: c.prompt_tokens, default=leader)
+
+
+def searched_program(student: RecordedProgram) -> RecordedProgram:
+    """What candidates are built from: of a winner with the nearest demonstrations the program inside of it.
+
+    Each call of such a winner sets its own demonstrations, so that those of a candidate around it or in it would never
+    be shown. The program inside shows `k` of the winner's demonstrations, drawn at random. Others are returned as they
+    are.
+    """
+    outer = student.program
+    if not isinstance(outer, NearestDemos):
+        return student
+    program = copy.deepcopy(outer.program)
+    if isinstance(program, Agent):
+        program.agent_parameters, program.prompt_format = outer.agent_parameters, outer.prompt_format
+    shown = random.Random(student.session.seed).sample(outer.pool, min(outer.k, len(outer.pool)))
+    for name, predictor in program.named_predictors():
+        predictor.demos = [dspy.Example(**fields) for entry in shown for fields in ends(entry["demos"].get(name, []))]
+    searched = RecordedProgram(program, student.session, prompt_format=student.prompt_format)
+    searched.temperature = student.temperature
+    return searched
 
 
 @dataclass

@@ -20,7 +20,7 @@ from assay.evaluation.session import CONTINUES, RecordedProgram, Session
 from assay.evaluation.statistics import lossless_tasks
 from assay.models.meter import ignore
 from assay.optimizers.prompts.budgets import named_val, of_all
-from assay.optimizers.prompts.candidates import Candidate, SearchSpace, best_with_fewest_tokens
+from assay.optimizers.prompts.candidates import Candidate, SearchSpace, best_with_fewest_tokens, searched_program
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
 from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, fits_thinking, refinement_in
@@ -53,13 +53,14 @@ class PromptSearch:
     def __init__(
         self, student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig, folder: Path
     ) -> None:
-        self.student, self.splits, self.session, self.config, self.folder = student, splits, session, config, folder
+        self.splits, self.session, self.config, self.folder = splits, session, config, folder
+        self.student = searched_program(student)
         self.candidates: list[Candidate] = [Candidate("baseline", student)]
         self._chosen: Callable[[], Candidate] = self._highest
         self.explored: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.val: list[Task] = splits.val
-        self.instruction_check = InstructionCheck(student.program, session.lm)
+        self.instruction_check = InstructionCheck(self.student.program, session.lm)
         self.incumbent: Candidate | None = None  # the best program that the optimizer at work has evaluated so far
         # Programs that a teleprompter ran on single tasks, with their scores; by instructions and demonstrations.
         self._runs: dict[str, tuple[RecordedProgram, list[float]]] = {}
@@ -189,7 +190,8 @@ class PromptSearch:
 
     def _named(self, name: str) -> None:
         val = self.val[: named_val(name, len(self.val), self.session, self.student)]
-        evaluate(self.student, val, self.session, name="val: baseline", into=self.candidates[0].evaluation)
+        baseline = self.candidates[0]
+        evaluate(baseline.student, val, self.session, name="val: baseline", into=baseline.evaluation)
         proposal = Proposal(
             self.student,
             self.splits.train,
