@@ -17,6 +17,8 @@ def test_a_worse_candidate_is_rolled_back_and_the_shares_add_up() -> None:
     report = json.loads(printed.stdout)
     assert report["rolled_back"] == 1.0
     assert report["promoted"] + report["rolled_back"] + report["undecided"] == pytest.approx(1)
+    assert report["step_requests"][0] == 100  # the replay
+    assert len(report["step_requests"]) == 5
     assert {"requests_median", "candidate_requests_median", "runs"} < report.keys()
 
 

@@ -1,5 +1,6 @@
 """`advance`: which rule decides, what is written, and how often a plan errs on traffic with known truth."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import Decision, State, advance
 from assay.deployment.evidence import Arms, cell_of
 from assay.deployment.plan import Metric, Plan, Step, default_plan, load_plan, metric_of
-from assay.deployment.readings import Paired
+from assay.deployment.readings import Paired, stored_reading
 from assay.deployment.simulation import SimulatedDeployment, simulate
 from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
@@ -239,3 +240,16 @@ def test_early_rewards_are_biased_without_a_horizon() -> None:
     assert means[1] == (pytest.approx(0.7, abs=0.03), 0)
     assert means[0][0] < 0.67  # negative ratings arrive sooner than positive ones
     assert means[0][1] > 0
+
+
+def test_an_amount_is_shown_in_its_unit_and_as_the_share_saved() -> None:
+    stored = {
+        "metric": "latency_s", "gain": math.log(2), "standard_error": 0.1, "low": 0.0, "high": None,
+        "champion": math.log(0.5), "candidate": math.log(0.25), "counts": {}, "missing": {}, "bounds": [None, None],
+    }  # fmt: skip
+    shown = stored_reading(stored).in_units().to_dict()
+    assert (shown["champion"], shown["candidate"]) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert (shown["gain"], shown["low"], shown["high"]) == (pytest.approx(0.5), 0.0, None)
+    assert shown["standard_error"] == pytest.approx(0.05)
+    score = stored_reading({**stored, "metric": "score"})
+    assert score.in_units() is score

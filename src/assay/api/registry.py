@@ -17,7 +17,7 @@ from assay.deployment.preferences import (
     set_preference,
 )
 from assay.deployment.registry import Registry, Version
-from assay.deployment.suite_records import set_suite
+from assay.deployment.suite_records import set_suite, suite_of
 from assay.deployment.suites import Suite
 from assay.errors import ConfigError
 from assay.rubrics.loading import check_rubric_exists
@@ -27,6 +27,7 @@ from assay.support.keywords import takes
 from assay.traces import Store
 
 __all__ = [
+    "agent_suite",
     "agent_versions",
     "capabilities",
     "diff_versions",
@@ -117,6 +118,18 @@ def set_agent_flag(
     with Store(store) as opened:
         set_flag(opened.engine, agent, flag, value, why=reason)
         return flags_of(opened.engine, agent)
+
+
+@takes()
+def agent_suite(agent: str, *, store: str | Path | None = None) -> Suite | None:
+    """The validation suite of an agent; None if it has none.
+
+    Raises:
+        DeploymentError: there is no such agent, or a file of the suite is missing or was changed.
+    """
+    with Store(store) as opened:
+        Registry(opened.engine).version(f"{agent}@1")
+        return suite_of(opened.engine, agent)
 
 
 @takes()

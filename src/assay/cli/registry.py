@@ -123,13 +123,27 @@ def flag_command(agent: str, name: str, value: str | None, reason: str, store: s
 @store_option()
 @json_option()
 def suite_command(agent: str, reason: str, store: str | None, as_json: bool, **values: Any) -> None:
-    """Set the validation suite that every candidate of AGENT must pass; without --data and --rubric remove it."""
-    from assay.api.registry import set_agent_suite
+    """Set the validation suite that every candidate of AGENT must pass; without --data and --rubric show it."""
+    from assay.api.registry import agent_suite, set_agent_suite
 
+    settings = command_settings(values, SuiteSettings)
+    remove = settings.pop("remove", False)
+    if remove and settings:
+        raise click.UsageError("--remove excludes the settings of a suite")
     open_store(store).close()
-    suite = set_agent_suite(agent, reason=reason, store=store, **command_settings(values, SuiteSettings))
+    if remove or settings:
+        if not remove and settings.get("data") is None and settings.get("rubric") is None:
+            raise click.UsageError("a threshold would have no effect without --data and --rubric")
+        suite = set_agent_suite(agent, reason=reason, store=store, **settings)
+    else:
+        suite = agent_suite(agent, store=store)
     fields = None if suite is None else asdict(suite)
-    print_json({"suite": fields}) if as_json else click.echo(f"validation suite of {agent}: {json.dumps(fields)}")
+    if as_json:
+        print_json({"suite": fields})
+    elif fields is None:
+        click.echo(f"{agent} has no validation suite")
+    else:
+        click.echo(f"validation suite of {agent}: {json.dumps(fields)}")
 
 
 @command.command("route")
@@ -157,6 +171,8 @@ def route_command(agent: str, reason: str, store: str | None, as_json: bool, **v
     if as_json:
         print_json({"routing": rows})
         return
+    if not rows:
+        click.echo(f"{agent} has no routing: its champion gets all requests outside of a deployment", err=True)
     for row in rows:
         score = "–" if row["score"] is None else f"{row['score']:.3f} of {row['n']}"
         click.echo(f"{row['task_type']:20} {row['version']:24} {row['probability']:6.1%}  {score}")

@@ -227,7 +227,8 @@ def _unpaired(plan: Plan, readings: Sequence[Reading]) -> str | None:
             and metric.name != "human_rating"
             and lost > plan.max_missing * (lost + count)
         ):
-            return f"in the replay: {reading.metric} has no value in {lost} of {lost + count} pairs"
+            hint = "" if count else "; a rubric scores the replays (assay deploy advance --rubric)"
+            return f"in the replay: {reading.metric} has no value in {lost} of {lost + count} pairs{hint}"
     return None
 
 

@@ -110,11 +110,8 @@ class Deployments:
                     connection, version.agent, "candidate", version.number, by=user, why=f"deployment {row['id']}"
                 )
         except sa.exc.IntegrityError:
-            active = self.active(version.agent)
-            raise DeploymentError(
-                f"a deployment of agent {version.agent!r} is active already"
-                + (f": {active.id}, {active.state.status}. Promote it or roll it back first" if active else "")
-            ) from None
+            self.check_idle(version.agent)
+            raise DeploymentError(f"a deployment of agent {version.agent!r} is active already") from None
         return self.get(str(row["id"]))
 
     def get(self, name: str) -> Deployment:
@@ -142,6 +139,14 @@ class Deployments:
         with self.engine.connect() as connection:
             row = connection.execute(sa.select(table).where(table.c.active == agent)).mappings().first()
         return None if row is None else _deployment(row)
+
+    def check_idle(self, agent: str) -> None:
+        """Raises `DeploymentError` if a deployment of the agent runs or is paused."""
+        if (active := self.active(agent)) is not None:
+            raise DeploymentError(
+                f"a deployment of agent {agent!r} is active already: {active.id}, {active.state.status}. Promote it or "
+                "roll it back first"
+            )
 
     def all(self, agent: str | None = None, *, limit: int | None = None) -> list[Deployment]:
         """Deployments, newest first."""

@@ -15,7 +15,7 @@ from assay.deployment.watches import watches_of
 from assay.errors import ConfigError
 from assay.support.settings import Settings, nearest, setting
 
-__all__ = ["Metric", "Plan", "Step", "default_plan", "load_plan", "metric_of"]
+__all__ = ["Metric", "Plan", "Step", "default_plan", "is_amount", "load_plan", "metric_of"]
 
 _SCORES = ("score", "human_rating")
 _RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
@@ -68,7 +68,7 @@ class Metric(Settings):
     @property
     def is_amount(self) -> bool:
         """Whether values are positive amounts, compared by their logarithms."""
-        return self.name in _AMOUNTS
+        return is_amount(self.name)
 
     @property
     def sign(self) -> int:
@@ -242,6 +242,11 @@ def _made(kind: type[Any], entry: Any, word: str) -> Any:
         return kind(**{str(name): value for name, value in entry.items()})
     except TypeError as error:
         raise ConfigError(f"{word}: {error}") from None
+
+
+def is_amount(name: str) -> bool:
+    """Whether a metric's values are positive amounts, compared by their logarithms."""
+    return name in _AMOUNTS
 
 
 def metric_of(text: str) -> Metric:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.evidence import Arms, Cell, difference, mean_of
-from assay.deployment.plan import Metric, Plan
+from assay.deployment.plan import Metric, Plan, is_amount
 from assay.deployment.sequences import betting, normal_mixture
 
 __all__ = [
@@ -35,7 +35,7 @@ class Reading:
         standard_error: of the gain, between units.
         low: lower bound of the gain, which must be above 0.
         high: upper bound over all live steps; below the tolerated loss it is harm.
-        champion, candidate: means of the raw values.
+        champion, candidate: means in the metric's scale.
         counts, missing: by arm.
         bounds: of the candidate's mean, if all missing values were the worst or the best.
     """
@@ -51,6 +51,18 @@ class Reading:
     missing: Mapping[str, int]
     bounds: tuple[float, float]
 
+    def in_units(self) -> "Reading":
+        """For people. Amounts (latency, cost, tokens) are compared by logarithms: here their geometric means, and the
+        gain as the share of the champion's mean that the candidate saves."""
+        if not is_amount(self.metric):
+            return self
+        gain, low, high = map(_saved, (self.gain, self.low, self.high))
+        error = self.standard_error * math.exp(-self.gain)
+        return replace(
+            self, champion=math.exp(self.champion), candidate=math.exp(self.candidate), gain=gain, low=low, high=high,
+            standard_error=error,
+        )  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what is unknown is None."""
         return {
@@ -58,6 +70,11 @@ class Reading:
                for name, value in vars(self).items()},
             "bounds": [bound if math.isfinite(bound) else None for bound in self.bounds],
         }  # fmt: skip
+
+
+def _saved(gain: float) -> float:
+    """A difference of logarithms as a share; one that is not finite stays so."""
+    return -math.expm1(-gain) if math.isfinite(gain) else gain
 
 
 def stored_reading(row: Mapping[str, Any]) -> Reading:

@@ -1,7 +1,7 @@
 """Simulated deployments: the assignment and the `advance` of production, on traffic with known truth."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -229,6 +229,7 @@ class SimulationReport(ReportRepr):
         undecided: share of the runs, paused or not ended.
         requests_median: live rollouts until the end, of both arms.
         candidate_requests_median: those of the candidate.
+        step_requests: median of the rollouts of each step, over the runs that reached it; 0 if none did.
         rules: number of runs by the rule that ended them.
     """
 
@@ -238,10 +239,11 @@ class SimulationReport(ReportRepr):
     undecided: float
     requests_median: float
     candidate_requests_median: float
+    step_requests: Sequence[float] = ()
     rules: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "step_requests": list(self.step_requests)}
 
 
 Advance = Callable[[SimulatedDeployment, str, float], Decision]
@@ -284,8 +286,14 @@ def simulate(
         undecided=sum(status in ("running", "paused") for status in statuses) / runs,
         requests_median=statistics.median(sum(end.live.values()) for end in ends),
         candidate_requests_median=statistics.median(end.live[CANDIDATE] for end in ends),
+        step_requests=[_median_of_step(ends, at) for at in range(len(plan.steps))],
         rules=rules,
     )
+
+
+def _median_of_step(ends: Sequence[SimulatedDeployment], step: int) -> float:
+    reached = [count for end in ends if (count := sum(end.requests("", step, 0.0).values()))]
+    return float(statistics.median(reached)) if reached else 0.0
 
 
 def _run(

@@ -49,7 +49,7 @@ class DeploymentReport(ReportRepr):
             "reason": self.decision.reason,
             "requests": dict(self.decision.requests),
             "arms": self.arms,
-            "readings": [reading.to_dict() for reading in self.decision.readings],
+            "readings": [reading.in_units().to_dict() for reading in self.decision.readings],
             "judges": self.judges,
             "variance_removed": self.variance_removed,
         }

@@ -44,7 +44,7 @@ def suite_of(engine: sa.Engine, agent: str) -> Suite | None:
         if not place.is_file() or _hash(str(place)) != digest:
             raise DeploymentError(
                 f"the validation suite of {agent!r} names {place}, which is missing here or was changed since: set the "
-                f"suite again (assay registry suite {agent})"
+                f"suite again (assay registry suite {agent} --data D --rubric R)"
             )
     try:
         return Suite(**stored)

@@ -162,7 +162,8 @@ class _MetricRow:
 
 
 def _metrics(readings: Any) -> Iterator[_MetricRow]:
-    for reading in readings:
+    for stored in readings:
+        reading = stored.in_units()
         gain, low, high, champion, candidate = (
             value if math.isfinite(value) else None
             for value in (reading.gain, reading.low, reading.high, reading.champion, reading.candidate)

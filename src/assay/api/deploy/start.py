@@ -85,6 +85,10 @@ def start_deployment(
         deployments = Deployments(opened.engine)
         version = deployments.registry.version(candidate)
         champion = deployments.registry.version(version.agent)
+        if not dry_run:  # before the validation suite is run and paid for
+            deployments.check_idle(version.agent)
+            if version.number == champion.number:
+                raise DeploymentError(f"{version.name} is already the champion")
         folders = [deployments.registry.folder_of(one) for one in (champion, version)]
         checks = compatibility(*(load_artifact(folder) for folder in folders))
         if checks.breaks and not settings.force:

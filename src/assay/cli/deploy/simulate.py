@@ -35,4 +35,5 @@ def simulate_command(**values: Any) -> None:
         f"median of live requests: {report.requests_median:,.0f}, {report.candidate_requests_median:,.0f} of them on "
         "the candidate"
     )
+    click.echo("median by step: " + ", ".join(f"{count:,.0f}" for count in report.step_requests))
     click.echo("ended by: " + ", ".join(f"{rule} {count}" for rule, count in sorted(report.rules.items())))

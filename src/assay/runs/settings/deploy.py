@@ -95,6 +95,7 @@ class SuiteSettings(SuiteThresholds):
 
     data: str | None = selected("Tasks of the suite: a file or a spec. Their val split is run.", metavar="D")
     rubric: str | None = selected("Rubric of the suite: a YAML file or a shipped name.", metavar="R")
+    remove: bool = setting(False, "Remove the suite: candidates run without one.", project=False)
 
 
 @dataclass(frozen=True, kw_only=True)
