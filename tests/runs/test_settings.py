@@ -230,10 +230,7 @@ def test_a_text_in_place_of_a_switch_is_refused(name: str) -> None:
         (lambda: set_agent_alias("a@1", "x", reason=3), "reason=3 must be a string"),  # type: ignore[arg-type]
         (lambda: schedule_files("a", kind="launchd"), "kind='launchd' must be one of systemd, cron"),
         (lambda: schedule_files("a", kind="cron", every_minutes=7), "every_minutes=7 must be a divisor of 60"),
-        (
-            lambda: LoopSettings(rubric="r.yaml", min_new_tasks=5, pool={"max_tasks": 4}),
-            r"min_new_tasks=5 must be at most max_tasks of the pool \(4\)",
-        ),
+        (lambda: LoopSettings(rubric="r", min_new_tasks=5, pool={"max_tasks": 4}), "min_new_tasks=5 must be at most"),
         (lambda: run_agent("m:f", server="", key="k"), "server='' must not be empty"),
         (lambda: run_agent("m:f", server="http://x", key="k", patience_s=math.inf), "patience_s=inf must be a finite"),
         (lambda: forget_subject(7), "subject=7 must be a string"),  # type: ignore[arg-type]
