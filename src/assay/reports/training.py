@@ -90,13 +90,13 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
     curves = current_curves(report["curves"])
     facts = {
         "Model before": config["model"],
-        "Model after": report["name"] or report["path"],
+        **({"Model after": after} if (after := report.get("name") or report.get("path")) else {}),
         "Steps": report["steps"],
         "Rollouts": report["rollouts"],
         "Calls trained on": report["calls"],
         "Weights of step": report["best_step"],
         "Converged": f"{converged} (mean reward of the last ten steps beside the ten before: Welch's "
-        "95 % interval holds 0 and is no wider than 0.1 to either side)",
+        "95 % interval holds 0 and is within 0.1 to either side, or is within 0.05)",
     }
     return TrainingPage(
         facts=[(name, str(value)) for name, value in facts.items()],
@@ -133,7 +133,7 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     losses, held_out = report["loss"], report["held_out_loss"]
     facts = {
         "Model before": report["config"]["model"],
-        "Model after": report["name"] or report["path"],
+        **({"Model after": after} if (after := report.get("name") or report.get("path")) else {}),
         "Steps": report["steps"],
         "Rows trained on": report["rows"],
         "Rows held out": report["held_out_rows"],
