@@ -248,8 +248,8 @@ ROWS = (
         "calls, 3 epochs): 9 % (n = 30), because all chosen first trials were of iron, whose plan all materials then "
         "got. The same with varied first trials (83 %, 45 calls, 2 epochs): 25 % (n = 20), with one plan "
         "between those of the materials. An explorer in 2,400 experiments, of which the last plans with a yield of at "
-        "least 75 % were trained on (181, 39 to 48 of each material; 84 steps): 28 % of 34 % before (n = 30); the plans "
-        "of all materials moved to the middle, heat 40 to 60 and hours 3 to 4. A policy gradient was not tried.",
+        "least 75 % were trained on (181, 39 to 48 of each material; 84 steps): 28 % of 34 % before (n = 30); the "
+        "plans of all materials moved to the middle, heat 40 to 60 and hours 3 to 4. A policy gradient was not tried.",
     ),
     Row(
         name="unseen_schema",

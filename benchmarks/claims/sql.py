@@ -6,14 +6,13 @@ Both databases are made here, with the same four kinds of question in words of t
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import assay
-from assay.evaluation import Evaluation
 from claims.storing import Lines, Measured, Setting
 
 ROWS, PER_KIND, TEST = 120, 24, 40
@@ -103,12 +102,51 @@ def questions(
 
 
 def measure(setting: Setting) -> Measured:
-    paths = {schema.one: setting.scratch / f"{schema.one}.sqlite" for schema in (LIBRARY, CLINIC)}
-    for schema in (LIBRARY, CLINIC):
-        made(schema, paths[schema.one], setting.seed)
-    common: dict[str, Any] = {
+    report = assay.compile(
+        "text_to_sql",
+        data=list(
+            questions(LIBRARY, database(LIBRARY, setting), setting.seed, ("train", "train", "val", "gate", "test"))
+        ),
+        max_search_calls=SEARCH_CALLS,
+        demos=DEMOS,
+        gate=False,  # the winner on val is reported, whatever it is
+        test=False,
+        out=setting.scratch / "sql",
+        **_common(setting, setting.model),
+    )
+    sides = {"before": ("text_to_sql", setting.model), "after": (report.artifact, setting.model)}
+    return Measured(values=on_clinic(setting, sides), facts={"winner": report.outcome.winner})
+
+
+def database(schema: Schema, setting: Setting) -> Path:
+    """Writes the database of a schema."""
+    path = setting.scratch / f"{schema.one}.sqlite"
+    made(schema, path, setting.seed)
+    return path
+
+
+def on_clinic(setting: Setting, sides: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Grades of the same questions about the clinic by criterion and side, each a program with its model."""
+    asked = list(questions(CLINIC, database(CLINIC, setting), setting.seed, ("test",)))
+    evaluations = {
+        side: assay.evaluate(
+            program, data=asked, split="test", sizes={"test": TEST}, **_common(setting, model)
+        ).evaluation
+        for side, (program, model) in sides.items()
+    }
+    return {
+        criterion: {
+            side: {task: result.grades.get(criterion, float("nan")) for task, result in evaluation.results.items()}
+            for side, evaluation in evaluations.items()
+        }
+        for criterion in ("rows_match", "query_runs")
+    }
+
+
+def _common(setting: Setting, model: str) -> dict[str, Any]:
+    return {
         "rubric": "text_to_sql",
-        "model": setting.model,
+        "model": model,
         "prompt_format": "lean",
         "parameters": {"temperature": 0.1, "max_steps": 3},
         "seed": setting.seed,
@@ -116,28 +154,3 @@ def measure(setting: Setting) -> Measured:
         "threads": 1,
         "progress": Lines(),
     }
-    report = assay.compile(
-        "text_to_sql",
-        data=list(questions(LIBRARY, paths["Author"], setting.seed, ("train", "train", "val", "gate", "test"))),
-        max_search_calls=SEARCH_CALLS,
-        demos=DEMOS,
-        gate=False,  # the winner on val is reported, whatever it is
-        test=False,
-        out=setting.scratch / "sql",
-        **common,
-    )
-    asked = list(questions(CLINIC, paths["Patient"], setting.seed, ("test",)))
-
-    def answered(program: Any) -> Evaluation:
-        sizes = {"test": TEST}
-        return assay.evaluate(program, data=asked, split="test", sizes=sizes, **common).evaluation
-
-    evaluations = {"before": answered("text_to_sql"), "after": answered(report.artifact)}
-    values: dict[str, Any] = {
-        criterion: {
-            side: {task: result.grades.get(criterion, float("nan")) for task, result in evaluation.results.items()}
-            for side, evaluation in evaluations.items()
-        }
-        for criterion in ("rows_match", "query_runs")
-    }
-    return Measured(values=values, facts={"winner": report.outcome.winner})

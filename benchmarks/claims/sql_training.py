@@ -7,14 +7,11 @@ Trained and plain model answer the same questions.
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
-import assay
-from assay.evaluation import Evaluation
 from claims.query_cost import RIGHT
-from claims.sql import CLINIC, LIBRARY, TEST, Schema, made, questions
-from claims.storing import Lines, Measured, Setting
+from claims.sql import LIBRARY, Schema, database, on_clinic, questions
+from claims.storing import Measured, Setting
 from claims.trained import use_scratch_adapters, warmed_up
 
 SCHEMAS = (
@@ -56,38 +53,6 @@ def measure(setting: Setting) -> Measured:
         prompt_format="lean",
         parameters={"max_steps": 1},
     )
-    asked = list(questions(CLINIC, database(CLINIC, setting), setting.seed, ("test",)))
-    models = {"before": setting.model, "after": trained}
-    evaluations = {side: answered(setting, asked, model) for side, model in models.items()}
-    values: dict[str, Any] = {
-        criterion: {
-            side: {task: result.grades.get(criterion, float("nan")) for task, result in evaluation.results.items()}
-            for side, evaluation in evaluations.items()
-        }
-        for criterion in ("rows_match", "query_runs")
-    }
-    return Measured(values=values, facts={"rows": min(ROWS, len(rows)), "schemas": len(SCHEMAS)})
-
-
-def database(schema: Schema, setting: Setting) -> Path:
-    """Writes the database of a schema."""
-    path = setting.scratch / f"{schema.one}.sqlite"
-    made(schema, path, setting.seed)
-    return path
-
-
-def answered(setting: Setting, asked: list[dict[str, Any]], model: str) -> Evaluation:
-    return assay.evaluate(
-        "text_to_sql",
-        rubric="text_to_sql",
-        data=asked,
-        split="test",
-        sizes={"test": TEST},
-        model=model,
-        prompt_format="lean",
-        parameters={"temperature": 0.1, "max_steps": 3},
-        seed=setting.seed,
-        store=setting.scratch / "sql.db",
-        threads=1,
-        progress=Lines(),
-    ).evaluation
+    sides = {"before": ("text_to_sql", setting.model), "after": ("text_to_sql", trained)}
+    facts = {"rows": min(ROWS, len(rows)), "schemas": len(SCHEMAS)}
+    return Measured(values=on_clinic(setting, sides), facts=facts)
