@@ -260,6 +260,11 @@ def test_each_alarm_names_its_remedy_once() -> None:
     ).alarms
 
 
+@pytest.mark.parametrize(("score", "advice"), [(0.0, "too hard"), (0.4, "finer grades"), (1.0, "too easy")])
+def test_zero_variance_alarm_depends_on_the_score(score: float, advice: str) -> None:
+    assert advice in seen(zero_variance_groups=[1.0] * 3, score=[score] * 3).alarms["zero_variance"]
+
+
 def test_values_and_alarms_are_logged_as_they_come(tmp_path: Path) -> None:
     watch = TrainingMonitor(TrainingLog(tmp_path))
     watch.evaluated(0, {"held_out_greedy": 0.5})

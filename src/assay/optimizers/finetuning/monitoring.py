@@ -123,12 +123,16 @@ class TrainingMonitor:
         if len(shares) < _RUN or min(shares) < 0.75:
             return None
         reward = self.last("score", 1)[-1] if self.last("score", 1) else math.nan
-        cause = "easy: take harder tasks"
-        if not reward > 0.5:
-            cause = "hard: train by SFT first (assay train sft), or take easier tasks"
+        if reward >= 0.9:
+            advice = "The tasks are too easy: take harder tasks"
+        elif reward > 0.1:
+            # neither 0 nor the maximum: the rollouts are alike, and the tasks are not at fault
+            advice = "The answers of a group are alike, or the rubric does not tell them apart: give it finer grades"
+        else:
+            advice = "The tasks are too hard: train by SFT first (assay train sft), or take easier tasks"
         return (
-            f"{100 * shares[-1]:.0f} % of the groups have zero variance, so nothing is learned from them. The tasks "
-            f"are too {cause}, or raise num_generations=… or temperature=…"
+            f"{100 * shares[-1]:.0f} % of the groups have zero variance, so nothing is learned from them. {advice}, or "
+            "raise num_generations=… or temperature=…"
         )
 
     def _diversity(self) -> str | None:
