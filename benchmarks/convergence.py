@@ -1,6 +1,6 @@
 """How many of 20 short trainings converge, by the rule of `assay train` and of the figure in `assay loop status`.
 
-    python benchmarks/convergence.py FOLDER [--seeds 5] [--steps 80] [--rate 0.01] [--model embedded/smollm2-135m]
+    python benchmarks/convergence.py FOLDER [--seeds 5] [--steps 120] [--rate 0.005] [--model embedded/smollm2-135m]
 
 Four algorithms with so many seeds each train a model to begin its answers with certain letters. The model is by default
 a Llama of two layers with random weights, which takes seconds. A training counts if it ended by itself and its report
@@ -131,8 +131,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--rate", type=float, default=1e-2)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=5e-3)
     parser.add_argument("--model")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
