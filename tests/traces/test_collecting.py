@@ -51,6 +51,27 @@ def test_collect_makes_groups_over_parameters(program: str) -> None:
     }
 
 
+def test_tasks_with_equal_prompts_get_independent_samples(tmp_path: Path) -> None:
+    def blind(question: str) -> dspy.Prediction:
+        return dspy.Predict("topic -> answer")(topic="any")
+
+    numbers = iter(range(100))
+    assay.collect(
+        blind,
+        rubric="math_qa",
+        data=[{"question": f"{number}", "answer": "7"} for number in range(20)],
+        lm=scripted_lm(lambda request: json.dumps({"answer": f"{next(numbers)}"})),
+        n=2,
+        sizes={"train": 3},
+        store=tmp_path / "s.db",
+        prompt_format="json",
+    )
+    with Store(tmp_path / "s.db") as store:
+        rollouts = [rollout for rollout in store.rollouts() if rollout.phase == "collect"]
+        answers_given = [store.rollout(rollout.id).transitions[0].output for rollout in rollouts]
+    assert len(set(answers_given)) == len(answers_given) == 6  # 3 tasks, 2 samples
+
+
 @pytest.mark.model
 def test_an_embedded_model_samples_from_its_full_distribution_on_request(program: str, embedded: str) -> None:
     job = {"rubric": "r.yaml", "data": "d.jsonl", "n": 1, "sizes": {"train": 1}, "store": "s.db", "cache": False}

@@ -182,7 +182,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             self.fixed_version = None
 
     def another(self, sample: int) -> "RecordedProgram":
-        """The same program with another sample number; the cache keeps answers of different samples apart."""
+        """The same program with a sample number; the cache keeps samples, and those of different tasks, apart."""
         other = copy.copy(self)
         other.sample = sample
         return other
@@ -266,7 +266,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
 
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
-            with sample_scope(self.sample), self._settings():
+            with sample_scope(self.sample, rollout.task_id), self._settings():
                 return within_limit(lambda: as_prediction(self.program(**own_containers(inputs))), "the run")
         except DataError as error:  # the task is malformed, which the program found
             error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])

@@ -1,5 +1,6 @@
 """Context of LM calls in a block of code: sample, output field that is read, collected prices. Imports no model."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,8 +26,14 @@ waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 
 @contextmanager
-def sample_scope(sample: int | None) -> Iterator[None]:
-    """Inside, calls belong to the `sample`-th rollout of their task, which the response cache keeps apart."""
+def sample_scope(sample: int | None, task_id: str = "") -> Iterator[None]:
+    """Inside, calls belong to the `sample`-th rollout of their task, which the response cache keeps apart.
+
+    With a `task_id` also from those of other tasks: where tasks have equal prompts, as at the first step of an
+    environment, their samples are independent.
+    """
+    if sample is not None and task_id:
+        sample = int.from_bytes(hashlib.sha256(f"{sample}/{task_id}".encode("utf-8", "surrogatepass")).digest()[:6])
     token = current_sample.set(sample)
     try:
         yield
