@@ -66,8 +66,8 @@ class Retained:
         return cls(*parts)
 
 
-@trusts
 @takes(TrainSettings, without=("cache",))  # a policy in training is never answered from a cache
+@trusts
 def train(
     program: str | dspy.Module | None = None,
     *,
