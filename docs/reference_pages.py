@@ -124,8 +124,8 @@ def _command(command: click.Command, context: click.Context, *, level: int) -> I
 def _option(option: click.Option, context: click.Context) -> str:
     names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
     value = "" if option.is_flag else f" {option.make_metavar(context)}"
-    value = option.to_info_dict().get("default")
-    default = "required" if option.required else "" if _is_absent(value) or option.is_flag else f"`{value}`"
+    preset = option.to_info_dict().get("default")
+    default = "required" if option.required else "" if _is_absent(preset) or option.is_flag else f"`{preset}`"
     return f"| {names}{cell(value)} | {default} | {cell(option.help or '')} |"
 
 

@@ -1,13 +1,16 @@
 """A misspelt argument is refused with the nearest one, and a value of a wrong type with the argument's name."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import assay
-from assay.errors import AssayError, ConfigError, RubricError
+from assay.errors import AssayError, ConfigError, DataError, RubricError
 from assay.optimizers import RLTrainer
+from assay.runs.settings.shared import ProgramSettings
+from assay.support.settings import settings_of
 from assay.traces.gateway.rollout_fields import checked_fields
 
 LOCAL = {"api_base": "http://127.0.0.1:9/v1", "api_key": "k"}
@@ -75,3 +78,12 @@ def test_a_value_of_a_wrong_type_is_refused_with_its_argument(call: Callable[[],
 def test_keywords_of_a_provider_reach_it() -> None:
     """vLLM's `min_tokens` is no misspelt `max_tokens`."""
     assert assay.get_lm("openai/m", min_tokens=3, **LOCAL).model == "openai/m"
+
+
+def test_the_help_of_data_names_every_spec() -> None:
+    with pytest.raises(DataError) as refused:
+        assay.load_tasks("unknown")
+    specs = re.findall(r"\w+:…", str(refused.value))
+    help = settings_of(ProgramSettings)["data"].declared.help
+    assert specs[:2] == ["hf:…", "reasoning_gym:…"]
+    assert [spec for spec in specs if spec not in help] == []
