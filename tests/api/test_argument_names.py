@@ -9,6 +9,7 @@ import pytest
 import assay
 from assay.errors import AssayError, ConfigError, DataError, RubricError
 from assay.optimizers import RLTrainer
+from assay.rubrics import checks
 from assay.runs.settings.shared import ProgramSettings
 from assay.support.settings import settings_of
 from assay.traces.gateway.rollout_fields import checked_fields
@@ -73,6 +74,17 @@ def test_a_value_of_a_wrong_type_is_refused_with_its_argument(call: Callable[[],
     with pytest.raises((ConfigError, RubricError, AssayError)) as refused:
         call()
     assert message in str(refused.value)
+
+
+def test_arguments_without_names_are_refused_with_the_names() -> None:
+    with pytest.raises(TypeError, match=r"evaluate\(\) takes only program without a name, .*: rubric=…, data=…"):
+        assay.evaluate("math_qa", "math_qa", "arithmetic:size=9")  # type: ignore[misc]
+
+
+def test_a_row_without_expected_fields_is_unscored_with_the_way_out() -> None:
+    rubric = assay.Rubric("r", [assay.Criterion(name="right", check=checks.exact)])
+    reason = rubric.score({"ticket": "x"}, {"queue": "bug"}).verdicts[0].reason
+    assert reason.endswith("has no expected 'answer'; it has none. Give the row as {'inputs': {…}, 'expected': {…}}")
 
 
 def test_keywords_of_a_provider_reach_it() -> None:

@@ -44,10 +44,13 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
         ]
         full = signature.replace(parameters=[*own, *listed])
         names, checked = set(full.parameters) - {"self"}, {**_simple(own), **_declared(own, settings)}
+        positional = [p.name for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
+            if len(args) > len(positional):
+                raise TypeError(_too_many(called, len(args), positional, names))
             if unknown := sorted(keywords.keys() - names):
                 raise TypeError(_unexpected(called, unknown, keywords, names))
             for name, value in signature.bind_partial(*args, **keywords).arguments.items():
@@ -85,6 +88,14 @@ def _declared(parameters: Sequence[inspect.Parameter], settings: Mapping[str, Se
 def _parameter(setting: Setting) -> inspect.Parameter:
     default = inspect.Parameter.empty if setting.default is MISSING else setting.default
     return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=setting.type)
+
+
+def _too_many(function: str, number: int, positional: Sequence[str], names: set[str]) -> str:
+    """Message about arguments without their names, such as `evaluate(program, rubric, data)`."""
+    usual = [name for name in ("rubric", "data", "labels", "store") if name in names.difference(positional)]
+    hint = f": {', '.join(f'{name}=…' for name in usual)}" if usual else ""
+    taken = f"only {', '.join(positional)}" if positional else "no argument"
+    return f"{function}() takes {taken} without a name, and got {number} such arguments. Name the others{hint}"
 
 
 def _unexpected(function: str, unknown: Sequence[str], keywords: Mapping[str, Any], names: set[str]) -> str:
