@@ -99,8 +99,8 @@ def program_class(name: str) -> Any:
             for k, v in vars(module).items()
             if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module.__name__
         ]
-        near = nearest(attribute, classes)
-        hint = f". Did you mean {f'{module_name}:{near}'!r}?" if near else ""
+        similar = nearest(attribute, classes)
+        hint = f". Did you mean {f'{module_name}:{similar}'!r}?" if similar else ""
         raise ProgramError(
             f"{module_name} has no {attribute!r}; its programs are {', '.join(classes) or 'none'}{hint}"
         ) from None
