@@ -193,7 +193,7 @@ def get_lm(
         MissingExtra: the `embedded` extra is not installed.
     """
     _check_client(name, client)
-    _check_numbers(temperature, max_tokens, num_retries)
+    _check_numbers(temperature, max_tokens, num_retries, seed)
     backend: LlamaBackend | HostedBackend
     if name.endswith(".gguf") and not is_embedded(name):
         raise NoModelFile(f"{name!r} is a model file: name it embedded:{name}")
@@ -228,12 +228,12 @@ def _check_client(model: Any, client: Mapping[str, Any]) -> None:
         raise ConfigError(f"{', '.join(unused)} would have no effect on {model}, which runs in this process")
 
 
-def _check_numbers(temperature: Any, max_tokens: Any, num_retries: Any) -> None:
+def _check_numbers(temperature: Any, max_tokens: Any, num_retries: Any, seed: Any) -> None:
     is_number = isinstance(temperature, numbers.Real) and not isinstance(temperature, bool)
     if temperature is not None and not (is_number and 0 <= temperature < math.inf):
         raise ConfigError(f"temperature={temperature!r} must be a finite number at least 0, or None")
-    for name, value, least in (("max_tokens", max_tokens, 1), ("num_retries", num_retries, 0)):
-        if name == "max_tokens" and value is None:
+    for name, value, least in (("max_tokens", max_tokens, 1), ("num_retries", num_retries, 0), ("seed", seed, 0)):
+        if name != "num_retries" and value is None:
             continue
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name}={value!r} must be an integer at least {least}")
