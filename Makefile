@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 unexport PYTHONDONTWRITEBYTECODE  # every test process and command would compile all modules again
-# One worker more than there are cores, at most four: a quarter of the tests' time is spent waiting for servers, limits and
-# locks. The quick tests wait more, and load no model, so memory allows two a core.
+# One worker more than there are cores, at most four: a quarter of the tests' time is spent waiting for servers, limits
+# and locks. The quick tests wait more, and load no model, so memory allows two a core.
 WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 quick: WORKERS := $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_count() or 1)))")
 # A worker that dies ends the run: after a restart pytest-xdist may never send the last tests.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile \
+	--no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: demo docs figures fmt quick tutorials test test-min test-new test-clients check lint chaos clean
 
@@ -29,19 +30,21 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 		|| echo "reasoning-gym could not be installed (one of its packages needs a C compiler); its test is skipped"
 	@touch $@ $(VENV)/.demo
 
-# The main job on real input: a 135M model learns to work with its calculator because its prompt was compiled against a rubric.
+# The main job on real input: a 135M model learns to work with its calculator because its prompt was compiled against a
+# rubric.
 demo: $(VENV)/.demo
 	$(BIN)/assay models pull smollm2-135m
-	cd $$(mktemp -d) && $(abspath $(BIN))/assay compile math_qa --rubric math_qa --data "arithmetic:terms=2-3&digits=2-3&size=600" \
-		--model embedded/smollm2-135m --set temperature=0.1 --max-search-calls 140 --gate-size 8 --test-size 10
+	cd $$(mktemp -d) && $(abspath $(BIN))/assay compile math_qa --rubric math_qa \
+		--data "arithmetic:terms=2-3&digits=2-3&size=600" --model embedded/smollm2-135m \
+		--set temperature=0.1 --max-search-calls 140 --gate-size 8 --test-size 10
 
 test: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	$(PYTEST) --durations=20
 
-# The tests of `make test` with the lowest and with the highest versions that the ranges in pyproject.toml allow, each in
-# a virtual environment of its own. constraints.txt applies to torch alone: wheels of its other versions bring gigabytes
-# of CUDA libraries. So the range of torch is not tested here.
+# The tests of `make test` with the lowest and with the highest versions that the ranges in pyproject.toml allow, each
+# in a virtual environment of its own. constraints.txt applies to torch alone: wheels of its other versions bring
+# gigabytes of CUDA libraries. So the range of torch is not tested here.
 test-min: RESOLUTION := lowest-direct
 test-new: RESOLUTION := highest
 test-min test-new: test-%:
@@ -54,12 +57,14 @@ test-min test-new: test-%:
 	.venv-$*/bin/assay models pull smollm2-135m
 	$(subst $(BIN)/python,.venv-$*/bin/python,$(PYTEST))
 
-# Agents on real client libraries, against a scripted model alone and through the gateway: installs the libraries, ends with a table.
+# Agents on real client libraries, against a scripted model alone and through the gateway: installs the libraries, ends
+# with a table.
 test-clients: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients --durations=15 --numprocesses 2 --dist worksteal
 
-# The documentation as a site in site/: pages of docs/ and a reference that is generated from the code. A broken link is an error.
+# The documentation as a site in site/: pages of docs/ and a reference that is generated from the code. A broken link is
+# an error.
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -72,8 +77,8 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Unit and scripted tests: nothing that runs a language model, a database server or clients of other libraries. The model's file must be there,
-# because commands name it.
+# Unit and scripted tests: nothing that runs a language model, a database server or clients of other libraries. The
+# model's file must be there, because commands name it.
 quick: $(VENV)/.dev
 	@$(BIN)/assay models pull smollm2-135m
 	$(PYTEST) -m "not model and not slow and not postgres"
@@ -83,14 +88,15 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The claims in one table, benchmarks/results/seeds.md: measures what is missing, for three seeds, a few minutes each on two
-# cores. STRONGER=FILE.gguf: also the rows that need a stronger model. `make figures ROWS=judge` measures some rows.
+# The claims in one table, benchmarks/results/seeds.md: measures what is missing, for three seeds, a few minutes each on
+# two cores. STRONGER=FILE.gguf: also the rows that need a stronger model. `make figures ROWS=judge` measures some rows.
 figures: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/figures.py run $(ROWS) $(if $(STRONGER),--stronger $(STRONGER))
 
-# Twenty kills of each kind of job and three of each training, compared with unkilled runs (about a quarter of an hour on two cores). Then 10,000
-# calls through the gateway on each database, while processes are killed and the store is locked, full or away (another half an hour).
+# Twenty kills of each kind of job and three of each training, compared with unkilled runs (about a quarter of an hour
+# on two cores). Then 10,000 calls through the gateway on each database, while processes are killed and the store is
+# locked, full or away (another half an hour).
 chaos: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py --kills 20
 	$(BIN)/python benchmarks/chaos_gateway.py --store sqlite

@@ -1,4 +1,4 @@
-"""Simulated deployments with known truth: how often the plan promotes and rolls back, and a naive z test beside it.
+"""Simulated deployments with known truth: how often the plan promotes and rolls back, next to a naive z test.
 
     python benchmarks/deployments.py [--runs 500] [--seed 1] [--covariate]
 

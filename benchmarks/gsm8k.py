@@ -34,7 +34,7 @@ from assay.traces.export.gates import Gates
 
 MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 STEPS = 6  # of the agent: four calculations at most, and the answer
-GIVEN = {"max_steps": STEPS, "reasoning_depth": 1, "temperature": 0.1}
+PARAMETERS = {"max_steps": STEPS, "reasoning_depth": 1, "temperature": 0.1}
 
 
 def problems(source: str) -> dict[str, tuple[list[str], str]]:
@@ -89,7 +89,7 @@ def trained(
             "math_qa",
             **job,
             model=arguments.model,
-            parameters=GIVEN,
+            parameters=PARAMETERS,
             max_search_calls=arguments.search_calls,
             sizes=sizes,
             store=folder / "compile.db",
@@ -105,7 +105,7 @@ def trained(
                 prompt_format="lean",
                 n=1,
                 sizes={"train": arguments.problems},
-                parameters=GIVEN,
+                parameters=PARAMETERS,
                 store=folder / "a.db",
             )
         assay.export(
@@ -139,7 +139,7 @@ def evaluated(arguments: argparse.Namespace, folder: Path, job: dict[str, Any]) 
             split="test",
             model=model,
             prompt_format="lean" if program == "math_qa" else None,
-            parameters=GIVEN,
+            parameters=PARAMETERS,
             sizes={"test": arguments.test_size},
             store=folder / "e.db",
         ).evaluation

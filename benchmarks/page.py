@@ -156,8 +156,8 @@ class AnalyzedPlans:
             explained = connection.connection.dbapi_connection.execute(f"EXPLAIN ANALYZE {statement}", parameters)
             plan = [line for (line,) in explained]
             self.ms += float(plan[-1].split()[-2])  # Execution Time: 0.1 ms
-            found = [line for line in plan if re.search(r"Seq Scan on (rollouts|transitions)\b", line)]
-            self.lines += [f"{line.strip()}: {' '.join(statement.split())}" for line in found]
+            scans = [line for line in plan if re.search(r"Seq Scan on (rollouts|transitions)\b", line)]
+            self.lines += [f"{line.strip()}: {' '.join(statement.split())}" for line in scans]
 
 
 @contextmanager

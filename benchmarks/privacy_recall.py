@@ -301,7 +301,7 @@ def findings(spec: str, engine: str) -> dict[str, Any]:
     anonymizer = Anonymizer(b"0" * 32, engine=engine)
     texts = ["\n".join(map(str, [*task.inputs.values(), *task.expected.values()])) for task in load_tasks(spec)]
     kinds = [{match.type for match in anonymizer.find(text)} for text in texts]
-    by_type = Counter(kind for found in kinds for kind in found)
+    by_type = Counter(kind for types in kinds for kind in types)
     return {"data": spec, "texts": len(texts), "with_findings": sum(map(bool, kinds)), "types": dict(by_type)}
 
 

@@ -61,8 +61,8 @@ def registered(folder: Path, address: str) -> None:
             source.parent.mkdir()
             source.write_text(f"# {number}{SOURCE}")
             name = f"{source}:Asks"
-            told = {**manifest, "program": name}
-            made = save_artifact(folder / f"v{number}", load_program(name), told, splits={}, report="")
+            changed_manifest = {**manifest, "program": name}
+            made = save_artifact(folder / f"v{number}", load_program(name), changed_manifest, splits={}, report="")
             deployments.registry.register(AGENT, made)
         deployments.registry.set_alias(FIXED, "champion", why="the first")
         deployments.registry.set_alias(FIXED, "first", why="for the comparison with itself")

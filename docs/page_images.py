@@ -27,8 +27,8 @@ def pages_of(tab: Any, base: str) -> dict[str, str]:
 
     def first(path: str, pattern: str) -> str | None:
         tab.goto(base + path)
-        found = re.search(pattern, tab.content())
-        return found[1].replace("&amp;", "&") if found else None
+        match = re.search(pattern, tab.content())
+        return match[1].replace("&amp;", "&") if match else None
 
     run = first("/runs?kind=compile", r'href="(/runs/[^"?]+)"')
     rollout = first("/rollouts?split=val&status=done", r'href="(/rollouts/[^"]+)"')

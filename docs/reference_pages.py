@@ -124,8 +124,8 @@ def _command(command: click.Command, context: click.Context, *, level: int) -> I
 def _option(option: click.Option, context: click.Context) -> str:
     names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
     value = "" if option.is_flag else f" {option.make_metavar(context)}"
-    shown = option.to_info_dict().get("default")
-    default = "required" if option.required else "" if _is_absent(shown) or option.is_flag else f"`{shown}`"
+    preset = option.to_info_dict().get("default")
+    default = "required" if option.required else "" if _is_absent(preset) or option.is_flag else f"`{preset}`"
     return f"| {names}{cell(value)} | {default} | {cell(option.help or '')} |"
 
 
@@ -138,7 +138,7 @@ def _is_absent(value: Any) -> bool:
 
 def _settings_page() -> str:
     parts = ["# Settings\n\nThe keywords of the Python functions. The command line makes its flags from them.\n"]
-    for owner in sorted(_settings_classes(), key=lambda found: found.__name__):
+    for owner in sorted(_settings_classes(), key=lambda kind: kind.__name__):
         texts = descriptions(owner)
         items = [item for item in dataclasses.fields(owner) if item.init and not item.name.startswith("_")]
         declared = [

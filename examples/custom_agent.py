@@ -16,7 +16,7 @@ from assay.programs import RANGES, AgentParameters
 
 class LookupAgent:
     """Answers from a noisy index. It reads as much of it as `context_length` allows, guesses the more the hotter it
-    is, and looks again up to `max_steps` times, each look costing its time."""
+    is, and looks again up to `max_steps` times, each of which takes time."""
 
     def __init__(self) -> None:
         self.index = {f"item {number}": number * 7 for number in range(300)}

@@ -157,8 +157,8 @@ def measured(
         "compiled, trained": (artifact, f"{warm}+grpo"),
     }
     comparisons, scores = dict[str, Any](), dict[str, dict[str, dict[str, float]]]()
-    looks = {"greedy": (arguments.data, 0.1), "sampled": (arguments.data, 1.0), "longer sums": (LONGER, 0.1)}
-    for mode, (data, temperature) in looks.items():
+    modes = {"greedy": (arguments.data, 0.1), "sampled": (arguments.data, 1.0), "longer sums": (LONGER, 0.1)}
+    for mode, (data, temperature) in modes.items():
         parameters, sizes = {"max_steps": 3, "temperature": temperature}, {"test": arguments.test_size}
         evaluations = {
             name: assay.evaluate(

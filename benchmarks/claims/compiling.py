@@ -45,8 +45,8 @@ class Compiling:
         sides: dict[str, Any] = {"before": plain, "after": report.artifact}
         evaluations = {side: self._evaluated(setting, program) for side, program in sides.items()}
         written = report.to_dict()
-        kept = {"winner": report.outcome.winner, "search_calls": written["search_calls"], "gate": written["gate"]}
-        return evaluations, kept
+        facts = {"winner": report.outcome.winner, "search_calls": written["search_calls"], "gate": written["gate"]}
+        return evaluations, facts
 
     def _evaluated(self, setting: Setting, program: Any) -> Evaluation:
         sizes = {"test": self.test}

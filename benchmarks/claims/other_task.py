@@ -27,7 +27,7 @@ SENTENCES = (
     "{name} wrote that the hotel in {city} was full.",
     "A letter from {city} arrived, and {name} read it twice.",
 )
-SHOWN, TEST = 4, 40
+DEMONSTRATED, TEST = 4, 40
 
 
 class City(Agent):
@@ -66,14 +66,14 @@ def scores(setting: Setting, model: str) -> dict[str, float]:
     kinds = [(sentence, name, city) for sentence in SENTENCES for name in NAMES for city in CITIES]
     rows = [
         {"text": sentence.format(name=name, city=city), "city": city}
-        for sentence, name, city in rng.sample(kinds, SHOWN + TEST)
+        for sentence, name, city in rng.sample(kinds, DEMONSTRATED + TEST)
     ]
-    program = City(rows[:SHOWN])
+    program = City(rows[:DEMONSTRATED])
     program.set_parameters({"temperature": 0.1})
     evaluation = assay.evaluate(
         program,
         rubric=Rubric("cities", [Criterion(name="right", check=right)]),
-        data=[{**row, "split": "test"} for row in rows[SHOWN:]],
+        data=[{**row, "split": "test"} for row in rows[DEMONSTRATED:]],
         split="test",
         model=model,
         seed=setting.seed,

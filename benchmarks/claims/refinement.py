@@ -22,7 +22,7 @@ from assay.rubrics.criteria import Grade
 from claims.storing import Lines, Measured, Setting
 
 DATA = "arithmetic:terms=2-3&digits=2-3&ops=+-"
-SHOWN, TEST, SAMPLES, DEPTH = 6, 24, 3, 6  # one round of revision at depth 6
+DEMONSTRATED, TEST, SAMPLES, DEPTH = 6, 24, 3, 6  # one round of revision at depth 6
 TEMPERATURE = 0.7
 NUMBER = re.compile(r"\d+")
 
@@ -89,10 +89,10 @@ def programs(demonstrated: Sequence[Task]) -> dict[str, Agent]:
 
 
 def measure(setting: Setting) -> Measured:
-    tasks = load_tasks(f"{DATA}&size={SHOWN + TEST}&seed={setting.seed}")
+    tasks = load_tasks(f"{DATA}&size={DEMONSTRATED + TEST}&seed={setting.seed}")
     asked = [
         {"question": task.inputs["question"], "answer": task.expected["answer"], "split": "test"}
-        for task in tasks[SHOWN:]
+        for task in tasks[DEMONSTRATED:]
     ]
     evaluations = {
         side: assay.evaluate(
@@ -107,11 +107,11 @@ def measure(setting: Setting) -> Measured:
             threads=1,
             progress=Lines(),
         ).evaluation
-        for side, program in programs(tasks[:SHOWN]).items()
+        for side, program in programs(tasks[:DEMONSTRATED]).items()
     }
     values: dict[str, Any] = {
         "score": {side: evaluation.scores for side, evaluation in evaluations.items()},
         "tokens": {side: dict(evaluation.tokens) for side, evaluation in evaluations.items()},
         "calls": {side: dict(evaluation.calls) for side, evaluation in evaluations.items()},
     }
-    return Measured(values=values, facts={"depth": DEPTH, "samples": SAMPLES, "shown": SHOWN})
+    return Measured(values=values, facts={"depth": DEPTH, "samples": SAMPLES, "shown": DEMONSTRATED})

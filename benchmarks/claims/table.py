@@ -108,7 +108,7 @@ def points(mean: float, low: float, high: float) -> str:
 def gain(
     figure: str, *, least: float, most_before: float = 1.0, least_after: float = 0.0
 ) -> Callable[[Records], Cells]:
-    """Cells of a share that shall rise: by at least `least`, with an interval above zero.
+    """Cells of a share that must rise: by at least `least`, with an interval above zero.
 
     Args:
         most_before, least_after: bounds of the two means, where the claim has them.
@@ -147,7 +147,7 @@ def share(figure: str, *, least: float | None = None) -> Callable[[Records], Cel
 
 
 def as_good(figure: str) -> Callable[[Records], Cells]:
-    """Cells of a share that shall be at least that of the other side."""
+    """Cells of a share that must be at least that of the other side."""
 
     def cells(records: Records) -> Cells:
         return replace(gain(figure, least=0.0)(records), reached=_difference(records, figure) >= 0)
@@ -309,7 +309,7 @@ def statements(values: Sequence[float]) -> str:
 
 
 def not_below(figure: str) -> Callable[[Records], Cells]:
-    """Cells of a share that shall not fall significantly: the interval of its change is not below zero."""
+    """Cells of a share that must not fall significantly: the interval of its change is not below zero."""
 
     def cells(records: Records) -> Cells:
         paired = paired_gain(pooled(records, figure, "before"), pooled(records, figure, "after"))

@@ -27,7 +27,7 @@ from claims.storing import Lines, Measured, Setting
 
 MARGIN = 0.01
 EASY, HARD = "arithmetic:terms=1-1&digits=1-3", "arithmetic:terms=2-3&digits=1-3&ops=+-"
-BUDGET, SHOWN, VAL, TEST = 16, 10, 300, 300
+BUDGET, DEMONSTRATED, VAL, TEST = 16, 10, 300, 300
 POLICIES = {"thinks once": ThinkingPolicy()} | {
     f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.95, 0.97, 0.98, 0.985, 0.99, 0.993)
 }
@@ -91,9 +91,9 @@ def allocated(
 
 def mixed(seed: int) -> tuple[list[Task], list[Task], list[Task]]:
     """Demonstrations, half of them bare numbers, and the tasks of val and test; no task is in two of them."""
-    size = SHOWN + VAL + TEST
+    size = DEMONSTRATED + VAL + TEST
     pools = {easy: iter(load_tasks(f"{EASY if easy else HARD}&size={size}&seed={seed}")) for easy in (True, False)}
-    demonstrated = [next(pools[at % 2 == 0]) for at in range(SHOWN)]
+    demonstrated = [next(pools[at % 2 == 0]) for at in range(DEMONSTRATED)]
     val, test = ([next(pools[at % 3 < 2]) for at in range(count)] for count in (VAL, TEST))
     return demonstrated, val, test
 

@@ -19,12 +19,12 @@ POLICIES = {"thinks once": ThinkingPolicy()} | {
     f"probe {margin}": ThinkingPolicy(probe_margin=margin) for margin in (0.3, 0.45, 0.6, 0.75, 0.9)
 }
 LABELS = [str(number) for number in range(37)]  # four terms of one digit
-BUDGET, SHOWN, VAL, TEST = 16, 6, 94, 100
+BUDGET, DEMONSTRATED, VAL, TEST = 16, 6, 94, 100
 
 
 def measure(setting: Setting) -> Measured:
     tasks = alternating(setting.seed)
-    demonstrated, val, test = ([next(tasks) for _ in range(count)] for count in (SHOWN, VAL, TEST))
+    demonstrated, val, test = ([next(tasks) for _ in range(count)] for count in (DEMONSTRATED, VAL, TEST))
     agent = Classify(LABELS, prompt_format="lean", thinking=BUDGET)
     agent.predict.signature = agent.predict.signature.with_instructions("Calculate the sum.")
     agent.predict.demos = [
@@ -42,7 +42,7 @@ def measure(setting: Setting) -> Measured:
 
 
 def alternating(seed: int) -> Iterator[Task]:
-    size = (SHOWN + VAL + TEST) // 2  # of each kind; there are 100 sums of two digits
+    size = (DEMONSTRATED + VAL + TEST) // 2  # of each kind; there are 100 sums of two digits
     for pair in zip(*(load_tasks(f"{data}&size={size}&seed={seed}") for data in (EASY, HARD)), strict=True):
         yield from pair
 

@@ -50,7 +50,7 @@ TABLES = {  # schema given to the agent, by table: its columns, and their names 
     "Invoice": {"InvoiceId": "pk", "CustomerId": "customer", "BillingCity": "billingcity", "Total": "total"},
 }
 SCHEMA = ", ".join(f"{table}({', '.join(columns)})" for table, columns in TABLES.items())
-QUESTIONS = {  # wordings, the query, and the query for the values that stand in both
+QUESTIONS = {  # wordings, the query, and the query for the values that are in both
     "customers": (
         ["How many customers are from {}?", "Count the customers who live in {}."],
         "SELECT COUNT(*) FROM Customer WHERE Country = '{}'",

@@ -314,7 +314,7 @@ def test_a_note_on_a_setting_without_effect_is_in_a_comparison_once(place: Path)
             "seed=4294967296 must be between 0",
         ),
         (lambda: assay.record(5).__enter__(), "task='5' must be a mapping of input names to values, or a text"),
-        (lambda: assay.project_settings(5), "there is no command 5 with settings"),
+        (lambda: assay.project_settings(5), "command=5 must be a string"),
         (lambda: assay.get_lm("openai/m", temperature="hot"), "temperature='hot' must be a finite number at least 0"),
         (lambda: assay.get_lm("openai/m", max_tokens=0), "max_tokens=0 must be an integer at least 1"),
         (lambda: assay.get_lm("openai/m", num_retries=None), "num_retries=None must be an integer at least 0"),

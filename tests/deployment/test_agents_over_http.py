@@ -34,10 +34,10 @@ def address(own_folder: Path) -> Iterator[str]:
         yield started["url"]
     finally:
         process.terminate()
-        printed, said = process.communicate(timeout=30)
-    assert f"agent support, now support@1: POST {started['url']}/agents/support\n" in said
+        printed, errors = process.communicate(timeout=30)
+    assert f"agent support, now support@1: POST {started['url']}/agents/support\n" in errors
     counts = json.loads(printed.splitlines()[-1])["agents"]
-    assert f"rollouts of agents: support@1 {sum(counts['support@1'].values())}" in said
+    assert f"rollouts of agents: support@1 {sum(counts['support@1'].values())}" in errors
 
 
 def post(address: str, agent: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:

@@ -51,12 +51,12 @@ def test_without_something_to_learn_from_there_is_no_covariate(known: list[Row])
 
 def test_chance_is_not_taken_for_an_effect() -> None:
     random = np.random.default_rng(1)
-    found = 0
+    covariates = 0
     for _ in range(50):
         draws = random.random(600) < 0.7
         known = [(f"t{random.integers(60)}", f"u{random.integers(80)}", "k", float(draw), False) for draw in draws]
-        found += covariate_of(known) != Covariate()
-    assert found <= 3
+        covariates += covariate_of(known) != Covariate()
+    assert covariates <= 3
 
 
 def test_a_replay_tells_about_its_task_and_not_about_its_unit() -> None:

@@ -247,9 +247,9 @@ def test_an_amount_is_shown_in_its_unit_and_as_the_share_saved() -> None:
         "metric": "latency_s", "gain": math.log(2), "standard_error": 0.1, "low": 0.0, "high": None,
         "champion": math.log(0.5), "candidate": math.log(0.25), "counts": {}, "missing": {}, "bounds": [None, None],
     }  # fmt: skip
-    shown = stored_reading(stored).in_units().to_dict()
-    assert (shown["champion"], shown["candidate"]) == (pytest.approx(0.5), pytest.approx(0.25))
-    assert (shown["gain"], shown["low"], shown["high"]) == (pytest.approx(0.5), 0.0, None)
-    assert shown["standard_error"] == pytest.approx(0.05)
+    reading = stored_reading(stored).in_units().to_dict()
+    assert (reading["champion"], reading["candidate"]) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert (reading["gain"], reading["low"], reading["high"]) == (pytest.approx(0.5), 0.0, None)
+    assert reading["standard_error"] == pytest.approx(0.05)
     score = stored_reading({**stored, "metric": "score"})
     assert score.in_units() is score

@@ -69,8 +69,8 @@ def test_a_retired_version_leaves_aliases_deployments_pins_and_preferences(own_f
                 refused()
         assert forget_subject("ann", versions="retire")["versions"][1]["aliases"] == []  # again: nothing more
         assert list(registry.retired("support")) == [2]
-        shown = CliRunner().invoke(group, ["registry", "show", "support@2"]).output
-        assert "best removed" in shown
+        output = CliRunner().invoke(group, ["registry", "show", "support@2"]).output
+        assert "best removed" in output
 
 
 def test_a_champion_is_named_loudly_and_a_promotion_is_not_rolled_back_to_a_retired_version(own_folder: Path) -> None:

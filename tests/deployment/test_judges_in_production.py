@@ -104,9 +104,9 @@ def test_a_judge_that_fails_leaves_rollouts_unscored_and_says_so(
         assert agent.wait(30)
     agent.store.flush()
     assert [agent.store.rollout(answer.rollout).score for answer in answers] == [None, None]
-    told = [record.message for record in caplog.records if "stay unscored" in record.message]
-    assert len(told) == 1
-    assert "assay traces score" in told[0]
+    warnings = [record.message for record in caplog.records if "stay unscored" in record.message]
+    assert len(warnings) == 1
+    assert "assay traces score" in warnings[0]
     judge.fails = False
     began = time.monotonic()
     agent(question="3", expected={"answer": "yes"})

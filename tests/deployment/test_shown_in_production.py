@@ -139,13 +139,13 @@ def test_every_way_to_run_a_version_records_the_tasks_of_its_demonstrations(
                 program(question="In the user's own code?")
             candidate.store.flush()
             rollouts = [store.rollout(row.id) for row in store.rollouts()]
-        shown: dict[str, set[frozenset[str]]] = {}
+        tasks_by_call: dict[str, set[frozenset[str]]] = {}
         for rollout in rollouts:
             if rollout.phase in ("deployed", "shadow", "run", "record"):
                 key = f"{rollout.phase} {rollout.version or ''}".strip()
-                shown.setdefault(key, set()).update(frozenset(call.shown_tasks) for call in rollout.transitions)
+                tasks_by_call.setdefault(key, set()).update(frozenset(call.shown_tasks) for call in rollout.transitions)
         every = {frozenset(tasks)}
-        assert shown == {
+        assert tasks_by_call == {
             "deployed support@1": {frozenset()}, "deployed support@2": every, "shadow support@2": every, "run": every,
             "record": every,
         }  # fmt: skip

@@ -25,8 +25,8 @@ def test_a_kernel_gets_bars_and_others_get_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_a_given_progress_is_kept_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_kernel(monkeypatch, SimpleNamespace(kernel=object()))
-    given = SilentProgress()
-    assert default_progress(given) is given
+    progress = SilentProgress()
+    assert default_progress(progress) is progress
 
 
 def test_bars_count_and_lines_are_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,8 +37,8 @@ def test_bars_count_and_lines_are_written(capsys: pytest.CaptureFixture[str]) ->
         advance(1)
     with progress.bar("search", None) as advance:
         advance(7)
-    shown = capsys.readouterr()
-    assert shown.out == "half of them\n"
-    assert "evaluate: 100%" in shown.err
-    assert "4/4" in shown.err
-    assert "search: 7it" in shown.err
+    printed = capsys.readouterr()
+    assert printed.out == "half of them\n"
+    assert "evaluate: 100%" in printed.err
+    assert "4/4" in printed.err
+    assert "search: 7it" in printed.err

@@ -101,9 +101,9 @@ def test_loops_and_the_tokens_that_a_stop_saved_are_counted() -> None:
 
 
 def test_a_loop_of_tool_calls_saves_what_the_steps_left_would_have_cost() -> None:
-    look = [ToolCall(name="look", arguments={"key": "x"}, result="unknown")]
-    first = call("a", completion_tokens=10, tools=look)
-    again = call("b", completion_tokens=30, tools=look, failure=FailureKind.LOOP)
+    tools = [ToolCall(name="look", arguments={"key": "x"}, result="unknown")]
+    first = call("a", completion_tokens=10, tools=tools)
+    again = call("b", completion_tokens=30, tools=tools, failure=FailureKind.LOOP)
     ended = rollout(first, again, call("c", completion_tokens=50))
     ended.parameters, ended.failure = {"max_steps": 6}, FailureKind.LOOP
     use = thinking_of(ended)

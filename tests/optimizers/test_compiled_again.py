@@ -30,7 +30,7 @@ def copying(request: Any) -> str:
     if "text: " not in turns[-1]:
         return "no proposal"
     word = turns[-1].partition("text: ")[2].split()[0]
-    labels = [answer for shown, answer in itertools.pairwise(turns) if f"text: {word}" in shown]
+    labels = [answer for text, answer in itertools.pairwise(turns) if f"text: {word}" in text]
     return labels[-1] if labels else "label: old"
 
 

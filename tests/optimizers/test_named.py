@@ -117,7 +117,7 @@ def test_every_optimizer_that_dspy_exports_is_named() -> None:
     [
         ("gepa", {"max_metric_cals": 40}, r"\['max_metric_cals'\] are no settings of gepa: it has .*max_metric_calls"),
         ("auto", {"breadth": 3}, "it has none"),
-        ("knn", {"k": 3}, "--demos"),
+        ("knn", {"k": 3}, "it has none; demos and the caps"),
         ("mipro", {"metric": 1}, r"\['metric'\] are no settings"),
         ("gepa", {"max_metric_calls": "abc"}, r"max_metric_calls='abc' must be int \| None for gepa"),
         ("MIPROv2", {"minibatch": 3}, "minibatch=3 must be bool for mipro"),

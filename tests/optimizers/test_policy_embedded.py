@@ -79,10 +79,12 @@ def test_training_tokens_equal_the_sampled_tokens(trained: tuple[Path, Any], emb
     with Store(folder / ".assay" / "assay.db") as store:
         rollouts = [store.rollout(r.id) for r in store.rollouts(limit=None) if r.phase == "train"]
         (run,) = list_runs(store, kind="train")
-        shown = run_page(store, run["id"], {}, where=folder / ".assay" / "assay.db", store_flag=None).values["trained"]
-    assert [chart.heading for chart in shown.page.charts][:1] == ["Reward"]
-    assert shown.page.samples == []  # their texts stay in the store, where they can be erased
-    assert {sample.rollout_id for sample in shown.samples} <= {rollout.id for rollout in rollouts}
+        training = run_page(store, run["id"], {}, where=folder / ".assay" / "assay.db", store_flag=None).values[
+            "trained"
+        ]
+    assert [chart.heading for chart in training.page.charts][:1] == ["Reward"]
+    assert training.page.samples == []  # their texts stay in the store, where they can be erased
+    assert {sample.rollout_id for sample in training.samples} <= {rollout.id for rollout in rollouts}
     calls = [call for rollout in rollouts for call in rollout.transitions]
     assert len(rollouts) == 8
     assert not any(call.cached for call in calls)

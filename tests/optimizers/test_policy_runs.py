@@ -186,12 +186,14 @@ def test_cap_ends_training_with_a_checkpoint(tiny_model: Path) -> None:
 @pytest.mark.slow
 def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_model: Path) -> None:
     settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 2, "eval_tasks": 2}
-    looks: list[str] = []
+    evaluated: list[str] = []
 
     def stopping(task: Any, prediction: Any, rollout: Any) -> float:
         if rollout.phase == "validate":
-            looks.append(task.id)
-            if len(looks) == 6 and begun.engine.stop is not None:  # four of the first evaluation, greedy and sampled
+            evaluated.append(task.id)
+            if (
+                len(evaluated) == 6 and begun.engine.stop is not None
+            ):  # four of the first evaluation, greedy and sampled
                 begun.engine.stop.set()
         return letters(task, prediction, rollout)
 
@@ -202,7 +204,7 @@ def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_mode
     resumed = train_policy(
         source(str(tiny_model), PolicySettings(**settings), stopping), "halted", PolicySettings(**settings), resume=True
     )
-    looks[:] = ["-"] * 99
+    evaluated[:] = ["-"] * 99
     uninterrupted = train_policy(
         source(str(tiny_model), PolicySettings(**settings), stopping), "whole", PolicySettings(**settings)
     )
@@ -239,11 +241,11 @@ def test_resume_requires_identical_training_settings(tiny_model: Path) -> None:
 def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lost_from: int, every: int) -> None:
     config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": every})
     begun = source(str(tiny_model), config)
-    looks: list[str] = []
+    evaluated: list[str] = []
 
     def other(task: Any, prediction: Any, rollout: Any) -> float:
-        looks.append(task.id)
-        return 1.0 if len(looks) <= 2 * lost_from else 0.0  # two tasks per evaluation
+        evaluated.append(task.id)
+        return 1.0 if len(evaluated) <= 2 * lost_from else 0.0  # two tasks per evaluation
 
     session = dataclasses.replace(
         begun.eval_task.session, rubric=assay.Rubric("other", [assay.Criterion(name="other", check=other)])

@@ -155,8 +155,8 @@ def test_equal_candidate_is_dropped_at_most_at_rate_alpha() -> None:
     order = [str(i) for i in range(60)]
     for _ in range(400):
         first, other = ({key: float(rng.random() < 0.6) for key in order} for _ in range(2))
-        looks = (losing_evidence(first, {k: other[k] for k in order[:n]}, order=order) for n in range(2, 61, 2))
-        dropped += max(looks) >= 1 / 0.05
+        evidence = (losing_evidence(first, {k: other[k] for k in order[:n]}, order=order) for n in range(2, 61, 2))
+        dropped += max(evidence) >= 1 / 0.05
     assert dropped / 400 <= 0.05
 
 

@@ -163,9 +163,9 @@ def test_a_page_of_a_study_is_complete_without_network(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.pictures)
     with Store(tmp_path / ".assay" / "a.db") as store:
         (run,) = list_runs(store, kind="tune")
-        shown = run_page(store, run["id"], {}, where=tmp_path / ".assay" / "a.db", store_flag=None).values["study"]
-    assert shown.is_chosen
-    assert shown.best.parameters == {name: report.best[name] for name in shown.best.parameters}
+        study = run_page(store, run["id"], {}, where=tmp_path / ".assay" / "a.db", store_flag=None).values["study"]
+    assert study.is_chosen
+    assert study.best.parameters == {name: report.best[name] for name in study.best.parameters}
     sent = write_tune_page(tmp_path / "sent.html", report).read_text()
     assert "The tuned parameters replace the default." in sent
     assert len(sent) < 100_000

@@ -22,10 +22,10 @@ sys.exit(3)
 def test_the_end_of_a_long_standard_error_is_kept_and_the_rest_is_not() -> None:
     with pytest.raises(AgentFailed, match="the agent exited with 3") as failed:
         CommandRunner([sys.executable, "-S", "-c", LOUD]).run(TASK, lambda: None)
-    said = re.search(r"it said: '\.+last words, of (\d+) bytes'$", str(failed.value))
-    assert said is not None
+    match = re.search(r"it said: '\.+last words, of (\d+) bytes'$", str(failed.value))
+    assert match is not None
     assert len(str(failed.value)) < 1000
-    assert int(said[1]) < 3_000_000  # of 4,200,000 that were written
+    assert int(match[1]) < 3_000_000  # of 4,200,000 that were written
 
 
 def test_a_command_that_is_killed_is_named_with_its_signal_and_last_words() -> None:

@@ -374,7 +374,7 @@ def test_a_run_that_is_stopped_stops_its_environment() -> None:
 def test_rewards_are_recorded_by_call_and_exported(tmp_path: Any) -> None:
     evaluated(Corridor, DOOR, tmp_path)
     with Store(tmp_path / "a.db") as store:
-        three = store.rollout(next(found.id for found in store.rollouts() if found.inputs["length"] == 3))
+        three = store.rollout(next(rollout.id for rollout in store.rollouts() if rollout.inputs["length"] == 3))
     rewards = [transition.step_rewards for transition in three.transitions]
     # 0.25, 0.25 and 1 times the weight 0.4 are 0.1 + 0.1 + 0.4 = 0.6, scaled to the cap 0.5
     assert [entry["by_step"] for entry in rewards] == pytest.approx([0.1 / 1.2, 0.1 / 1.2, 0.4 / 1.2])

@@ -101,25 +101,25 @@ CALLING = "task = json.load(sys.stdin)\n" + (
 
 @pytest.mark.slow
 def test_calls_of_a_function_are_turns_of_the_scored_rollout(host: AgentHost) -> None:
-    said: list[str] = []
+    answers: list[str] = []
 
     def agent(task: dict[str, Any]) -> dict[str, str]:
-        said.extend(ask(task, temperature=0, max_tokens=100, seed=1) for _ in range(3))
-        return {"answer": said[-1]}
+        answers.extend(ask(task, temperature=0, max_tokens=100, seed=1) for _ in range(3))
+        return {"answer": answers[-1]}
 
     prediction = host.run(CallableRunner(agent))
     rollout = rollout_of(prediction)
-    assert prediction.answer == said[-1]
+    assert prediction.answer == answers[-1]
     assert (rollout.score, rollout.status, rollout.source, rollout.task_id) == (1.0, "done", "program", "t")
     assert [call.t for call in rollout.transitions] == [0, 1, 2]
-    assert [call.output for call in rollout.transitions] == said
+    assert [call.output for call in rollout.transitions] == answers
     for call in rollout.transitions:
         assert call.model == host.session.lm.model
         assert call.token_ids
         assert len(call.token_ids) == len(call.logprobs or ()) == call.completion_tokens
         assert call.completion_tokens <= 8  # the policy's limit, not the agent's
         assert (call.request["body"]["temperature"], call.request["body"].get("seed")) == (1.0, None)  # nor are these
-    assert len(set(said)) > 1  # sampled at the training's temperature and seeds, not at the agent's
+    assert len(set(answers)) > 1  # sampled at the training's temperature and seeds, not at the agent's
     host.store.flush()
     stored = host.store.rollout(rollout.id)
     assert [(call.t, call.output, call.token_ids) for call in stored.transitions] == [
@@ -209,10 +209,10 @@ def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(host: 
 
 def test_later_calls_of_another_model_are_counted_and_named(host: AgentHost) -> None:
     def agent(task: dict[str, Any]) -> str:
-        said = ask(task)
+        answer = ask(task)
         with pytest.raises(urllib.error.HTTPError):
             ask(task, model="gpt-5")
-        return said
+        return answer
 
     program = host.program(CallableRunner(agent))
     recorded = RecordedProgram(program, host.session)

@@ -339,13 +339,13 @@ def test_rows_are_compared_by_running_both_queries(library: str) -> None:
 
 
 def test_equal_numbers_match(library: str) -> None:
-    for wanted, found, grade in (
+    for wanted, columns, grade in (
         ("1700000001", "1700000002", 0),  # whole numbers are compared exactly, also long ones
         ("1700000001", "1700000001.0", 1),
         ("ROUND(-0.3)", "0", 1),
         ("0.1 + 0.2", "0.3", 1),
     ):
-        assert rows_match(task(library, f"SELECT {wanted}"), {"sql": f"SELECT {found}"}, None).value == grade
+        assert rows_match(task(library, f"SELECT {wanted}"), {"sql": f"SELECT {columns}"}, None).value == grade
 
 
 def test_cost_is_graded_by_the_logarithm_of_its_ratio(library: str) -> None:

@@ -28,8 +28,8 @@ def test_tables_inside_of_a_full_text_index_are_not_in_the_schema(indexed: str) 
 def test_a_full_text_index_is_searched_and_not_written(indexed: str) -> None:
     database = open_database(indexed)
     for table in ("search_fts4", "search_fts5"):
-        found = database.query(f"SELECT body FROM {table} WHERE {table} MATCH 'fox'", QueryLimits())
-        assert found.rows == (("the red fox",),)
+        result = database.query(f"SELECT body FROM {table} WHERE {table} MATCH 'fox'", QueryLimits())
+        assert result.rows == (("the red fox",),)
         with pytest.raises(QueryError) as refused:
             database.query(f"INSERT INTO {table}({table}) VALUES ('optimize')", QueryLimits())
         assert refused.value.kind == "write"

@@ -54,15 +54,15 @@ def test_turns_above_the_needed_number_cost() -> None:
     assert grade(turns_used, {"messages": messages * 3}, budget=3) == 0
 
 
-SAID = ("I want to book a table for Friday evening.", "My number is 555-1234.")
+MESSAGES = ("I want to book a table for Friday evening.", "My number is 555-1234.")
 
 
 def after(text: str) -> dict[str, float]:
     """Grades of the second reply, which the user answers with `text`."""
     messages = [
-        {"role": "user", "content": SAID[0]},
+        {"role": "user", "content": MESSAGES[0]},
         {"role": "agent", "content": "Your number?"},
-        {"role": "user", "content": SAID[1]},
+        {"role": "user", "content": MESSAGES[1]},
         {"role": "agent", "content": "How many people?"},
         {"role": "user", "content": text},
     ]

@@ -70,7 +70,7 @@ def test_a_check_without_its_expected_field_stops_the_job_and_names_the_column(p
         RubricError, match="criterion 'right' could not be graded on any of the first 3 tasks"
     ) as caught:
         assay.compile("triage.py:Triage", rubric="r.yaml", data=rows(label="bug"), lm=model, prompt_format="json")
-    assert "has no expected 'intent'; it has ['label']" in str(caught.value)
+    assert "has no expected 'intent'; it has label" in str(caught.value)
     assert "rename={'label': 'intent'}" in str(caught.value)
     assert "--" not in str(caught.value)
     assert caught.value.flag == "--rename label=intent, --no-preflight"

@@ -206,7 +206,7 @@ def test_a_text_in_place_of_a_switch_is_refused(name: str) -> None:
     [
         (lambda: assay.evaluate("math_qa", rubric="math_qa", data="x", store=5), "store=5 must be a string or a Path"),  # type: ignore[arg-type]
         (lambda: run(5, {}), "program=5 must be a string or a Path"),  # type: ignore[arg-type]
-        (lambda: assay.load(5), "path=5 must be a string or Path"),  # type: ignore[arg-type]
+        (lambda: assay.load(5), "path=5 must be a string or a Path"),  # type: ignore[arg-type]
         (lambda: assay.load_judge(5), "source=5 must be a string or Path"),  # type: ignore[arg-type]
         (lambda: assay.load_tasks(5), "spec=5 must be a string"),  # type: ignore[arg-type]
         (lambda: assay.get_lm(5), "name=5 must be a string"),  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ def test_recording_in_process_records_dspy_calls_and_reported_calls() -> None:
     ]
     assert rollout.transitions[1].step_rewards == {"posted": 0.05}
     with (
-        pytest.raises(ConfigError, match=r"no field .speed.: did you mean seed"),
+        pytest.raises(ConfigError, match=r"no field .speed.\. Did you mean .seed."),
         assay.record("x", store="s.db", speed=1),
     ):
         pass

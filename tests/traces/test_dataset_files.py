@@ -54,12 +54,12 @@ def test_owners_are_kept_and_erasure_finds_the_file(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
         path = add_task(store, owned, tmp_path, "mine").path
         add_task(store, rollout(2), tmp_path, "mine")
-        (found,) = store.artifacts_of(subject_digest("ann"))
+        (artifact,) = store.artifacts_of(subject_digest("ann"))
     row = rows_of(path)[0]
     assert {name: row[name] for name in ("tenant", "data_subject", "consent", "metadata")} == {
         "tenant": "north", "data_subject": "ann", "consent": "yes", "metadata": {"level": 2},
     }  # fmt: skip
-    assert found == str(path.resolve())
+    assert artifact == str(path.resolve())
 
 
 def test_a_task_of_a_person_erased_for_one_tenant_is_refused(tmp_path: Path) -> None:

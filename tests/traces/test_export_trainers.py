@@ -81,7 +81,7 @@ def test_a_rubric_is_exported_with_its_check_files_helpers_and_judges(store: Sto
     (tmp_path / "own" / "judges" / "one.yaml").write_text("text: Is it kind?\n")
     (tmp_path / "own" / "jury.yaml").write_text("jury:\n  members: [judges/one.yaml, judges/one.yaml]\n")
     (tmp_path / "own" / "r.yaml").write_text(
-        "name: r  # mine.py:check stands in check below\ncriteria:\n- {name: a, weight: 2, check: 'mine.py:check'}\n"
+        "name: r  # mine.py:check is in check below\ncriteria:\n- {name: a, weight: 2, check: 'mine.py:check'}\n"
         "- {name: b, check: more/mine.py:check}\n"
         "- name: c\n  judge:\n    use: jury.yaml\n"
     )

@@ -115,7 +115,7 @@ def test_results_belong_to_the_function_that_they_name() -> None:
 
 
 def test_a_call_has_the_id_that_the_next_request_uses() -> None:
-    """Rows of whole conversations are those whose calls another one went on from."""
+    """Rows of whole conversations are those whose calls a later call continues."""
     call = {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]}
     first = {"dialect": "gemini", "body": {"contents": [content("go")]}}
     body = {"candidates": [{"content": call, "finishReason": "STOP"}]}

@@ -71,7 +71,7 @@ def store(tmp_path: Path) -> Path:
 
 def test_calls_are_recorded_with_the_name_of_their_agent(store: Path) -> None:
     with Store(store) as opened:
-        rollouts = [opened.rollout(found.id) for found in opened.rollouts(split="train")]
+        rollouts = [opened.rollout(rollout.id) for rollout in opened.rollouts(split="train")]
     names = {rollout.inputs["question"]: [call.agent for call in rollout.transitions] for rollout in rollouts}
     assert names["2 + 2"] == ["planner", "planner", "solver", ""]
     assert names["5 + 2"] == ["planner", "solver", ""]

@@ -51,7 +51,7 @@ def call(t: int, messages: list[dict[str, Any]], answer: dict[str, Any] | None, 
 
 def full() -> Rollout:
     """A rollout of production in which every field has a value that is not its default."""
-    told = [*ASKED, ANSWER["choices"][0]["message"], {"role": "tool", "tool_call_id": "c1", "content": "3"}]
+    messages = [*ASKED, ANSWER["choices"][0]["message"], {"role": "tool", "tool_call_id": "c1", "content": "3"}]
     return Rollout(
         task_id="task", task_type="sums", group_id="g", sample=2, program="support", program_version="v7",
         parameters={"temperature": 0.25}, model="gpt", adapters=("a" * 8,), seed=0, split="train", phase="deployed",
@@ -65,9 +65,9 @@ def full() -> Rollout:
         transitions=[
             call(0, ASKED, ANSWER, tools=[ToolCall(name="add", arguments={"a": 1, "b": 2}, result="3")],
                  step_rewards={"parsed": 0.15}, return_=0.4, shown_tasks=("s" * 8,), agent="planner", weights="w"),
-            call(1, told, FINAL, output="It is 3.", thinking_tokens=0, cached=True, constrained=True,
+            call(1, messages, FINAL, output="It is 3.", thinking_tokens=0, cached=True, constrained=True,
                  token_ids=(1, 2), logprobs=(-0.5, -0.25)),
-            call(2, told, None, error="429", failure=FailureKind.MODEL),
+            call(2, messages, None, error="429", failure=FailureKind.MODEL),
         ],
     )  # fmt: skip
 
@@ -157,9 +157,9 @@ def test_sealed_rollouts_and_those_of_tenants_or_without_consent_are_left_out(tm
 def test_content_of_sealed_tasks_erased_people_and_their_demonstrations_is_left_out(
     tmp_path: Path, thorough: bool
 ) -> None:
-    def rollout(number: int, shown: tuple[str, ...] = (), **more: Any) -> Rollout:
+    def rollout(number: int, tasks: tuple[str, ...] = (), **more: Any) -> Rollout:
         inputs = more.pop("inputs", {"q": f"What is the question number {number}?"})
-        calls = [call(0, ASKED, FINAL, shown_tasks=shown)]
+        calls = [call(0, ASKED, FINAL, shown_tasks=tasks)]
         return Rollout(status="done", ended_at=2.0, inputs=inputs, transitions=calls, **more)
 
     sealed, of_acme = {"q": "What is in the test split?"}, {"q": "What does acme ask for?"}
@@ -172,8 +172,8 @@ def test_content_of_sealed_tasks_erased_people_and_their_demonstrations_is_left_
         assert leaving.permits(rollout(1))
         assert not leaving.permits(rollout(2, inputs=sealed))
         assert not leaving.permits(rollout(3, data_subject="Ann"))
-        assert not leaving.permits(rollout(4, shown=(task.content_hash,)))
-        assert Leaving(store, tenants=("acme",), thorough=thorough).permits(rollout(5, shown=(task.content_hash,)))
+        assert not leaving.permits(rollout(4, tasks=(task.content_hash,)))
+        assert Leaving(store, tenants=("acme",), thorough=thorough).permits(rollout(5, tasks=(task.content_hash,)))
         structure = Leaving(store, content=False, thorough=thorough)
         assert structure.permits(rollout(6, inputs=sealed))  # no text leaves
         assert not structure.permits(rollout(7, data_subject="Ann"))

@@ -57,9 +57,9 @@ def answers(items: list[Item]) -> Answers:
 def judge_card(rows: list[dict[str, Any]], spec: JudgeSpec) -> dict[str, Any]:
     """The card of that judge on labels."""
     items = make_items([("r", row) for row in rows], labels=SCALE)
-    given = answers(items)
+    verdicts = answers(items)
     return reliability_card(
-        given, items, spec, agreement=agreement(given, items, spec), ceiling=ceiling(items, spec),
+        verdicts, items, spec, agreement=agreement(verdicts, items, spec), ceiling=ceiling(items, spec),
         objective="weighted_kappa",
     )  # fmt: skip
 

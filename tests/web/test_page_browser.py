@@ -131,11 +131,11 @@ def test_axe_finds_nothing_serious(tab: Any, store: Store, scheme: str) -> None:
     tab.emulate_media(color_scheme=scheme)
     tab.set_viewport_size({"width": 1000, "height": 700})
     (judge,) = known_questions(store)
-    found = {}
+    faults = {}
     for path in PATHS:
         tab.goto(tab.base + path.format(judge=judge))
-        found[path] = severe(tab)
-    assert {path: broken for path, broken in found.items() if broken} == {}
+        faults[path] = severe(tab)
+    assert {path: broken for path, broken in faults.items() if broken} == {}
 
 
 def test_axe_finds_nothing_serious_on_an_empty_store(empty_tab: Any) -> None:

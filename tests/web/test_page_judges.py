@@ -108,19 +108,19 @@ def test_no_page_of_judges_scans_rollouts(store: Store, tmp_path: Path) -> None:
 
 def test_a_card_with_alarms_is_not_praised(tmp_path: Path) -> None:
     rows = [{"output": f"o{at}", "rater": name, "label": "kind"} for at in range(40) for name in "ab"]
-    shown = card_page(judge_card(rows, JudgeSpec(text="Kind?", scale=("rude", "neutral", "kind"))))
-    assert shown.tone == "worse"
-    assert "undefined" in shown.words  # the raters used one label
-    assert shown.alarms
+    page = card_page(judge_card(rows, JudgeSpec(text="Kind?", scale=("rude", "neutral", "kind"))))
+    assert page.tone == "worse"
+    assert "undefined" in page.words  # the raters used one label
+    assert page.alarms
 
 
 def test_a_card_of_few_items_is_not_called_sound() -> None:
     labels = ["rude", "kind"] * 3
     rows = [{"output": f"o{at}", "rater": name, "label": label} for at, label in enumerate(labels) for name in "ab"]
     card = judge_card(rows, JudgeSpec(text="Kind?", scale=("rude", "neutral", "kind")))
-    shown = card_page({**card, "alarms": []})
-    assert "do not show whether it can be trusted" in shown.words
-    assert "breaks no rule" not in shown.words
+    page = card_page({**card, "alarms": []})
+    assert "do not show whether it can be trusted" in page.words
+    assert "breaks no rule" not in page.words
 
 
 def test_a_question_remembers_each_source_once(store: Store) -> None:

@@ -105,12 +105,12 @@ def test_a_skipped_item_makes_way_for_the_next(store: Store) -> None:
     put_outputs(store)
 
     async def visit(browser: Browser) -> list[str]:
-        place, found = f"/judges/{key}/label?rater=ann", []
+        place, items = f"/judges/{key}/label?rater=ann", []
         for _ in range(3):
             text = (await browser.get(place))[1]
-            found.append(fields_of(text)["item"])
+            items.append(fields_of(text)["item"])
             place = re.findall(r'href="([^"]*)" data-key="s"', text)[0].replace("&amp;", "&")
-        return found
+        return items
 
     assert len(set(browse(store, visit))) == 3
 

@@ -35,9 +35,9 @@ def page_of(store: Store, folder: Path, kind: str, report: dict[str, Any], scans
     place = folder / "runs" / "run-1" / "report.json"
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps({"report": report}))
-    with Scans(store) as found:
+    with Scans(store) as scans:
         text = read(store, "/runs/run-1", where=folder / "page.db")
-    assert found == []
+    assert scans == []
     return text
 
 

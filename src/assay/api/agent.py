@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import dspy
@@ -31,7 +32,9 @@ def agent_program(agent: str | Callable[..., Any] | None, program: str | dspy.Mo
         ConfigError: both were given, or neither; or the agent cannot be loaded.
     """
     if agent is None and program is not None:
-        return full_name(program) if isinstance(program, str) else program
+        if not isinstance(program, str | Path | dspy.Module):
+            raise ConfigError(f"program={program!r} must be a name, an artifact's path or a dspy.Module")
+        return program if isinstance(program, dspy.Module) else full_name(str(program))
     if agent is None or program is not None:
         raise ConfigError("give either a program or an agent to train", flag="PROGRAM, --agent")
     if not isinstance(agent, str):

@@ -63,8 +63,8 @@ class CollectReport(ReportRepr):
         }  # fmt: skip
 
 
-@trusts
 @takes(CollectSettings)
+@trusts
 def collect(
     program: Any,
     *,

@@ -55,8 +55,8 @@ class CompareReport(ReportRepr):
         return {**sides, **about, **spent, "stopped": self.a.stopped or self.b.stopped}
 
 
-@trusts
 @takes(CompareSettings)
+@trusts
 def compare(
     a: Any, b: Any, *, rubric: str | Path | Rubric, data: Any, lm: dspy.LM | None = None,
     store: str | Path | None = None,

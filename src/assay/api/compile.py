@@ -92,8 +92,8 @@ class CompileReport(ReportRepr):
         }
 
 
-@trusts
 @takes(CompileSettings)
+@trusts
 def compile(
     program: Any,
     *,

@@ -300,8 +300,8 @@ def _measure(rubric: Rubric | str | Path, settings: StoredJudgeSettings, recorde
     return measure
 
 
-@trusts
 @takes(StoredJudgeSettings)
+@trusts
 def deployed(
     agent: str,
     *,

@@ -62,8 +62,8 @@ class EvaluationReport(ReportRepr):
         }  # fmt: skip
 
 
-@trusts
 @takes(EvaluateSettings)
+@trusts
 def evaluate(
     program: Any,
     *,

@@ -25,8 +25,8 @@ from assay.traces.export.selection import Selection
 __all__ = ["export"]
 
 
-@trusts
 @takes(ExportSettings)
+@trusts
 def export(
     kind: str,
     out: str | Path,

@@ -69,8 +69,8 @@ class IndexReport(ReportRepr):
         }
 
 
-@trusts
 @takes(IndexSettings, without=("embedder",))
+@trusts
 def index(
     folder: str | Path,
     *,

@@ -48,8 +48,8 @@ def check_comparison(
         checked(job, job.splits.train, split="train")
 
 
-@trusts
 @takes(EvaluateSettings, without=("model", "split"))
+@trusts
 def compare(
     program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None,
     store: str | Path | None = None,

@@ -16,6 +16,7 @@ from assay.errors import ConfigError
 from assay.evaluation import SilentProgress
 from assay.models import Meter, count_tokens
 from assay.optimizers.finetuning.settings import PolicySettings, settings_from
+from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.estimate import calls_per_run, minutes_text, price_of
 from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
@@ -121,6 +122,8 @@ def plan(
         raise ConfigError(f"{kind} has no setting {', '.join(unknown)}")
     config = program_settings(_SETTINGS[kind], program, rubric, data, lm, settings)
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
+    if isinstance(config, PromptSettings):
+        CompileConfig(optimizer=config.optimizer, demos=config.demos, settings=config.optimizer_settings or {})
     if isinstance(config, ImproveSettings):
         check_improvement(config, model=settings.get("model"))
         if name is not None:

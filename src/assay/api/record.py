@@ -125,7 +125,7 @@ class Recording:
 
 def _check_values(fields: RolloutFields) -> None:
     """Checks the fields of a rollout, and stores `consent` in its stored form."""
-    check_fields(fields, RolloutFields, "a rollout")
+    check_fields(fields, RolloutFields, "a rollout", arguments=("task", "rubric", "store"))
     for name in ("score", "human_rating"):
         value = fields.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
@@ -134,6 +134,13 @@ def _check_values(fields: RolloutFields) -> None:
         raise ConfigError(f"split={fields['split']!r} {one_of(fields['split'], SPLITS, other='empty')}")
     if fields.get("consent") is not None:
         fields["consent"] = consent_text(fields["consent"])
+
+
+def _check_places(rubric: Any, store: Any) -> None:
+    if not isinstance(rubric, Rubric | str | Path | None):
+        raise ConfigError(f"rubric={rubric!r} must be a Rubric, a YAML file's path, a shipped name or None")
+    if not isinstance(store, str | Path | None):
+        raise ConfigError(f"store={store!r} must be a database's file or URL, or None")
 
 
 @contextmanager
@@ -156,6 +163,7 @@ def record(
         ConfigError: an unknown field, or a value out of range.
     """
     _check_values(fields)
+    _check_places(rubric, store)
     recorded_task = task if isinstance(task, Task) else _task_from(task)
     if isinstance(rubric, str | Path):
         demand_trust_around(rubric)

@@ -34,6 +34,7 @@ from assay.traces.store.sealing import claim_salt, resolve_salt
 __all__ = ["load", "predictor", "run"]
 
 
+@takes()
 def load(path: str | Path, *, program: dspy.Module | None = None, trust: bool = False) -> dspy.Module:
     """Loads the compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`.
 
@@ -51,8 +52,8 @@ def load(path: str | Path, *, program: dspy.Module | None = None, trust: bool = 
         return load_artifact(path, program=program).runnable()
 
 
-@trusts
 @takes(RunSettings)
+@trusts
 def run(
     program: str | Path,
     inputs: Mapping[str, Any],

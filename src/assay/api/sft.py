@@ -4,6 +4,7 @@ Opens the run, and scores a program with the old and the new weights. Does not i
 `assay.optimizers.finetuning` does.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
@@ -25,8 +26,8 @@ from assay.support.keywords import takes
 __all__ = ["train_sft"]
 
 
-@trusts
 @takes(SFTSettings)
+@trusts
 def train_sft(
     export: str | Path,
     *,
@@ -81,6 +82,8 @@ def _measured(
     store: str | Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The keywords of the evaluations before and after; refused where there is no program for them."""
+    if not isinstance(evaluation, Mapping | None):
+        raise ConfigError(f"evaluation={evaluation!r} must be a mapping of settings of the evaluations, or None")
     if (program is None) != (rubric is None) or (program is None) != (data is None):
         raise ConfigError("program, rubric and data belong together: give all three, or none")
     if program is None:

@@ -31,8 +31,8 @@ from assay.traces.store.listing import check_run
 __all__ = ["forget_subject", "named_judge", "score_rollouts"]
 
 
-@trusts
 @takes(TracesScoreSettings)
+@trusts
 def score_rollouts(
     rubric: str | Path | Rubric,
     *,

@@ -66,8 +66,8 @@ class Retained:
         return cls(*parts)
 
 
-@trusts
 @takes(TrainSettings, without=("cache",))  # a policy in training is never answered from a cache
+@trusts
 def train(
     program: str | dspy.Module | None = None,
     *,
@@ -235,7 +235,7 @@ def _tried_all(
     timeout_s: float,
 ) -> None:
     """The preflight of a training: `_tried` for the program that is trained and for each retention task."""
-    job.session.progress.say("preflight: one task, each judge once")
+    job.session.progress.say(f"preflight with {job.session.lm.model}: one task, each judge once")
     usual_s = main.session.task_timeout
     if isinstance(main.recorded.program, ForeignAgent):  # one that hangs is found as soon as in a step
         main.session.task_timeout = min(usual_s, timeout_s)

@@ -201,9 +201,10 @@ def _is_in_curriculum(name: str) -> bool:
 
 def _require(name: str) -> None:
     context = click.get_current_context()
-    raise click.MissingParameter(
-        ctx=context, param=next(option for option in context.command.params if option.name == name)
-    )
+    param = next(option for option in context.command.params if option.name == name)
+    hint = f"'{name.upper()}'" if isinstance(param, click.Argument) else None  # without the brackets of the usage line
+    message = "Give it here or in assay.toml, which assay init writes."
+    raise click.MissingParameter(message, ctx=context, param_hint=hint, param=param)
 
 
 def is_set(name: str) -> bool:

@@ -82,8 +82,8 @@ def _line(words: Sequence[str]) -> str | None:
 
 def _arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
     if kind.startswith("train") and kind != "train sft":  # its rollouts are sampled at the training's own temperature
-        given = config.get("parameters") or {}
-        config = {**config, "parameters": {name: value for name, value in given.items() if name != "temperature"}}
+        parameters = config.get("parameters") or {}
+        config = {**config, "parameters": {name: value for name, value in parameters.items() if name != "temperature"}}
     classes = (*COMMANDS[kind], *((ProgramSettings,) if kind == "train sft" else ()))  # of its --program
     known = {name: setting for settings in reversed(classes) for name, setting in settings_of(settings).items()}
     for parameter in command_of(kind.split()).params:

@@ -57,8 +57,11 @@ def command(
     if out is not None or options.pop("rename"):
         raise click.UsageError("--out and --rename go with --file")
     from assay.api.run import run
+    from assay.models.defaults import DEFAULT_MODEL
     from assay.traces.records import RUN_FIELDS
 
+    if not (as_json or settings.get("model") or is_artifact(program)):
+        click.echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
     fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
     if as_json:
         print_json(fields)
@@ -77,11 +80,11 @@ def _run_rows(
     """Writes one line per row. Returns the number of failed rows."""
     from assay.api.run import predictor
     from assay.errors import DataError
-    from assay.support.places import check_writable
+    from assay.support.places import check_writable, no_such_file
 
     failed, console = 0, Console()
     if file != "-" and ":" not in file and not Path(file).exists():
-        raise DataError(f"no such file: {file}")
+        raise DataError(no_such_file(file))
     if out:
         check_writable(out, "out", inputs=(file, program, program.rpartition(":")[0]))
     # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before

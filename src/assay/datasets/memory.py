@@ -21,13 +21,14 @@ _TASK_ATTRIBUTES = ("id", "task_type", "split", "metadata")
 _datasets: dict[str, list[dict[str, Any]]] = {}
 
 
-def data_spec(data: Any) -> str:
+def data_spec(data: Any, *, name: str = "data") -> str:
     """Spec of a dataset: a string unchanged, a path as text, Python objects registered under a `memory:` name.
 
     Args:
         data: a spec, a `Path`, a pandas or polars data frame, a pyarrow table, or an iterable of `dspy.Example` or
             mappings. The inputs of an example (`with_inputs`) become the inputs of the task. Its other fields become
             the expected outputs, except for `id`, `task_type`, `split` and `metadata`.
+        name: name of the argument, for messages.
     Raises:
         DataError: `data` is empty, of another type, or has a row of another type (the message gives its index).
     """
@@ -35,13 +36,13 @@ def data_spec(data: Any) -> str:
         return data
     if isinstance(data, Path):
         return str(data)
-    rows = [_row(row, f"data[{at}]") for at, row in enumerate(_rows(data))]
+    rows = [_row(row, f"{name}[{at}]") for at, row in enumerate(_rows(data, name))]
     if not rows:
-        raise DataError("data is empty: pass at least one row, a dspy.Example or a mapping of fields")
+        raise DataError(f"{name} is empty: pass at least one row, a dspy.Example or a mapping of fields")
     text = json.dumps(rows, sort_keys=True, ensure_ascii=False, default=str)
-    name = f"{PREFIX}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
-    _datasets[name] = rows
-    return name
+    spec = f"{PREFIX}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    _datasets[spec] = rows
+    return spec
 
 
 def rows_in_memory(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -51,7 +52,7 @@ def rows_in_memory(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:
     return ((f"data[{at}]", dict(row)) for at, row in enumerate(_datasets[spec]))
 
 
-def _rows(data: Any) -> Iterable[Any]:
+def _rows(data: Any, name: str) -> Iterable[Any]:
     if hasattr(data, "to_pylist"):  # pyarrow
         return list(data.to_pylist())
     if hasattr(data, "to_dicts"):  # polars
@@ -60,7 +61,8 @@ def _rows(data: Any) -> Iterable[Any]:
         return list(data.to_dict(orient="records"))
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(
-            f"data is a {type(data).__name__}; pass a spec, a path, a data frame, or a list of dspy.Example or mappings"
+            f"{name} is a {type(data).__name__}; pass a spec, a path, a data frame, or a list of dspy.Example or "
+            "mappings"
         )
     return data
 

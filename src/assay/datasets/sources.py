@@ -21,6 +21,7 @@ from assay.datasets.parquet import parquet_rows
 from assay.datasets.specs import Row, number_of, options_of, registered
 from assay.datasets.tools import tool_rows
 from assay.errors import DataError, MissingExtra
+from assay.support.places import no_such_file
 
 __all__ = ["check_data_exists", "iter_rows"]
 
@@ -78,7 +79,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
             "conversations:…, curriculum:…"
         )
     if not path.is_file():
-        raise DataError(f"no such file: {path}")
+        raise DataError(no_such_file(path))
     return readers[path.suffix.lower()](path)
 
 
@@ -89,7 +90,7 @@ def check_data_exists(spec: str) -> None:
         DataError: there is no such file.
     """
     if spec.lower().endswith(_ENDINGS) and ":" not in spec and not Path(spec).is_file():
-        raise DataError(f"no such file: {spec}")
+        raise DataError(no_such_file(spec))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

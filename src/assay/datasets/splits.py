@@ -19,6 +19,7 @@ from assay.datasets.sources import iter_rows
 from assay.datasets.staged import check_stages, staged_tasks
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
+from assay.support.keywords import takes
 
 __all__ = ["SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed"]
 
@@ -196,6 +197,7 @@ def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> di
     return dict(zip(names, row.values(), strict=True))
 
 
+@takes()
 def load_tasks(
     spec: str,
     *,
@@ -205,11 +207,18 @@ def load_tasks(
 ) -> list[Task]:
     """All tasks of a dataset in order, duplicates included; at most `limit`.
 
+    Args:
+        spec: a path, or a spec such as `arithmetic:size=80`.
+        inputs: names of the input columns; by default those that the data names.
+        rename: column -> its new name.
     Raises:
+        ConfigError: an argument of the wrong type.
         DataError: the dataset is empty, or a row cannot be read.
     """
-    if not isinstance(spec, str):
-        raise DataError(f"spec={spec!r} must be a string: a path, or a spec such as arithmetic:size=80")
+    if inputs is not None and (isinstance(inputs, str) or not isinstance(inputs, Collection)):
+        raise ConfigError(f"inputs={inputs!r} must be a list of the names of input columns, or None")
+    if rename is not None and not isinstance(rename, Mapping):
+        raise ConfigError(f"rename={rename!r} must be a mapping from a column's name to its new name, or None")
     tasks: list[Task] = []
     for task in _tasks(spec, inputs, rename):
         if limit is not None and len(tasks) >= limit:

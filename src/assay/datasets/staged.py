@@ -11,7 +11,7 @@ from assay.support.settings import nearest
 
 __all__ = ["check_stages", "staged_tasks"]
 
-_SHOWN = 8  # values that an error lists
+_LISTED = 8  # values that an error lists
 
 
 def staged_tasks(curriculum: Curriculum, data: str | None, read: Callable[[str], Iterator[Task]]) -> Iterator[Task]:
@@ -87,7 +87,7 @@ class _Selection:
         fields = {**task.expected, **task.metadata, "task_type": task.task_type}
         self.names.update(dict.fromkeys(fields))
         for name, values in self.values.items():
-            if name in fields and len(values) <= _SHOWN:
+            if name in fields and len(values) <= _LISTED:
                 values[str(fields[name])] = None
         return all(_is_among(fields.get(name), wanted) for name, wanted in self.stage.where.items())
 
@@ -111,7 +111,7 @@ def _is_among(value: Any, wanted: Sequence[Any]) -> bool:
 
 
 def _list(values: Sequence[str]) -> str:
-    return " or ".join(values[:_SHOWN]) + (" or others" if len(values) > _SHOWN else "")
+    return " or ".join(values[:_LISTED]) + (" or others" if len(values) > _LISTED else "")
 
 
 def check_stages(curriculum: Curriculum, parts: Mapping[str, Sequence[Task]], splits: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ from assay.traces.store.rows import as_json, clean
 
 __all__ = ["Deployment", "Deployments"]
 
-_KEPT = 32  # covariates in memory, of at most some 10,000 numbers each
+_MOST_COVARIATES = 32  # covariates in memory, of at most some 10,000 numbers each
 _COVARIATES: dict[tuple[str, str], Covariate] = {}
 ENDED = (PROMOTED, ROLLED_BACK, "stopped")
 
@@ -226,14 +226,14 @@ class Deployments:
     def _covariate(self, deployment: Deployment, metric: Metric) -> Covariate:
         """The covariate of a metric. After the shadow step it is read once by each process: it does not change."""
         key = (deployment.id, metric.name)
-        if (kept := _COVARIATES.get(key)) is not None:
-            return kept
+        if (covariate := _COVARIATES.get(key)) is not None:
+            return covariate
         covariate = recorded_covariate(
             self.engine, deployment.id, metric, champion=f"{deployment.agent}@{deployment.champion}",
             before=deployment.started_at,
         )  # fmt: skip
         if not deployment.plan.steps[deployment.state.step].shadow:
-            while len(_COVARIATES) >= _KEPT:
+            while len(_COVARIATES) >= _MOST_COVARIATES:
                 _COVARIATES.pop(next(iter(_COVARIATES)), None)
             _COVARIATES[key] = covariate
         return covariate

@@ -34,7 +34,7 @@ class BackgroundScoring:
     def __init__(self, rubric: Rubric, recorder: Recorder, *, threads: int) -> None:
         self.rubric, self.recorder, self.unscored = rubric, recorder, 0
         self._waiting: queue.Queue[tuple[Task, Rollout]] = queue.Queue(_MOST)
-        self._lock, self._told, self._most_threads = threading.Lock(), -math.inf, threads
+        self._lock, self._warned_at, self._most_threads = threading.Lock(), -math.inf, threads
         self._threads: list[threading.Thread] = []
 
     def add(self, task: Task, rollout: Rollout) -> None:
@@ -81,8 +81,8 @@ class BackgroundScoring:
     def _count(self, reason: str) -> None:
         with self._lock:
             self.unscored += 1
-            tells = time.monotonic() - self._told >= _QUIET_S
+            tells = time.monotonic() - self._warned_at >= _QUIET_S
             if tells:
-                self._told = time.monotonic()
+                self._warned_at = time.monotonic()
         if tells:
             _LOG.warning("rollouts stay unscored (assay traces score scores them): %s", reason)

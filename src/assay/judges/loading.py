@@ -19,11 +19,13 @@ from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.files import JudgeFile, StrictModel
 from assay.rubrics.loading import import_check, load_rubric, parse_yaml
 from assay.rubrics.yaml_files import read_text
+from assay.support.settings import nearest
 
 __all__ = ["AnyJudge", "load_judge", "members_of"]
 
 AnyJudge = Judge | ListwiseJudge
 Find = Callable[[str], AnyJudge]
+_KEYWORDS = (*JudgeFields.__annotations__, "source", "own_model", "trust")  # of `assay.load_judge`
 
 
 class _JuryFile(StrictModel):
@@ -85,7 +87,8 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Unpack[J
     text = str(source)
     path = Path(text)
     if unknown := sorted(spec.keys() - JudgeFields.__annotations__):
-        raise RubricError(f"a judge has no field {unknown[0]!r}; it has {', '.join(JudgeFields.__annotations__)}")
+        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], _KEYWORDS)) else ""
+        raise RubricError(f"a judge has no field {unknown[0]!r}; it has {', '.join(JudgeFields.__annotations__)}{hint}")
     if (within := re.fullmatch(r"(.+\.ya?ml):(\w+)", text, re.IGNORECASE)) is not None:
         return _of_rubric(within[1], within[2], find or load_judge)
     if path.suffix.lower() in (".yaml", ".yml"):

@@ -4,11 +4,12 @@ Its engine (`assay.models.recording`) calls llama.cpp for embedded models, and D
 """
 
 import contextlib
+import difflib
 import hashlib
 import json
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dspy
@@ -42,6 +43,9 @@ __all__ = [
 _PROVIDERS = ("anthropic", "azure", "gemini", "hosted_vllm", "lm_studio", "ollama", "ollama_chat", "openai")
 _REASONS = "max_completion_tokens"  # DSPy sets it for reasoning models that take no temperature
 _ADDRESS = ("api_key", "api_base", "base_url")
+_KEYWORDS = (  # of `get_lm`
+    "cache", "meter", "observers", "temperature", "max_tokens", "seed", "num_retries", "stop_loops", "thinking",
+)  # fmt: skip
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
 
 
@@ -183,13 +187,13 @@ def get_lm(
         client: `api_base`, `api_key`, `timeout` and others, for hosted models. A server on this machine or in a private
             network needs no key.
     Raises:
-        ConfigError: the name has no known provider, or a number is out of range.
+        ConfigError: the name has no known provider, a number is out of range, or `client` is set for an embedded model.
+        TypeError: a misspelt keyword.
         ModelError: an embedded model that is unknown, not pulled, or whose file does not match its sha256.
         MissingExtra: the `embedded` extra is not installed.
     """
-    if not isinstance(name, str):
-        raise ConfigError(f"name={name!r} must be a string: embedded/NAME, embedded:FILE.gguf or PROVIDER/NAME")
-    _check_numbers(temperature, max_tokens, num_retries)
+    _check_client(name, client)
+    _check_numbers(temperature, max_tokens, num_retries, seed)
     backend: LlamaBackend | HostedBackend
     if name.endswith(".gguf") and not is_embedded(name):
         raise NoModelFile(f"{name!r} is a model file: name it embedded:{name}")
@@ -212,12 +216,24 @@ def get_lm(
     return _over(engine, name, Thinking.of(thinking), num_retries=num_retries, **generation)
 
 
-def _check_numbers(temperature: Any, max_tokens: Any, num_retries: Any) -> None:
+def _check_client(model: Any, client: Mapping[str, Any]) -> None:
+    """Refuses a keyword that is almost one of `get_lm`, and any for an embedded model. Others are the provider's."""
+    if not isinstance(model, str):
+        raise ConfigError(f"name={model!r} must be a string: embedded/NAME, embedded:FILE.gguf or PROVIDER/NAME")
+    known = (*_KEYWORDS, *_CLIENT_KEYS)
+    for name in client.keys() - set(known):
+        if near := difflib.get_close_matches(name, known, 1, 0.85):  # vLLM's min_tokens is no misspelt max_tokens
+            raise TypeError(f"get_lm() got an unexpected keyword {name!r}. Did you mean {near[0]!r}?")
+    if is_embedded(model) and (unused := sorted(key for key, value in client.items() if value is not None)):
+        raise ConfigError(f"{', '.join(unused)} would have no effect on {model}, which runs in this process")
+
+
+def _check_numbers(temperature: Any, max_tokens: Any, num_retries: Any, seed: Any) -> None:
     is_number = isinstance(temperature, numbers.Real) and not isinstance(temperature, bool)
     if temperature is not None and not (is_number and 0 <= temperature < math.inf):
         raise ConfigError(f"temperature={temperature!r} must be a finite number at least 0, or None")
-    for name, value, least in (("max_tokens", max_tokens, 1), ("num_retries", num_retries, 0)):
-        if name == "max_tokens" and value is None:
+    for name, value, least in (("max_tokens", max_tokens, 1), ("num_retries", num_retries, 0), ("seed", seed, 0)):
+        if name != "num_retries" and value is None:
             continue
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name}={value!r} must be an integer at least {least}")

@@ -40,13 +40,14 @@ def is_local(address: str) -> bool:
 
 
 def check_address(address: str | None, name: str = "api_base", instead: str = "") -> None:
-    """Refuse an address that contains a user, password or key, because it is stored, shown and sent.
+    """Refuse an address that contains a user, password or key, because it is stored, shown and sent; and one without
+    `http://` or `https://`.
 
     Args:
         name: argument that the message names; the command line shows it as a flag.
         instead: advice on where to put the key.
     Raises:
-        ConfigError: the address contains one; the message does not repeat it.
+        ConfigError: the address contains one, which the message does not repeat, or it has no scheme.
     """
     if not address or not isinstance(address, str):  # another type is an error of the settings
         return
@@ -60,6 +61,9 @@ def check_address(address: str | None, name: str = "api_base", instead: str = ""
         advice = instead or f"put the key into an environment variable, and name it with {variable}"
         flag = "" if name.isupper() else f"--{name.replace('_', '-')}"
         raise ConfigError(f"{name} must hold no {secret}, which would be stored and shown with it: {advice}", flag=flag)
+    if "://" not in address and address != PROVIDER and name.endswith("api_base"):
+        scheme = "http" if is_local(address) else "https"
+        raise ConfigError(f"{name}={address!r} is no URL: write {scheme}://{address}")
 
 
 def check_variables(model: str) -> None:

@@ -38,13 +38,13 @@ class ConversationGuide:
         The longest statement counts: a correction can contain the short one that it corrects.
         """
         text = plain_value(message).casefold()
-        found = [
+        matches = [
             (len(words), name == asked, (name, value) if value else ("none", "none"))
             for name in self.facts
             for words, value in self._statements(name)
             if words in text
         ]
-        return max(found, key=lambda entry: entry[:2])[2] if found else None
+        return max(matches, key=lambda entry: entry[:2])[2] if matches else None
 
     def _statements(self, name: str) -> Iterator[tuple[str, str]]:
         """What the user can say about a fact, and the value to note, "" for none."""

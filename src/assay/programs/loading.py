@@ -27,6 +27,8 @@ from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
 from assay.sources.naming import public
 from assay.sources.opened import watching
+from assay.support.places import no_such_file, similar_name
+from assay.support.settings import nearest
 
 __all__ = ["SHIPPED", "BuiltFromTasks", "full_name", "load_program", "program_class", "program_inputs"]
 
@@ -72,7 +74,7 @@ def program_class(name: str) -> Any:
             )
         if len(path.parts) > 1:
             raise ProgramError(
-                f"no artifact or program at {name!r}: there is no such file or folder{_similar_name(path)}"
+                f"no artifact or program at {name!r}: there is no such file or folder{similar_name(path)}"
             )
         made = [str(made) for made in [Path(".assay/artifacts") / name] if made.is_dir()]
         near = made or difflib.get_close_matches(name, SHIPPED, 1)
@@ -84,7 +86,7 @@ def program_class(name: str) -> Any:
     try:
         module, attribute = located(name)
     except NoSuchFile:
-        raise ProgramError(f"no such file: {module_name}") from None
+        raise ProgramError(no_such_file(module_name)) from None
     except ArtifactError:
         raise
     except Exception as error:
@@ -97,7 +99,11 @@ def program_class(name: str) -> Any:
             for k, v in vars(module).items()
             if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module.__name__
         ]
-        raise ProgramError(f"{module_name} has no {attribute!r}; its programs are {classes}") from None
+        similar = nearest(attribute, classes)
+        hint = f". Did you mean {f'{module_name}:{similar}'!r}?" if similar else ""
+        raise ProgramError(
+            f"{module_name} has no {attribute!r}; its programs are {', '.join(classes) or 'none'}{hint}"
+        ) from None
     if not callable(target):
         raise ProgramError(
             f"{name!r} is a {type(target).__name__}; a program is a dspy.Module, its class, or a function returning one"
@@ -119,7 +125,7 @@ def full_name(name: str) -> str:
 def _only_program(path: Path) -> str:
     """Name of the only class of a file that is a `dspy.Module` or an agent. Base classes of others are ignored."""
     if not path.is_file():
-        raise ProgramError(f"no such file: {path}")
+        raise ProgramError(no_such_file(path))
     try:
         module = load_source(path)
     except ArtifactError:
@@ -148,13 +154,6 @@ def _only_program(path: Path) -> str:
 
 def _is_agent_class(kind: type) -> bool:
     return all(callable(getattr(kind, name, None)) for name in ("execute", "set_parameters"))
-
-
-def _similar_name(path: Path) -> str:
-    """Hint with an existing file whose name is similar to a missing one."""
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, 1)
-    return f". Did you mean {str(path.parent / near[0])!r}?" if near else ""
 
 
 def _describe(error: Exception) -> str:

@@ -95,7 +95,7 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
         "Rollouts": report["rollouts"],
         "Calls trained on": report["calls"],
         "Weights of step": report["best_step"],
-        "Converged": f"{converged} (mean reward of the last ten steps beside the ten before: Welch's "
+        "Converged": f"{converged} (mean reward of the last ten steps compared with the ten before: Welch's "
         "95 % interval holds 0 and is within 0.1 to either side, or is within 0.05)",
     }
     return TrainingPage(

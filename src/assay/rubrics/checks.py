@@ -71,7 +71,9 @@ def _validate_texts(text: Any = None, values: Any = None, **_: Any) -> None:
 def _expected(task: Task, field: str | None) -> tuple[str, Any]:
     name = field or (next(iter(task.expected)) if len(task.expected) == 1 else "answer")
     if name not in task.expected:
-        raise NoGrade(f"task {task.id!r} has no expected {name!r}; it has {sorted(task.expected)}", missing_field=name)
+        way = "" if task.expected else ". Give the row as {'inputs': {…}, 'expected': {…}}"
+        text = f"task {task.id!r} has no expected {name!r}; it has {', '.join(sorted(task.expected)) or 'none'}{way}"
+        raise NoGrade(text, missing_field=name)
     return name, task.expected[name]
 
 

@@ -30,6 +30,7 @@ from assay.rubrics.rubric import Rubric
 from assay.rubrics.yaml_files import read_text, read_yaml
 from assay.sources.modules import attribute_of
 from assay.sources.naming import why_not_imported
+from assay.support.places import no_such_file
 from assay.support.settings import nearest
 
 __all__ = ["SHIPPED", "check_rubric_exists", "load_rubric", "parse_yaml", "shipped_file"]
@@ -46,7 +47,7 @@ SHIPPED = (
     "text_to_sql",
     "tool_user",
 )
-
+_ENDINGS = (".yaml", ".yml", ".toml", ".json")  # of rubric files
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -186,17 +187,22 @@ def check_rubric_exists(source: str) -> None:
     """
     if source in SHIPPED:
         return
-    if Path(source).suffix.lower() not in (".yaml", ".yml", ".toml", ".json"):
+    if Path(source).suffix.lower() not in _ENDINGS:
         raise _unknown(source)
     if not Path(source).is_file():
-        raise RubricError(f"no such file: {source}")
+        raise RubricError(no_such_file(source))
 
 
 def _unknown(source: str) -> RubricError:
     return RubricError(
         f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}."
-        f"{did_you_mean(nearest(source, SHIPPED))}"
+        f"{did_you_mean(nearest(source, [*SHIPPED, *_files_like(source)]))}"
     )
+
+
+def _files_like(source: str) -> list[str]:
+    """The rubric file that was meant where its ending is missing."""
+    return [source + ending for ending in _ENDINGS if Path(source + ending).is_file()]
 
 
 def _read(source: str) -> tuple[str, str, Path | None]:

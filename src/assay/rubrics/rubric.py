@@ -20,6 +20,7 @@ from assay.rubrics.overall import merge_judge_criteria
 from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
 from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
+from assay.rubrics.spelling import named_keywords
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
 from assay.traces.records import Rollout, Verdict
@@ -34,6 +35,7 @@ JUDGING = ("each", "together", "overall")
 STEP_CAP = 0.5  # maximum sum of a rollout's step rewards; below 1.0, the reward of a correct answer
 
 
+@named_keywords()
 class Rubric:
     """Weighted criteria under a name.
 

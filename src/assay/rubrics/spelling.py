@@ -1,6 +1,5 @@
 """Messages for arguments of criteria and checks that do not fit: the name, the valid ones and the nearest."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ Class = TypeVar("Class")
 
 
 def named_keywords(**elsewhere: str) -> Callable[[type[Class]], type[Class]]:
-    """Decorates a dataclass: an unknown keyword is a `TypeError` that names the valid ones and the nearest.
+    """Decorates a class: an unknown keyword is a `TypeError` that names the valid ones and the nearest.
 
     Args:
         elsewhere: keyword -> field, for the names that fields have in YAML.
@@ -23,7 +22,7 @@ def named_keywords(**elsewhere: str) -> Callable[[type[Class]], type[Class]]:
 
     def mark(kind: type[Class]) -> type[Class]:
         plain: Any = kind.__init__
-        fields = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]  # of a dataclass only
+        fields = list(inspect.signature(plain).parameters)[1:]  # without self
 
         @functools.wraps(plain)
         def init(self: Any, *args: Any, **keywords: Any) -> None:

@@ -25,11 +25,13 @@ from assay.rubrics import load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.protocols import Grader
 from assay.sources.trust import trusting, trusts
+from assay.support.keywords import takes
 from assay.support.numbers import figure
 
 __all__ = ["compiled_parts", "load_judge", "load_rubric", "load_verifier"]
 
 
+@takes()
 def load_rubric(
     source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None, own_models: bool = False, trust: bool = False
 ) -> Rubric:
@@ -54,6 +56,8 @@ def _loaded_rubric(source: str | Path | Rubric, judge_lm: dspy.LM | None, own_mo
         raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
     if not isinstance(source, Rubric):
         demand_trust_around(source)
+    if judge_lm is not None and not isinstance(judge_lm, dspy.BaseLM):
+        raise ConfigError(f"judge_lm={judge_lm!r} must be a dspy.LM, such as assay.get_lm(NAME)")
     rubric = source if isinstance(source, Rubric) else read_rubric(source)
     if rubric.resolver is not None or (judge_lm is None and not own_models):
         return rubric
@@ -73,6 +77,8 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
         raise ConfigError(
             f"source={source!r} must be a string or Path: a YAML file, an artifact's folder, file.py:NAME or a question"
         )
+    if not isinstance(own_model, bool):
+        raise ConfigError(f"own_model={own_model!r} must be True or False")
     if not is_artifact(source):
         demand_trust_around(source)
         return read_judge(source, find=functools.partial(load_judge, own_model=own_model), **spec)
@@ -89,6 +95,7 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
     return judge
 
 
+@takes()
 def load_verifier(source: str | Path | Judge, *, lm: dspy.LM | None = None, trust: bool = False) -> Grader:
     """Makes a verifier for `assay.programs.Refine` from a judge: a grade in [0, 1] of an answer, recorded apart.
 

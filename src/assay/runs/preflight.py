@@ -64,7 +64,7 @@ def checked(job: Job, tasks: Sequence[Task], *, split: str, recorded: RecordedPr
     """Runs `preflight` for an opened job, unless its settings turn it off."""
     if not job.config.preflight:
         return None
-    job.session.progress.say("preflight: one task, each judge once")
+    job.session.progress.say(f"preflight with {job.session.lm.model}: one task, each judge once")
     measured = preflight(
         job.session, recorded or job.recorded, tasks, split=split, max_cost_usd=job.config.max_cost_usd
     )

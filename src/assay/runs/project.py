@@ -50,6 +50,7 @@ from assay.runs.settings import (
     ViewSettings,
 )
 from assay.runs.settings.export import OF_KIND, RowSettings
+from assay.support.keywords import takes
 from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
 __all__ = ["FILE", "find_project", "is_of_project", "project_settings"]
@@ -102,6 +103,7 @@ _read_values: set[tuple[str, str]] = set()  # name and `repr` of every setting t
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 
 
+@takes()
 def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     """Settings of `assay.toml` for a command, as keywords: `assay.compile(**assay.project_settings("compile"))`.
 

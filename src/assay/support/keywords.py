@@ -4,7 +4,7 @@ typo."""
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from assay.support.settings import Declared, Setting, check_value, members_of_ty
 __all__ = ["takes"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_SIMPLE = (bool, int, float, str, Path, NoneType)
 
 
 def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function], _Function]:
@@ -23,7 +24,8 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
     A keyword of the function that is a field of one of the settings classes is checked by the field's declaration.
     Where the function has `**options`, its signature also lists each other field, with type and default. Arguments of
     simple types, such as `resume: bool`, are checked by their types: a text in place of a bool would count as
-    True. Any other keyword is a `TypeError` that names the nearest one.
+    True. So are those whose types are dataclasses. Any other keyword is a `TypeError` that names the nearest one. For a
+    class, decorate its `__init__`.
 
     Args:
         kinds: settings classes. Named fields (see `Declared.named`) are not listed: each is an argument of its own.
@@ -41,12 +43,16 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
             and not (setting.declared.named or name in without or name in signature.parameters)
         ]
         full = signature.replace(parameters=[*own, *listed])
-        names, checked = set(full.parameters), {**_simple(own), **_declared(own, settings)}
+        names, checked = set(full.parameters) - {"self"}, {**_simple(own), **_declared(own, settings)}
+        positional = [p.name for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
+            if len(args) > len(positional):
+                raise TypeError(_too_many(called, len(args), positional, names))
             if unknown := sorted(keywords.keys() - names):
-                raise TypeError(_unexpected(function.__name__, unknown, keywords, names))
+                raise TypeError(_unexpected(called, unknown, keywords, names))
             for name, value in signature.bind_partial(*args, **keywords).arguments.items():
                 if name in checked:
                     check_value(checked[name], value)
@@ -61,11 +67,11 @@ def takes(*kinds: type[Any], without: Sequence[str] = ()) -> Callable[[_Function
 
 
 def _simple(parameters: Sequence[inspect.Parameter]) -> dict[str, Setting]:
-    """The parameters whose annotations are bool, a number, text, a path, None or a union of these."""
+    """The parameters whose annotations are bool, a number, text, a path, a dataclass, None or a union of these."""
     return {
         parameter.name: Setting(parameter.name, parameter.annotation, parameter.default, Declared())
         for parameter in parameters
-        if set(members_of_type(parameter.annotation)) <= {bool, int, float, str, Path, NoneType}
+        if all(kind in _SIMPLE or is_dataclass(kind) for kind in members_of_type(parameter.annotation))
     }
 
 
@@ -82,6 +88,14 @@ def _declared(parameters: Sequence[inspect.Parameter], settings: Mapping[str, Se
 def _parameter(setting: Setting) -> inspect.Parameter:
     default = inspect.Parameter.empty if setting.default is MISSING else setting.default
     return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=setting.type)
+
+
+def _too_many(function: str, number: int, positional: Sequence[str], names: set[str]) -> str:
+    """Message about arguments without their names, such as `evaluate(program, rubric, data)`."""
+    usual = [name for name in ("rubric", "data", "labels", "store") if name in names.difference(positional)]
+    hint = f": {', '.join(f'{name}=…' for name in usual)}" if usual else ""
+    taken = f"only {', '.join(positional)}" if positional else "no argument"
+    return f"{function}() takes {taken} without a name, and got {number} such arguments. Name the others{hint}"
 
 
 def _unexpected(function: str, unknown: Sequence[str], keywords: Mapping[str, Any], names: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Whether a file can be written, found out before the work whose result it is to hold."""
+"""Whether a file exists or can be written, found out before the work that needs it."""
 
 import errno
 import os
@@ -7,8 +7,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from assay.errors import ConfigError
+from assay.support.settings import nearest
 
-__all__ = ["check_writable", "is_other_file"]
+__all__ = ["check_writable", "is_other_file", "no_such_file", "similar_name"]
+
+
+def no_such_file(path: str | Path) -> str:
+    """Error message about a missing file, with the nearest name in its folder."""
+    return f"no such file: {path}{similar_name(Path(path))}"
+
+
+def similar_name(path: Path) -> str:
+    """Hint with an existing file whose name is similar to a missing one; empty without one."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return ""
+    near = nearest(path.name, names)
+    return f". Did you mean {str(path.parent / near)!r}?" if near else ""
 
 
 def check_writable(path: str | Path, argument: str, *, inputs: Iterable[object] = ()) -> None:

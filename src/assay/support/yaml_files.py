@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from assay.errors import AssayError
+from assay.support.places import no_such_file
 
 __all__ = ["MOST_BYTES", "read_text", "read_yaml"]
 
@@ -50,7 +51,7 @@ def read_yaml(text: str, source: str, error: type[AssayError]) -> tuple[Any, yam
     except (yaml.YAMLError, RecursionError, ValueError) as problem:
         if isinstance(problem, error):
             raise
-        raise error(f"{source}: invalid YAML: {problem}") from None
+        raise error(_invalid(source, problem)) from None
     finally:
         loader.dispose()
 
@@ -84,6 +85,14 @@ def _check_size(root: yaml.Node, source: str, error: type[AssayError]) -> None:
     size(root)
 
 
+def _invalid(source: str, problem: Exception) -> str:
+    """Message about text that is no YAML: place and problem, without PyYAML's name of the text."""
+    mark = getattr(problem, "problem_mark", None)
+    if mark is None:
+        return f"{source}: invalid YAML: {problem}"
+    return f"{source}:{mark.line + 1}: invalid YAML: {getattr(problem, 'problem', None)}, column {mark.column + 1}"
+
+
 def read_text(path: Path, kind: str, error: type[AssayError]) -> str:
     """Reads a text file.
 
@@ -98,6 +107,6 @@ def read_text(path: Path, kind: str, error: type[AssayError]) -> str:
             raise error(f"{path}: the file is larger than {MOST_BYTES >> 20} MiB, the maximum for a {kind}")
         return content.decode("utf-8")
     except FileNotFoundError:
-        raise error(f"no such file: {path}") from None
+        raise error(no_such_file(path)) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"{path}: cannot be read: {problem}") from None

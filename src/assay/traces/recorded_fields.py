@@ -1,12 +1,11 @@
 """Keywords of `assay.record`, `assay.recorded` and `Recording.call`: fields of a rollout and of an LM call."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, TypedDict, get_origin, get_type_hints
 
 from assay.errors import ConfigError, FailureKind
-from assay.support.settings import Declared, Setting, check_value, members_of_type
+from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest
 from assay.traces.records import Verdict
 
 __all__ = ["CallFields", "RolloutFields", "check_fields"]
@@ -77,17 +76,22 @@ class CallFields(TypedDict, total=False):
     agent: str
 
 
-def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str) -> None:
-    """Raises ConfigError if a name is no key of the TypedDict `allowed`, naming the nearest one, or a text is none.
+def check_fields(fields: Mapping[str, Any], allowed: type[Any], owner: str, *, arguments: Sequence[str] = ()) -> None:
+    """Raises ConfigError if a name is no key of the TypedDict `allowed`, naming the nearest one, or a text or a mapping
+    is none.
 
     Args:
         owner: what the fields belong to, for the message: `a rollout`.
+        arguments: other arguments of the function, which may have been meant too.
     """
     names = list(allowed.__annotations__)
     for name in sorted(set(fields) - set(names)):
-        similar = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(sorted(names))}"
-        raise ConfigError(f"{owner} has no field {name!r}: {hint}")
+        similar = nearest(name, (*arguments, *names))
+        hint = f"Did you mean {similar!r}?" if similar else f"It has {', '.join(sorted(names))}."
+        raise ConfigError(f"{owner} has no field {name!r}. {hint}")
     for name, kind in get_type_hints(allowed).items():
         if name in fields and set(members_of_type(kind)) <= {str, NoneType}:
             check_value(Setting(name, kind, "", Declared()), fields[name])  # its default: empty texts are allowed
+        is_mapping = any(get_origin(member) is dict for member in members_of_type(kind))
+        if is_mapping and not isinstance(fields.get(name), Mapping | None):
+            raise ConfigError(f"{name}={fields[name]!r} must be a mapping")

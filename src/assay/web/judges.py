@@ -25,7 +25,7 @@ __all__ = ["found_question", "judge_view", "judges_view"]
 
 _KINDS = ("judge compile", "judge audit", "judge drift", "judge score")
 _RUNS = 200  # of one kind, the newest
-_SHOWN, _DISAGREEMENTS, _PAST = 100, 40, 20
+_MOST_JUDGES, _DISAGREEMENTS, _PAST = 100, 40, 20
 _MOST_BYTES = 20 << 20  # of a file of labels that the page reads
 _WAITING_S = 20
 
@@ -59,7 +59,7 @@ def judges_view(store: Store, *, where: str | Path | None) -> View:
     return View(
         template="judges.html",
         title="Judges",
-        values={"judges": rows[:_SHOWN], "left_out": max(0, len(rows) - _SHOWN)},
+        values={"judges": rows[:_MOST_JUDGES], "left_out": max(0, len(rows) - _MOST_JUDGES)},
         part="judges_part.html",
         every_s=_WAITING_S,
     )

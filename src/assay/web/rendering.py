@@ -64,11 +64,13 @@ def _environment() -> "Environment":
     return environment
 
 
-def compile_templates() -> None:
-    """Compiles all templates, so that no page has to."""
-    for name in _environment().list_templates(extensions=["html"]):
-        if not name.startswith("report"):  # of files that are sent
-            _environment().get_template(name)
+def compile_templates() -> list[str]:
+    """Compiles all templates, so that no page has to. Returns their names."""
+    names = _environment().list_templates(extensions=["html"])
+    compiled = [name for name in names if not name.startswith("report")]  # those are of files that are sent
+    for name in compiled:
+        _environment().get_template(name)
+    return compiled
 
 
 def render(template: str, **values: Any) -> str:

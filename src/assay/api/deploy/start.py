@@ -57,8 +57,8 @@ class StartReport(ReportRepr):
         }
 
 
-@trusts
 @takes(StartSettings)
+@trusts
 def start_deployment(
     candidate: str,
     *,

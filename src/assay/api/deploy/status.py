@@ -39,8 +39,8 @@ def deployment_status(
         return status_of(Deployments(opened.engine), deployment, time.time() if now is None else now)
 
 
-@trusts
 @takes(AdvanceSettings)
+@trusts
 def advance_deployment(
     deployment: str,
     *,

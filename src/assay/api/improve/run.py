@@ -49,8 +49,8 @@ _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off
 _IMPROVE_ONLY = settings_of(ImproveSettings).keys() - settings_of(CompileSettings).keys()  # what the steps do not share
 
 
-@trusts
 @takes(ImproveSettings)
+@trusts
 def improve(
     program: str,
     *,

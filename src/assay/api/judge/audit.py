@@ -26,8 +26,8 @@ from assay.support.keywords import takes
 __all__ = ["audit_judge"]
 
 
-@trusts
 @takes(JudgeAuditSettings)
+@trusts
 def audit_judge(
     judge: str | AnyJudge, *, cases: str | None = None, labels: str | None = None, attack: str | None = None,
     lm: dspy.LM | None = None, store: str | Path | None = None, progress: Progress | None = None,

@@ -42,8 +42,17 @@ __all__ = ["JudgeReport", "compile_judge"]
 _THIN = 20  # items of a split below which there is no interval
 
 
-@trusts
+def _name_of(judge: str | Judge) -> str:
+    """The text that names a judge in the settings of its run."""
+    if not isinstance(judge, str | Judge):
+        raise ConfigError(
+            f"judge={judge!r} must be a YAML file, an artifact's folder, file.py:NAME, a sentence or a Judge"
+        )
+    return judge if isinstance(judge, str) else judge.spec.text
+
+
 @takes(JudgeCompileSettings)
+@trusts
 def compile_judge(
     judge: str | Judge,
     *,
@@ -66,9 +75,9 @@ def compile_judge(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    name = judge if isinstance(judge, str) else judge.spec.text
+    name = _name_of(judge)
     settings: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    lm, labels = resolve_lm(lm, settings), data_spec(labels)
+    lm, labels = resolve_lm(lm, settings), data_spec(labels, name="labels")
     config = JudgeCompileSettings(
         judge=name, labels=labels, **{**settings, **({"model": lm.model} if lm is not None else {})}
     )

@@ -29,8 +29,8 @@ from assay.support.places import check_writable
 __all__ = ["replay_anchors"]
 
 
-@trusts
 @takes(JudgeDriftSettings)
+@trusts
 def replay_anchors(
     judge: str | Judge, *, anchors: str | Path | None = None, freeze: str | None = None, lm: dspy.LM | None = None,
     store: str | Path | None = None, progress: Progress | None = None, **options: Unpack[JudgeDriftOptions],

@@ -25,8 +25,8 @@ from assay.traces.records import Rollout
 __all__ = ["audit_user"]
 
 
-@trusts
 @takes(FidelitySettings)
+@trusts
 def audit_user(
     user: str | UserProgram, *, data: str, lm: dspy.LM | None = None, store: str | Path | None = None,
     progress: Progress | None = None, **options: Unpack[FidelityOptions],

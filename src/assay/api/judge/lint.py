@@ -11,8 +11,8 @@ from assay.support.keywords import takes
 __all__ = ["lint"]
 
 
-@trusts
 @takes()
+@trusts
 def lint(rubric: str | Path | Rubric) -> list[Finding]:
     """Criteria that ask two questions, ask about what a judge does not see, or occur twice; see `lint_rubric`.
 

@@ -34,8 +34,8 @@ _MAX_REASONS = 3
 _FEWEST = 5  # verdicts below which no interval is reported
 
 
-@trusts
 @takes(JudgeScoreSettings)
+@trusts
 def score_rows(
     judge: str | Judge, *, data: str, out: str | Path | None = None, lm: dspy.LM | None = None,
     store: str | Path | None = None,

@@ -62,8 +62,8 @@ class LoopRunReport(ReportRepr):
         return asdict(self)
 
 
-@trusts
 @takes()
+@trusts
 def run_loop(
     agent: str,
     *,

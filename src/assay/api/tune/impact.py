@@ -63,8 +63,8 @@ class ImpactReport(ReportRepr):
         }  # fmt: skip
 
 
-@trusts
 @takes(ImpactSettings)
+@trusts
 def parameter_impact(
     program: Any,
     *,

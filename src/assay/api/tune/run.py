@@ -65,8 +65,8 @@ __all__ = ["tune"]
 _SIDES = ("default", "tuned")
 
 
-@trusts
 @takes(TuneSettings)
+@trusts
 def tune(
     program: Any,
     *,

@@ -40,7 +40,7 @@ from assay.traces.export.rendering import RowRenderer
 __all__ = ["SFTReport", "fitting_rows", "make_trainer", "to_dataset", "train_sft", "with_labels"]
 
 _PROMPTS = 4  # prompts whose greedy texts are compared between torch and llama.cpp
-_MICRO = 4  # rows of a forward pass at most; the rest of a batch is accumulated
+_MOST_ROWS = 4  # rows of a forward pass at most; the rest of a batch is accumulated
 
 
 @dataclass(repr=False)
@@ -286,7 +286,7 @@ def make_trainer(
     if config.batch % world():
         raise ConfigError(f"batch={config.batch} is not divisible among {world()} processes: use a multiple of it")
     share, cuda = config.batch // world(), torch.cuda.is_available()
-    micro = math.gcd(share, _MICRO)
+    per_device = math.gcd(share, _MOST_ROWS)
     every = max(1, _steps(len(train), config) // config.evaluations)
     evaluated: dict[str, Any] = {
         "eval_strategy": "steps",
@@ -298,7 +298,8 @@ def make_trainer(
     arguments = Arguments(
         output_dir=str(out), num_train_epochs=config.epochs, learning_rate=config.learning_rate, seed=config.seed,
         report_to=config.report_to,
-        per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=share // micro,
+        per_device_train_batch_size=per_device, per_device_eval_batch_size=per_device,
+        gradient_accumulation_steps=share // per_device,
         max_length=config.max_length, logging_steps=1, logging_nan_inf_filter=False, max_grad_norm=1.0,
         lr_scheduler_type="cosine", warmup_steps=0.05,
         save_strategy="steps", save_steps=every, save_total_limit=2, bf16=fast_bf16(), use_cpu=not cuda,

@@ -51,7 +51,7 @@ def make_trainer(
     from assay.optimizers.finetuning.trl_trainer import TransitionTrainer
 
     cuda = torch.cuda.is_available()
-    micro, parts = config.shared_out(world())
+    per_device, parts = config.shared_out(world())
     # a checkpoint has no rollouts: save only after the last step that uses them
     every = config.iterations * math.ceil(config.save_every / config.iterations)
     vllm: dict[str, Any] = (
@@ -61,7 +61,7 @@ def make_trainer(
     )
     rollouts = config.prompts_per_step * config.num_generations
     arguments = GRPOConfig(
-        output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=micro,
+        output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=per_device,
         gradient_accumulation_steps=parts,
         steps_per_generation=parts, num_generations=config.num_generations if config.num_generations > 1 else rollouts,
         num_iterations=config.iterations, learning_rate=config.learning_rate,

@@ -161,9 +161,9 @@ def searched_program(student: RecordedProgram) -> RecordedProgram:
     program = copy.deepcopy(outer.program)
     if isinstance(program, Agent):
         program.agent_parameters, program.prompt_format = outer.agent_parameters, outer.prompt_format
-    shown = random.Random(student.session.seed).sample(outer.pool, min(outer.k, len(outer.pool)))
+    entries = random.Random(student.session.seed).sample(outer.pool, min(outer.k, len(outer.pool)))
     for name, predictor in program.named_predictors():
-        predictor.demos = [dspy.Example(**fields) for entry in shown for fields in ends(entry["demos"].get(name, []))]
+        predictor.demos = [dspy.Example(**fields) for entry in entries for fields in ends(entry["demos"].get(name, []))]
     searched = RecordedProgram(program, student.session, prompt_format=student.prompt_format)
     searched.temperature = student.temperature
     return searched

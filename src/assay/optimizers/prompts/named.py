@@ -11,6 +11,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
 
 from assay.errors import ConfigError
+from assay.support.settings import nearest
 
 __all__ = ["ALIASES", "check_settings", "refusal", "short_name"]
 
@@ -102,11 +103,10 @@ def check_settings(name: str, settings: Mapping[str, Any], optimizer_class: type
     accepted = set[str]().union(*(parameters_of(each) for each in classes)) if classes else set[str]()
     if unknown := sorted(set(settings) - accepted):
         accepted_text = (
-            f"it has {', '.join(sorted(accepted))}"
-            if accepted
-            else "it has none; --demos and the caps are its settings"
+            f"it has {', '.join(sorted(accepted))}" if accepted else "it has none; demos and the caps are its settings"
         )
-        raise ConfigError(f"optimizer_settings {unknown} are no settings of {name}: {accepted_text}")
+        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], accepted)) else ""
+        raise ConfigError(f"optimizer_settings {unknown} are no settings of {name}: {accepted_text}{hint}")
     for each in classes:
         for setting, value in settings.items():
             if (declared := _mistyped(each, setting, value)) is not None:

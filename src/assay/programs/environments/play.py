@@ -24,7 +24,7 @@ from assay.traces.listening import run_tool
 __all__ = ["Play"]
 
 _TICK_S = 0.2  # after so long a stopped run notices that it was stopped
-_SHOWN = 80  # characters of an action in messages
+_ACTION_CHARS = 80  # characters of an action in messages
 
 
 class _Call:
@@ -144,7 +144,7 @@ class Play:
             EnvironmentFailed: it raised, took too long, or returned something that is no step, or the sum of the
                 rewards is not finite.
         """
-        short = action if len(action) <= _SHOWN else f"{action[:_SHOWN]}…"
+        short = action if len(action) <= _ACTION_CHARS else f"{action[:_ACTION_CHARS]}…"
         steps: list[EnvironmentStep] = []
 
         def act() -> str:
@@ -161,7 +161,7 @@ class Play:
     def _checked(self, call: Callable[[], Any], what: str) -> EnvironmentStep:
         result = self._limited(call, what)
         if not isinstance(result, EnvironmentStep):
-            raise self._failure(f"returned {str(result)[:_SHOWN]!r} from {what}, which is no EnvironmentStep")
+            raise self._failure(f"returned {str(result)[:_ACTION_CHARS]!r} from {what}, which is no EnvironmentStep")
         return result
 
     def _limited(self, call: Callable[[], Any], what: str) -> Any:

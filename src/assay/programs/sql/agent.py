@@ -19,7 +19,7 @@ from assay.traces.recorder import note_failure
 __all__ = ["TextToSQL"]
 
 _QUERY = 600  # characters that the model may write
-_SHOWN = 20  # rows of a result in traces
+_RECORDED_ROWS = 20  # rows of a result in traces
 _SPACES = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*")|(?:\s|--[^\n]*)+""")
 
 
@@ -102,7 +102,7 @@ class TextToSQL(Agent):
                     note_failure(FailureKind.LOOP)
                     break
                 continue
-            step["result"] = str(result.rows[:_SHOWN])
+            step["result"] = str(result.rows[:_RECORDED_ROWS])
             break
         if result is None:
             return dspy.Prediction(sql=sql, rows=None, truncated=False, cost=None, steps=steps)

@@ -151,13 +151,13 @@ def _unmatched(
     return sides[0], sides[1]
 
 
-_SHOWN = 5
+_LISTED = 5
 
 
 def _reason(edit: Difference, needed: int, excess: int, unnecessary: Sequence[Edit]) -> str:
     if not excess or not needed:
         return ""
-    listed = "; ".join(map(str, unnecessary[:_SHOWN]))
-    more = f"; and {len(unnecessary) - _SHOWN} more" if len(unnecessary) > _SHOWN else ""
+    listed = "; ".join(map(str, unnecessary[:_LISTED]))
+    more = f"; and {len(unnecessary) - _LISTED} more" if len(unnecessary) > _LISTED else ""
     count = "at least " if not edit.exact else ""
     return f"{count}{edit.changed} statements changed, {needed} needed. Not in the smallest known fix: {listed}{more}."

@@ -76,7 +76,8 @@ class AgentRoutes:
         if not isinstance(inputs, dict):
             raise ConfigError('the body must be {"inputs": {"NAME": …}, "unit": "a user or conversation"}')
         if unknown := sorted(set(body) - set(_FIELDS)):
-            raise ConfigError(f"unknown key {unknown[0]!r}: the body has inputs, {', '.join(_FIELDS)}")
+            hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], ("inputs", *_FIELDS))) else ""
+            raise ConfigError(f"unknown key {unknown[0]!r}: the body has inputs, {', '.join(_FIELDS)}{hint}")
         for field in ("unit", "task_type", "tenant", "data_subject"):
             if body.get(field) is not None and not isinstance(body[field], str):
                 raise ConfigError(f"{field}={body[field]!r} must be a string")

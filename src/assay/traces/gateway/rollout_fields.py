@@ -7,7 +7,7 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.datasets.tasks import consent_text
 from assay.errors import ConfigError, FailureKind, UnknownRollout
-from assay.support.settings import one_of
+from assay.support.settings import nearest, one_of
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -90,8 +90,10 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a field is unknown, of the wrong type or too long.
     """
     if unknown := sorted(set(fields) - {*_FIELDS, "group"}):
+        known = ("id", "group", *_FIELDS)
+        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], known)) else ""
         raise ConfigError(
-            f"a rollout has no field {', '.join(map(repr, unknown))}; its fields are id, group, {', '.join(_FIELDS)}"
+            f"a rollout has no field {', '.join(map(repr, unknown))}; its fields are {', '.join(known)}{hint}"
         )
     checked: dict[str, Any] = {}
     for name, value in fields.items():

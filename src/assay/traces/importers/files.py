@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.errors import DataError
+from assay.support.places import no_such_file
 
 __all__ = ["MAX_LINE_BYTES", "MAX_TRACE_BYTES", "Part", "Row", "Skipped", "Sorted", "is_text", "json_rows", "run_of"]
 
@@ -63,7 +64,7 @@ def run_of(path: Path) -> str:
     if path.is_dir():
         raise DataError(f"{path} is a folder: name one file to import")
     if not path.is_file():
-        raise DataError(f"no such file: {path}")
+        raise DataError(no_such_file(path))
     with path.open("rb") as file:
         head = file.read(4)
         if not head:

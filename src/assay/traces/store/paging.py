@@ -218,7 +218,7 @@ def _compared(filters: RolloutFilters) -> list[str]:
         "early_tools_json": filters.tool,
         "score": filters.least is not None or filters.most is not None,
     }
-    return sorted({"id", "started_at", "source", *filters.equal, *(name for name, given in used.items() if given)})
+    return sorted({"id", "started_at", "source", *filters.equal, *(name for name, is_set in used.items() if is_set)})
 
 
 def _by_time(filters: RolloutFilters, cursor: Cursor, *, newer: bool) -> sa.Select[Any]:

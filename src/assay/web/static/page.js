@@ -4,7 +4,8 @@
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const target = event.target;
-  if (target instanceof Element && target.closest("input:not([type=checkbox]), select, textarea, [contenteditable]")) return;
+  const fields = "input:not([type=checkbox]), select, textarea, [contenteditable]";
+  if (target instanceof Element && target.closest(fields)) return;
   // The arrow keys scroll a focused table or text.
   if (event.key.startsWith("Arrow") && target instanceof Element && target.closest("[tabindex]")) return;
   const match = [...document.querySelectorAll("[data-key]")].find((element) => element.dataset.key === event.key);
@@ -16,7 +17,8 @@ document.addEventListener("keydown", (event) => {
 for (const failure of ["htmx:responseError", "htmx:sendError"]) {
   document.addEventListener(failure, (event) => {
     const status = event.detail.xhr ? event.detail.xhr.status : 0;
-    const text = status === 401 ? "This page is no longer open: start assay view again." : "assay view does not answer.";
+    const closed = "This page is no longer open: start assay view again.";
+    const text = status === 401 ? closed : "assay view does not answer.";
     let line = document.getElementById("connection");
     if (line === null) {
       line = document.createElement("p");
