@@ -6,16 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from indexed_documents import docs as docs
 from indexed_documents import rows, sources
 from indexed_documents import url as url
 
 import assay
-from assay.errors import ModelError
-from assay.programs import DocumentIndex
+from assay.cli.main import group
+from assay.errors import ConfigError, ModelError, StoreError
+from assay.programs import DocumentIndex, Memory
 from assay.programs.retrieval.fulltext import searched, words_of
 from assay.programs.retrieval.retriever import fused
 from assay.programs.retrieval.splitting import passages_of
+from assay.traces.store.location import store_url
 
 
 def letters(texts: list[str]) -> Any:
@@ -79,3 +82,32 @@ def test_common_words_are_left_out() -> None:
     assert words_of("what is it") == []
     assert searched("What is The height\nof the weir?") == "height weir"
     assert words_of("?!") == []
+
+
+def test_an_embedder_without_vectors_in_the_index_is_refused(url: str, docs: Path, own_folder: Path) -> None:
+    Path("mine.py").write_text("def letters(texts):\n    return [[len(text), text.count('e')] for text in texts]\n")
+    assay.index(docs, store=url, embedder="mine.py:letters")
+    scope: dict[str, Any] = {"__name__": "mine"}
+    exec(Path("mine.py").read_text(), scope)
+    assert len(DocumentIndex(url, embedder=scope["letters"]).search("no word of it")) == 2  # the same name anywhere
+    with pytest.raises(StoreError, match=r"no vectors by the embedder \S+:letters \(embedders of its vectors: mine:let"):
+        DocumentIndex(url, embedder=letters).search("Marlow")
+    with pytest.raises(ConfigError, match="pass the function itself"):
+        DocumentIndex(url, embedder="mine.py:letters")
+
+
+def test_the_store_of_a_command_is_that_of_the_programs_index_and_memory(docs: Path, own_folder: Path) -> None:
+    Path("lookup.py").write_text(
+        "import dspy\nfrom assay.programs import DocumentIndex, Memory\n\n\n"
+        "class Lookup(dspy.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.index = DocumentIndex()\n\n"
+        "    def forward(self, question):\n        Memory().remember('Ada', question)\n"
+        "        return dspy.Prediction(source=self.index.search(question)[0].source)\n"
+    )
+    for words in (["index", str(docs)], ["run", "lookup.py:Lookup", "question=Marlow"]):
+        result = CliRunner().invoke(group, [*words, "--store", "own.db"])
+        assert result.exit_code == 0, result.output
+    assert "pump.md" in result.output
+    assert [fact.text for fact in Memory("own.db").history("Ada")] == ["Marlow"]
+    assert not Path(".assay").exists()
+    assert store_url() == "sqlite:///.assay/assay.db"  # the next command has its own
