@@ -142,8 +142,8 @@ class Vectors:
         used = sa.select(v.c.embedder).select_from(joined).where(p.c.document_id.in_(_documents(self._index)))
         others = ", ".join(sorted(connection.execute(used.distinct()).scalars())) or "none"
         return (
-            f"the index {self._index!r} has no vectors by the embedder {embedder_name(self._embedder)} (embedders of its "
-            f"vectors: {others}): add them with assay index DIR --name {self._index} --embedder, or search without an "
+            f"the index {self._index!r} has no vectors by the embedder {embedder_name(self._embedder)} "
+            f"(embedders of its vectors: {others}): add them with assay index DIR --name {self._index} --embedder, or search without an "
             "embedder"
         )
 
