@@ -143,8 +143,8 @@ class Vectors:
         others = ", ".join(sorted(connection.execute(used.distinct()).scalars())) or "none"
         return (
             f"the index {self._index!r} has no vectors by the embedder {embedder_name(self._embedder)} "
-            f"(embedders of its vectors: {others}): add them with assay index DIR --name {self._index} --embedder, or search without an "
-            "embedder"
+            f"(embedders of its vectors: {others}): add them with assay index DIR --name {self._index} "
+            "--embedder, or search without an embedder"
         )
 
     def _loaded(self, connection: sa.Connection) -> tuple[list[int], Matrix]:
