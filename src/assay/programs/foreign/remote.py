@@ -88,7 +88,7 @@ class TaskServer:
                 raise _Over(reply) from None
             if error.code in (401, 403):
                 raise ConfigError(
-                    f"{self.url} refuses the key: key must be the trainer's agent_key (--agent-key or ASSAY_AGENT_KEY)",
+                    f"{self.url} refuses the key: key must be the trainer's agent_key (ASSAY_AGENT_KEY)",
                     flag="--key",
                 ) from None
             if error.code == 404:
