@@ -1,6 +1,7 @@
 """Fidelity cards: simulated users that follow their profile, and users that each make one fault."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,11 @@ class Raises(dspy.Module):
         raise RuntimeError("no user today")
 
 
+class Hangs(dspy.Module):
+    def forward(self, profile: Any, messages: Any) -> Any:
+        time.sleep(5)
+
+
 class Exits(dspy.Module):
     def forward(self, profile: Any, messages: Any) -> Any:
         raise SystemExit(3)
@@ -154,6 +160,12 @@ def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refus
         audit_user("rule", data=DATA)
     with pytest.raises(DataError, match="no input 'user'"):
         audit_user("rules", data="arithmetic:size=3")
+
+
+def test_a_user_that_hangs_is_given_up_after_the_time_limit(own_folder: Path) -> None:
+    report = audit_user(Hangs(), data=DATA, tasks=1, task_timeout=0.1, lm=scripted_lm(lambda request: "{}"))
+    assert (report["failed"], report["passed"]) == (1, False)
+    assert "longer than the limit of 0.1 s" in report["why_failed"][0]
 
 
 @pytest.mark.slow

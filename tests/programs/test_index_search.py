@@ -6,16 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from indexed_documents import docs as docs
 from indexed_documents import rows, sources
 from indexed_documents import url as url
 
 import assay
-from assay.errors import ModelError
-from assay.programs import DocumentIndex
+from assay.cli.main import group
+from assay.errors import ConfigError, ModelError, StoreError
+from assay.programs import DocumentIndex, Memory, TextRetriever
 from assay.programs.retrieval.fulltext import searched, words_of
+from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_frequency
 from assay.programs.retrieval.retriever import fused
 from assay.programs.retrieval.splitting import passages_of
+from assay.traces.store.location import store_url
 
 
 def letters(texts: list[str]) -> Any:
@@ -79,3 +83,64 @@ def test_common_words_are_left_out() -> None:
     assert words_of("what is it") == []
     assert searched("What is The height\nof the weir?") == "height weir"
     assert words_of("?!") == []
+
+
+def test_neighbours_in_the_query_that_are_neighbours_in_a_passage_count_more(url: str, tmp_path: Path) -> None:
+    """All words are as frequent in both passages, which are equally long: only the order of the words differs."""
+    folder = tmp_path / "order"
+    folder.mkdir()
+    texts = {
+        "a.txt": "Marlow has a lock; the station is in Hollin.",
+        "b.txt": "Hollin has a lock; in Marlow the station is.",
+    }
+    others = {f"{at}.txt": f"Nothing of this is in passage {at} of the folder." for at in range(9)}
+    for name, text in (texts | others).items():
+        (folder / name).write_text(text)
+    assay.index(folder, store=url)
+    for query, found in (("Marlow station", "b.txt"), ("the lock and the station", "a.txt")):
+        for retriever in (DocumentIndex(url), TextRetriever(texts | others)):
+            assert retriever.search(query, 1)[0].source == found
+
+
+def test_the_bonus_of_a_pair_is_half_of_its_smaller_weight() -> None:
+    """a b: 1 + 0.5 * min(3, 2) = 2.0 and b c: min(2, 0) = 0, so the passages have 2.0, 1.9 and 1.0."""
+    candidates = [
+        Candidate(1, 1.9, ["b", "a", "c"]),
+        Candidate(2, 1.0, ["b", "c", "a"]),
+        Candidate(3, 1.0, ["x", "a", "b"]),
+    ]
+    weights = {"a": 3.0, "b": 2.0, "c": 0.0}
+    assert [found.id for found in by_proximity(candidates, ["a", "b", "c"], weights.__getitem__)] == [3, 1, 2]
+    assert [found.id for found in by_proximity(candidates, ["a"], weights.__getitem__)] == [1, 2, 3]
+    assert inverse_frequency(0, 10) == inverse_frequency(9, 10) == 0.0
+
+
+def test_an_embedder_without_vectors_in_the_index_is_refused(url: str, docs: Path, own_folder: Path) -> None:
+    Path("mine.py").write_text("def letters(texts):\n    return [[len(text), text.count('e')] for text in texts]\n")
+    assay.index(docs, store=url, embedder="mine.py:letters")
+    scope: dict[str, Any] = {"__name__": "mine"}
+    exec(Path("mine.py").read_text(), scope)
+    assert len(DocumentIndex(url, embedder=scope["letters"]).search("no word of it")) == 2  # the same name anywhere
+    with pytest.raises(
+        StoreError, match=r"no vectors by the embedder \S+:letters \(embedders of its vectors: mine:let"
+    ):
+        DocumentIndex(url, embedder=letters).search("Marlow")
+    with pytest.raises(ConfigError, match="pass the function itself"):
+        DocumentIndex(url, embedder="mine.py:letters")
+
+
+def test_the_store_of_a_command_is_that_of_the_programs_index_and_memory(docs: Path, own_folder: Path) -> None:
+    Path("lookup.py").write_text(
+        "import dspy\nfrom assay.programs import DocumentIndex, Memory, TextRetriever\n\n\n"
+        "class Lookup(dspy.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.index = DocumentIndex()\n\n"
+        "    def forward(self, question):\n        Memory().remember('Ada', question)\n"
+        "        return dspy.Prediction(source=self.index.search(question)[0].source)\n"
+    )
+    for words in (["index", str(docs)], ["run", "lookup.py:Lookup", "question=Marlow"]):
+        result = CliRunner().invoke(group, [*words, "--store", "own.db"])
+        assert result.exit_code == 0, result.output
+    assert "pump.md" in result.output
+    assert [fact.text for fact in Memory("own.db").history("Ada")] == ["Marlow"]
+    assert not Path(".assay").exists()
+    assert store_url() == "sqlite:///.assay/assay.db"  # the next command has its own

@@ -82,8 +82,17 @@ def _writable(context: click.Context, option: click.Parameter, value: str | None
 
 
 def store_option() -> Decorator:
-    """`--store`."""
-    return click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
+    """`--store`. Indexes and memories of the program are in it too, unless the program names another one."""
+    help_text = "Database of traces; by default .assay/assay.db or $ASSAY_STORE."
+    return click.option("--store", callback=_as_default, help=help_text)
+
+
+def _as_default(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    from assay.traces.store.location import default_store
+
+    if value:
+        context.with_resource(default_store(value))
+    return value
 
 
 def out_option(help: str, metavar: str, *, required: bool = False) -> Decorator:

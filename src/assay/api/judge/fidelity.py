@@ -10,7 +10,7 @@ from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
 from assay.evaluation import Progress, default_progress
 from assay.judges.quality.fidelity import Interview, fidelity_card, interview
-from assay.models.limits import within_limit
+from assay.models.limits import limited, within_limit
 from assay.programs import RuleBasedUser, SimulatedUser, UserProgram, load_program
 from assay.runs.arguments import resolve_lm
 from assay.runs.opening import open_run
@@ -58,7 +58,8 @@ def audit_user(
         with run.recorder.active(), dspy.context(lm=run.lm, trace=[]), progress.bar("interview", len(tasks)) as advance:
             for task in tasks:
                 try:
-                    runs.append(_recorded(run.recorder, program, task, name))
+                    with limited(config.task_timeout):
+                        runs.append(_recorded(run.recorder, program, task, name))
                 except DataError:
                     raise
                 except (Exception, SystemExit) as error:  # the user's own failure is a figure of its card

@@ -87,7 +87,10 @@ class TaskServer:
             if error.code == 410:
                 raise _Over(reply) from None
             if error.code in (401, 403):
-                raise ConfigError(f"{self.url} refuses the key: {reply}", flag="--key") from None
+                raise ConfigError(
+                    f"{self.url} refuses the key: key must be the trainer's agent_key (ASSAY_AGENT_KEY)",
+                    flag="--key",
+                ) from None
             if error.code == 404:
                 raise ConfigError(f"{self.url} leases no tasks: is it a trainer with agent='remote'?") from None
             raise ConnectionError(f"{self.url} answers with {error.code}: {reply}") from None

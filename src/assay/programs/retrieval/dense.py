@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from assay.errors import ConfigError, ModelError
+from assay.errors import ConfigError, ModelError, StoreError
+from assay.sources.naming import public
 from assay.traces.store import tables as schema
 from assay.traces.store.upserts import upsert
 
@@ -34,6 +35,8 @@ def embedder_of(embedder: Any) -> Any:
         return embedder
     if not isinstance(embedder, str) and not callable(embedder):
         raise ConfigError(f"embedder={embedder!r} must be a dspy.Embedder, a model's name or a function of texts")
+    if isinstance(embedder, str) and ".py:" in embedder:
+        raise ConfigError(f"embedder={embedder!r} names a function in a file: import it, and pass the function itself")
     if isinstance(embedder, str) and not has_provider(embedder):
         raise ConfigError(
             f"embedder={embedder!r} names no provider: write openai/{embedder} for an OpenAI-compatible server, "
@@ -46,7 +49,8 @@ def embedder_name(embedder: Any) -> str:
     """The name under which vectors are stored: the model's, or the function's."""
     model = embedder.model
     if not isinstance(model, str):
-        model = f"{getattr(model, '__module__', '')}:{getattr(model, '__qualname__', type(model).__qualname__)}"
+        # the private package of a module from a file has a hash of its path, which differs between machines
+        model = f"{public(getattr(model, '__module__', ''))}:{getattr(model, '__qualname__', type(model).__qualname__)}"
     return str(model)[:_NAME]
 
 
@@ -114,10 +118,14 @@ class Vectors:
         self._matrix: Matrix = np.zeros((0, 0), dtype=np.float32)
 
     def ranked(self, connection: sa.Connection, query: str, most: int) -> list[int]:
-        """Ids of the passages with the highest cosine to the query, best first."""
+        """Ids of the passages with the highest cosine to the query, best first.
+
+        Raises:
+            StoreError: the index has no vectors by this embedder.
+        """
         ids, matrix = self._loaded(connection)
         if not ids:
-            return []
+            raise StoreError(self._absence(connection))
         vector = _vectors(self._embedder, [query])[0]
         if len(vector) != matrix.shape[1]:
             raise ModelError(
@@ -126,6 +134,18 @@ class Vectors:
             )
         scores = matrix @ vector
         return [ids[at] for at in np.argsort(-scores, kind="stable")[:most]]
+
+    def _absence(self, connection: sa.Connection) -> str:
+        """What is wrong if the index has no vectors by this embedder."""
+        p, v = schema.passages, schema.passage_vectors
+        joined = v.join(p, p.c.id == v.c.passage_id)
+        used = sa.select(v.c.embedder).select_from(joined).where(p.c.document_id.in_(_documents(self._index)))
+        others = ", ".join(sorted(connection.execute(used.distinct()).scalars())) or "none"
+        return (
+            f"the index {self._index!r} has no vectors by the embedder {embedder_name(self._embedder)} "
+            f"(embedders of its vectors: {others}): add them with assay index DIR --name {self._index} "
+            "--embedder, or search without an embedder"
+        )
 
     def _loaded(self, connection: sa.Connection) -> tuple[list[int], Matrix]:
         p, v, d = schema.passages, schema.passage_vectors, schema.documents

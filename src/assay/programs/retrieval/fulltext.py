@@ -2,18 +2,35 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.errors import StoreError
+from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_frequency
 from assay.traces.store import tables as schema
 
-__all__ = ["TOKENIZER", "WORDS", "is_prepared", "match_of", "prepare", "ranked", "searched", "words_of"]
+__all__ = [
+    "TOKENIZER",
+    "WORDS",
+    "in_order",
+    "is_prepared",
+    "match_of",
+    "prepare",
+    "ranked",
+    "searched",
+    "words_in",
+    "words_of",
+]
 
 TOKENIZER = "porter unicode61 remove_diacritics 2"
 WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better
+_CANDIDATES = 4  # passages that are ranked by proximity too, for each one that is wanted
+_TS_RANK = 0.0607927  # `ts_rank` of a word that occurs once, before it is divided by 1 + log(length)
+_Ranking = tuple[list[tuple[int, float]], Callable[[str], float]]
+"""Passages with their scores, best first, and the weight of each word of the query."""
 _WORD = re.compile(r"[^\W_]+")
 # Words that occur in most passages. They rank nothing, and would make a passage count as long.
 _COMMON = frozenset(
@@ -99,8 +116,17 @@ def is_prepared(connection: sa.Connection) -> bool:
 
 def words_of(query: str) -> list[str]:
     """The distinct words of a query that are searched for; none if it has only common ones."""
-    words = dict.fromkeys(_WORD.findall(query.lower()[:10_000]))
-    return [word for word in words if word not in _COMMON][:_MOST_WORDS]
+    return list(dict.fromkeys(words_in(query[:10_000])))[:_MOST_WORDS]
+
+
+def in_order(query: str) -> list[str]:
+    """Words of `words_of` in the order of the query, repeated as there."""
+    return words_in(query[:10_000])[:_MOST_WORDS]
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a text in their order, without common ones."""
+    return [word for word in _WORD.findall(text.lower()) if word not in _COMMON]
 
 
 def searched(text: str) -> str:
@@ -118,12 +144,26 @@ def ranked(connection: sa.Connection, index: str, query: str, most: int) -> list
     words = words_of(query)
     if not words:
         return []
-    if connection.dialect.name == "sqlite":
-        return _ranked_sqlite(connection, index, words, most)
-    return _ranked_postgres(connection, index, words, most)
+    of_dialect = _ranked_sqlite if connection.dialect.name == "sqlite" else _ranked_postgres
+    if len(words) == 1:
+        return [number for number, _ in of_dialect(connection, index, words, most)[0]]
+    scores, weight = of_dialect(connection, index, words, _CANDIDATES * most)
+    p = schema.passages
+    chosen = sa.select(p.c.id, p.c.text).where(p.c.id.in_([number for number, _ in scores]))
+    texts = {row.id: words_in(row.text) for row in connection.execute(chosen)}
+    candidates = [
+        Candidate(number, score, texts.get(number, ()), _unit(connection, len(texts.get(number, ()))))
+        for number, score in scores
+    ]
+    return [candidate.id for candidate in by_proximity(candidates, in_order(query), weight)[:most]]
 
 
-def _ranked_sqlite(connection: sa.Connection, index: str, words: list[str], most: int) -> list[int]:
+def _unit(connection: sa.Connection, length: int) -> float:
+    """What a word of weight 1 that a passage has once adds to its score: 1 in BM25 at the mean length."""
+    return 1.0 if connection.dialect.name == "sqlite" else _TS_RANK / (1 + math.log(max(1, length)))
+
+
+def _ranked_sqlite(connection: sa.Connection, index: str, words: list[str], most: int) -> _Ranking:
     """By BM25, FTS5's own rank.
 
     FTS5 is fast as long as it is not joined, so the best passages of all indexes are filtered by index. Only if others
@@ -135,36 +175,49 @@ def _ranked_sqlite(connection: sa.Connection, index: str, words: list[str], most
     )
     best = "(SELECT rowid, rank FROM passages_fts WHERE passages_fts MATCH :match ORDER BY rank LIMIT :first) f"
     values = {"match": match_of(words), "index": index, "most": most, "first": 4 * most}
-    ids = list(connection.execute(sa.text(f"SELECT p.id {of_index.format(found=best, more='')}"), values).scalars())
-    if len(ids) == most:
-        return ids
-    whole = of_index.format(found="passages_fts f", more="AND passages_fts MATCH :match")
-    del values["first"]
-    return list(connection.execute(sa.text(f"SELECT p.id {whole}"), values).scalars())
+    first = sa.text(f"SELECT p.id, -f.rank {of_index.format(found=best, more='')}")
+    rows = connection.execute(first, values).all()
+    if len(rows) < most:
+        whole = of_index.format(found="passages_fts f", more="AND passages_fts MATCH :match")
+        del values["first"]
+        rows = connection.execute(sa.text(f"SELECT p.id, -f.rank {whole}"), values).all()
+    count = sa.text("SELECT count(*) FROM passages_fts WHERE passages_fts MATCH :match")
+    total = connection.execute(sa.select(sa.func.count()).select_from(schema.passages)).scalar_one()
+
+    def weight(word: str) -> float:
+        return inverse_frequency(connection.execute(count, {"match": match_of([word])}).scalar_one(), total)
+
+    return [(int(number), float(score)) for number, score in rows], weight
 
 
-def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], most: int) -> list[int]:
+def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], most: int) -> _Ranking:
     """By the sum of `ts_rank` over the words, each weighted by how rare it is: `ts_rank` alone ignores that."""
     p, d = schema.passages, schema.documents
     total = connection.execute(sa.select(sa.func.count()).select_from(p)).scalar_one()
     lexemes = connection.execute(
-        sa.text("SELECT DISTINCT plainto_tsquery('english', w)::text FROM unnest(CAST(:words AS text[])) AS w"),
+        sa.text("SELECT w, plainto_tsquery('english', w)::text FROM unnest(CAST(:words AS text[])) AS w"),
         {"words": words},
-    ).scalars()
-    terms: list[tuple[Any, float]] = []
-    for lexeme in sorted(lexeme for lexeme in lexemes if lexeme):
-        term = sa.cast(sa.literal(lexeme), sa.Text).op("::")(sa.text("tsquery"))
-        n = connection.execute(sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(term))).scalar_one()
+    ).all()
+    weights: dict[str, float] = {}
+    for lexeme in sorted({lexeme for _, lexeme in lexemes if lexeme}):
+        found = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
+        n = connection.execute(found).scalar_one()
         if n:  # the weight of BM25, with 1 added so that it is never negative
-            terms.append((term, float(math.log((total - n + 0.5) / (n + 0.5) + 1))))
-    if not terms:
-        return []
+            weights[lexeme] = float(math.log((total - n + 0.5) / (n + 0.5) + 1))
+    by_word = {word: weights.get(lexeme, 0.0) for word, lexeme in lexemes}
+    if not weights:
+        return [], by_word.__getitem__
+    terms = [(_term(lexeme), weight) for lexeme, weight in weights.items()]
     rank = sum((sa.func.ts_rank(p.c.words, term, 1) * weight for term, weight in terms), sa.literal(0.0))
     statement = (
-        sa.select(p.c.id)
+        sa.select(p.c.id, rank)
         .join(d, d.c.id == p.c.document_id)
         .where(sa.or_(*(p.c.words.op("@@")(term) for term, _ in terms)), d.c.index_name == index, d.c.ready)
         .order_by(rank.desc(), p.c.id)
         .limit(most)
     )
-    return list(connection.execute(statement).scalars())
+    return [(int(number), float(score)) for number, score in connection.execute(statement)], by_word.__getitem__
+
+
+def _term(lexeme: str) -> Any:
+    return sa.cast(sa.literal(lexeme), sa.Text).op("::")(sa.text("tsquery"))

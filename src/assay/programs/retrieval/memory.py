@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.errors import ConfigError
-from assay.programs.retrieval.fulltext import TOKENIZER, match_of, searched, words_of
+from assay.programs.retrieval.fulltext import TOKENIZER, in_order, match_of, searched, words_in, words_of
+from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_frequency
 from assay.programs.retrieval.retriever import Passage, check_count, fused, passage_key
 from assay.programs.retrieval.splitting import passages_of
 
@@ -50,19 +51,26 @@ class TextRetriever:
     def search(self, query: str, k: int = 5) -> list[Passage]:
         """See `Retriever.search`."""
         check_count(k)
-        words = words_of(str(query).encode("utf-8", "replace").decode())
+        text = str(query).encode("utf-8", "replace").decode()
+        words = words_of(text)
         if not words:
             return []
         with self._lock:
             rows = self._words.execute(
-                "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid", (match_of(words),)
+                "SELECT rowid, -rank FROM words WHERE words MATCH ? ORDER BY rank, rowid", (match_of(words),)
             ).fetchall()
+            candidates = [Candidate(row - 1, score, words_in(self._passages[row - 1].text)) for row, score in rows]
+            best = by_proximity(candidates, in_order(text), self._weight)
         passages: dict[str, Passage] = {}
-        for at, score in fused([[row[0] - 1 for row in rows]]).items():
+        for at, score in fused([[candidate.id for candidate in best]]).items():
             passage = self._passages[at]
             if len(passages) < k and passage.id not in passages:
                 passages[passage.id] = Passage(**{**vars(passage), "score": score})
         return list(passages.values())
+
+    def _weight(self, word: str) -> float:
+        found = self._words.execute("SELECT count(*) FROM words WHERE words MATCH ?", (match_of([word]),)).fetchone()
+        return inverse_frequency(found[0], len(self._passages))
 
 
 def _source_and_text(document: Any, at: int) -> tuple[str, str]:

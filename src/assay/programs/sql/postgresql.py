@@ -18,6 +18,14 @@ from assay.programs.sql.database import (
 
 __all__ = ["PostgreSQL"]
 
+# Functions that reach other connections, which may be those of other runs, or that execute a text as a query. Their
+# names are looked for in strings and comments too: what begins there depends on settings of the server.
+_CONTROL = re.compile(
+    r"\b(pg_(?:terminate|cancel)_backend|pg_(?:try_)?advisory_\w+|pg_notify|(?:query|cursor)_to_\w+|ts_stat|ts_rewrite"
+    r"|dblink\w*)\b|\bU&\"",
+    re.IGNORECASE,
+)
+
 
 class PostgreSQL:
     """A database of PostgreSQL, with a connection and a read-only transaction for each query.
@@ -42,6 +50,8 @@ class PostgreSQL:
 
     def query(self, sql: str, limits: QueryLimits) -> QueryResult:
         sql = checked_query(sql, limits)
+        if (control := _CONTROL.search(sql)) is not None:
+            raise QueryError(f"only reading queries are possible: {control[1] or control[0]} is not allowed", "write")
         try:
             with self._psycopg.connect(self._url, autocommit=True) as connection:
                 roles = connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchall()

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from assay.errors import ConfigError
-from assay.runs.settings.fields import api_base, limit_of, selected, thinking_of
+from assay.models.limits import DEFAULT_S
+from assay.runs.settings.fields import RESUMED, api_base, limit_of, selected, thinking_of
 from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings
 from assay.runs.settings.traces import OfRunSettings
 from assay.support.settings import LARGEST_SEED, named_setting, setting
@@ -122,6 +123,13 @@ class FidelitySettings(CommonSettings):
     api_base: str | None = api_base("the model")
     thinking: int | str | None = thinking_of("the user")
     tasks: int = setting(40, "Maximum number of tasks.", ge=1)
+    task_timeout: float = setting(
+        DEFAULT_S,
+        "Time limit of one interview in seconds. A user that exceeds it has failed.",
+        gt=0,
+        metavar="SECONDS",
+        job=RESUMED,
+    )
     fail_over: float = setting(0.05, "Maximum share of runs with a fault; above it the exit code is 1.", ge=0, le=1)
 
 

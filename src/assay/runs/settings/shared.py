@@ -155,7 +155,7 @@ class ProgramSettings(JudgeModelSettings, CommonSettings):
     rubric: str = rubric_of()
     data: str = named_setting(
         "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…, "
-        "arithmetic:…, tools:…, documents:…, nim:…, experiment:…, conversations:…, curriculum:…).",
+        "arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…).",
         flag="--data",
         metavar="D",
         file=True,

@@ -1,16 +1,31 @@
 """Location of the store: its URL by argument, environment or default. Does not open it or import a driver."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["REVISION", "store_file", "store_url"]
+__all__ = ["REVISION", "default_store", "store_file", "store_url"]
 
 REVISION = "0006"  # the newest in `migrations/versions`; read without importing Alembic
+_default: str | None = None  # not in the environment: child processes must not get a URL with a password
+
+
+@contextmanager
+def default_store(where: str) -> Iterator[None]:
+    """Inside, `where` is the store wherever none is named, in all threads of this process."""
+    global _default
+    before, _default = _default, where
+    try:
+        yield
+    finally:
+        _default = before
 
 
 def store_url(where: str | Path | None = None) -> str:
-    """The database URL: the argument, else `ASSAY_STORE`, else `.assay/assay.db` in the working folder."""
-    chosen = str(where or os.environ.get("ASSAY_STORE") or Path(".assay") / "assay.db")
+    """The database URL: the argument, else `default_store`, else `ASSAY_STORE`, else `.assay/assay.db` in the working
+    folder."""
+    chosen = str(where or _default or os.environ.get("ASSAY_STORE") or Path(".assay") / "assay.db")
     if "://" not in chosen:
         return f"sqlite:///{chosen}"
     return chosen.replace("postgresql://", "postgresql+psycopg://", 1)
