@@ -3,10 +3,12 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from assay.datasets.sources import check_data_exists
+from assay.deployment.code_changes import code_changes
 from assay.deployment.flags import flag_history, flags_of, set_flag
 from assay.deployment.preference_settings import Preference
 from assay.deployment.preferences import (
@@ -208,7 +210,13 @@ def routing(agent: str, *, store: str | Path | None = None) -> list[dict[str, An
 
 @takes()
 def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dict[str, Any]:
-    """What differs between two versions: settings, model, data and prompts (`program`), each as a pair."""
+    """What differs between two versions.
+
+    Returns:
+        `changed` and `prompts` with pairs of values: settings, model, data, and leaves of the program's state. `code` has
+        the hashes of the program's source in both (None: the program is installed, and its code in no artifact), and the
+        files that differ, with a unified difference.
+    """
     with Store(store) as opened:
         registry = Registry(opened.engine)
         folders = [registry.folder_of(registry.version(name)) for name in (one, two)]
@@ -225,7 +233,8 @@ def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dic
         for path in sorted(before.keys() | after.keys())
         if before.get(path) != after.get(path)
     }
-    return {"a": one, "b": two, "changed": changed, "prompts": prompts}
+    code = asdict(code_changes(*folders))
+    return {"a": one, "b": two, "changed": changed, "prompts": prompts, "code": {**code, "files": list(code["files"])}}
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

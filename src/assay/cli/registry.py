@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, reason_option, store_option
 from assay.cli.shared import open_store, print_json
+from assay.reports.texts import readable
 from assay.runs.settings import RegisterSettings, RouteSettings, SuiteSettings
 
 __all__ = ["command"]
@@ -193,7 +195,7 @@ def _value(text: str | None) -> Any:
 @store_option()
 @json_option()
 def diff_command(a: str, b: str, store: str | None, as_json: bool) -> None:
-    """Show what differs between the versions A and B: settings, model, data, prompts."""
+    """Show what differs between the versions A and B: settings, model, data, prompts, code."""
     from assay.api.registry import diff_versions
 
     open_store(store).close()
@@ -202,10 +204,26 @@ def diff_command(a: str, b: str, store: str | None, as_json: bool) -> None:
         print_json(data)
         return
     changes = {**data["changed"], **data["prompts"]}
-    if not changes:
-        click.echo("no difference in settings, model, data or prompts", err=True)
+    if not changes and not data["code"]["files"]:
+        click.echo("no difference in settings, model, data, prompts or code", err=True)
     for name, (before, after) in changes.items():
-        click.echo(f"{name}\n  - {before}\n  + {after}")
+        click.echo(readable(f"{name}\n  - {before}\n  + {after}"))
+    _print_code(data)
+
+
+def _print_code(data: Mapping[str, Any]) -> None:
+    code = data["code"]
+    if installed := [data[side] for side in ("a", "b") if code[side] is None]:
+        click.echo(
+            f"the code of {' and '.join(installed)} is installed and not in the artifact: it is not compared", err=True
+        )
+    for change in code["files"]:
+        hashes = " -> ".join(sha256[:12] if sha256 else "missing" for sha256 in (change["a"], change["b"]))
+        click.echo(f"code {readable(change['file'])}: {hashes}")
+        if change["diff"]:
+            click.echo(readable(change["diff"]))
+        if change["left_out"]:
+            click.echo(f"... {change['left_out']} more lines of the difference")
 
 
 @command.command("capabilities")
