@@ -137,7 +137,8 @@ def test_diff_shows_the_lines_of_code_that_differ(agent: Path) -> None:
     assert data["changed"]["program"][1].endswith("two-source/agent.py:Answer")
     (change,) = data["code"]["files"]
     assert (change["file"], change["left_out"]) == ("source/agent.py", 0)
-    assert change["a"] != change["b"] and data["code"]["a"] != data["code"]["b"]
+    assert change["a"] != change["b"]
+    assert data["code"]["a"] != data["code"]["b"]
     shown = text("registry", "diff", "support@1", "support@2")
     assert "-        return dspy.Prediction(answer='yes')\n+        return dspy.Prediction(answer='no')" in shown
     same = run("registry", "diff", "support@1", "support@1")
@@ -153,7 +154,8 @@ def test_diff_says_that_installed_code_is_not_compared(agent: Path) -> None:
     run("registry", "register", "support", "shipped")
     shown = text("registry", "diff", "support@1", "support@3")
     assert "the code of support@3 is installed and not in the artifact" in shown
-    assert "code source/agent.py: " in shown and "-> missing" in shown
+    assert "code source/agent.py: " in shown
+    assert "-> missing" in shown
 
 
 @pytest.mark.parametrize(

@@ -213,9 +213,9 @@ def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dic
     """What differs between two versions.
 
     Returns:
-        `changed` and `prompts` with pairs of values: settings, model, data, and leaves of the program's state. `code` has
-        the hashes of the program's source in both (None: the program is installed, and its code in no artifact), and the
-        files that differ, with a unified difference.
+        `changed` and `prompts` with pairs of values: settings, model, data, and leaves of the program's state. `code`
+        has the hashes of the program's source in both (None: the program is installed, and its code in no artifact),
+        and the files that differ, with a unified difference.
     """
     with Store(store) as opened:
         registry = Registry(opened.engine)
@@ -258,7 +258,11 @@ def capabilities(agent: str, *, store: str | Path | None = None) -> list[dict[st
     columns = schema.rollouts.c
     query = (
         sa.select(columns.version, columns.task_type, columns.score)
-        .where(columns.version.startswith(f"{agent}@", autoescape=True), columns.ended_at.is_not(None))
+        .where(
+            columns.version.startswith(f"{agent}@", autoescape=True),
+            columns.phase == "deployed",
+            columns.ended_at.is_not(None),
+        )
         .order_by(columns.version, columns.task_type)
     )
     with Store(store) as opened:
