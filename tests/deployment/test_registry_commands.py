@@ -132,6 +132,18 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
     assert run("registry", "alias", "support@2", "canary")["version"] == "support@2"
 
 
+def test_no_alias_is_set_to_a_changed_artifact_and_a_missing_one_is_named(agent: Path) -> None:
+    state = agent / "two" / "program.json"
+    before = state.read_text()
+    state.write_text(before + " ")
+    with pytest.raises(assay.AssayError, match=r"support@2 cannot be loaded: .*program\.json was changed"):
+        run("registry", "alias", "support@2", "champion")
+    assert "note: support@2 cannot be loaded" in text("registry", "show", "support@2")
+    (agent / "two").rename(agent / "elsewhere")  # on another machine
+    assert "note: support@2 cannot be loaded: no artifact at" in text("registry", "alias", "support@2", "canary")
+    assert run("registry", "show", "support@1")["problem"] is None
+
+
 def test_diff_shows_the_lines_of_code_that_differ(agent: Path) -> None:
     data = run("registry", "diff", "support@1", "support@2")
     assert data["changed"]["program"][1].endswith("two-source/agent.py:Answer")

@@ -21,7 +21,7 @@ from assay.deployment.preferences import (
 from assay.deployment.registry import Registry, Version
 from assay.deployment.suite_records import set_suite, suite_of
 from assay.deployment.suites import Suite
-from assay.errors import ConfigError
+from assay.errors import ConfigError, DeploymentError
 from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings import RegisterSettings
 from assay.sources.artifact_files import read_json
@@ -89,13 +89,17 @@ def agent_versions(agent: str | None = None, *, store: str | Path | None = None)
 
 @takes()
 def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any]:
-    """A version with its evidence, and the history of aliases and flags of its agent."""
+    """A version with its evidence, and the history of aliases and flags of its agent.
+
+    `problem` says why it cannot be loaded on this machine (no folder, or a changed one); None if it can.
+    """
     with Store(store) as opened:
         registry = Registry(opened.engine)
         version = registry.version(name)
         history = [vars(change) for change in registry.alias_history(version.agent)]
         return {
             **version.to_dict(),
+            "problem": registry.problem_of(version),
             "aliases": registry.aliases(version.agent),
             "alias_history": history,
             "flags": flags_of(opened.engine, version.agent),
@@ -107,9 +111,18 @@ def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any
 def set_agent_alias(
     version: str, alias: str, *, reason: str = "", by: str | None = None, store: str | Path | None = None
 ) -> Version:
-    """Lets an alias name a version."""
+    """Lets an alias name a version.
+
+    Raises:
+        DeploymentError: there is no such version, it is retired, or its folder on this machine was changed. A folder
+            that is elsewhere cannot be verified; see `problem` of `show_version`.
+    """
     with Store(store) as opened:
-        return Registry(opened.engine).set_alias(version, alias, why=reason, by=by)
+        registry = Registry(opened.engine)
+        named = registry.version(version)
+        if registry.is_here(named) and (problem := registry.problem_of(named)) is not None:
+            raise DeploymentError(problem)
+        return registry.set_alias(version, alias, why=reason, by=by)
 
 
 @takes()

@@ -74,6 +74,8 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
     for name in ("name", "artifact", "sha256", "model", "adapters", "parent", "tenant", "registered_by"):
         if data[name] not in (None, [], ()):
             click.echo(f"{name}: {data[name]}")
+    if data["problem"] is not None:
+        click.echo(f"note: {data['problem']}", err=True)
     click.echo(f"evidence: {json.dumps(data['evidence'], default=str)[:2000]}")
     for change in data["alias_history"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
@@ -91,10 +93,12 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
 @json_option()
 def alias_command(version: str, alias: str, reason: str, store: str | None, as_json: bool) -> None:
     """Set ALIAS (champion, previous, or your own name) to VERSION."""
-    from assay.api.registry import set_agent_alias
+    from assay.api.registry import set_agent_alias, show_version
 
     open_store(store).close()
     named = set_agent_alias(version, alias, reason=reason, store=store)
+    if (problem := show_version(named.name, store=store)["problem"]) is not None:
+        click.echo(f"note: {problem}", err=True)
     print_json({"alias": alias, "version": named.name}) if as_json else click.echo(f"{alias} = {named.name}")
 
 
