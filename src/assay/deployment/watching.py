@@ -87,6 +87,7 @@ def _beyond(engine: sa.Engine, deployment: Deployment, watch: Watch, since: floa
     values = _values(engine, deployment, metric, since)
     if not values or limit is None:
         return None
+    total: float
     if metric.is_amount:  # whether the median is beyond: exact for every distribution, also with outliers
         total, bound, mean = sum(value > math.log(max(limit, 1e-9)) for value in values), 0.5, math.exp(median(values))
     else:
