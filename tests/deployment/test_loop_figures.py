@@ -66,6 +66,23 @@ def test_a_task_type_that_was_forgotten_alarms_though_the_mean_has_risen(store: 
     assert figures(store, forgetting=0.4)["forgetting"].ok is True  # 0.5 with an error of 0.07: not shown to be above
 
 
+def test_after_a_rollback_the_version_that_serves_is_not_compared_with_the_one_taken_back(store: Store) -> None:
+    deployments = Deployments(store.engine)
+    deployment = deployments.start("support@3", PLAN)
+    deployments.order(deployment.id, "promote")
+    put(store, 1, "bills", [1.0, 0.0] * 25)
+    put(store, 2, "bills", [1.0, 1.0, 0.0] * 20)
+    put(store, 3, "bills", [1.0] * 50)  # it scores high, and was too slow
+    before = figures(store)
+    assert (before["live"].value, before["live"].limit) == (1.0, pytest.approx(2 / 3))
+    deployments.order(deployment.id, "rollback", reason="too slow")
+    after = figures(store)
+    assert (after["live"].value, after["live"].limit, after["live"].ok) == (pytest.approx(2 / 3), 0.5, True)
+    assert after["forgetting"].ok is True
+    deployments.registry.set_alias("support@1", "champion", why="the first again")
+    assert (figures(store)["live"].limit, figures(store)["live"].ok) == (None, None)
+
+
 def test_only_rollouts_of_the_last_days_count_as_live_and_replays_do_not(store: Store) -> None:
     put(store, 2, "bills", [1.0] * 10)
     put(store, 2, "bills", [0.0] * 10, started_at=NOW - 8 * 86400)

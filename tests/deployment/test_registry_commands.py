@@ -130,9 +130,44 @@ def test_flags_are_set_and_removed(agent: Path) -> None:
     assert run("registry", "flag", "support", "kill", "true")["flags"] == {"kill": True}
     assert run("registry", "flag", "support", "kill")["flags"] == {}
     assert run("registry", "alias", "support@2", "canary")["version"] == "support@2"
-    assert run("registry", "diff", "support@1", "support@2")["changed"]["program"][1].endswith(
-        "two-source/agent.py:Answer"
+
+
+def test_no_alias_is_set_to_a_changed_artifact_and_a_missing_one_is_named(agent: Path) -> None:
+    state = agent / "two" / "program.json"
+    before = state.read_text()
+    state.write_text(before + " ")
+    with pytest.raises(assay.AssayError, match=r"support@2 cannot be loaded: .*program\.json was changed"):
+        run("registry", "alias", "support@2", "champion")
+    assert "note: support@2 cannot be loaded" in text("registry", "show", "support@2")
+    (agent / "two").rename(agent / "elsewhere")  # on another machine
+    assert "note: support@2 cannot be loaded: no artifact at" in text("registry", "alias", "support@2", "canary")
+    assert run("registry", "show", "support@1")["problem"] is None
+
+
+def test_diff_shows_the_lines_of_code_that_differ(agent: Path) -> None:
+    data = run("registry", "diff", "support@1", "support@2")
+    assert data["changed"]["program"][1].endswith("two-source/agent.py:Answer")
+    (change,) = data["code"]["files"]
+    assert (change["file"], change["left_out"]) == ("source/agent.py", 0)
+    assert change["a"] != change["b"]
+    assert data["code"]["a"] != data["code"]["b"]
+    shown = text("registry", "diff", "support@1", "support@2")
+    assert "-        return dspy.Prediction(answer='yes')\n+        return dspy.Prediction(answer='no')" in shown
+    same = run("registry", "diff", "support@1", "support@1")
+    assert (same["changed"], same["prompts"], same["code"]["files"]) == ({}, {}, [])
+    assert text("registry", "diff", "support@1", "support@1") == (
+        "no difference in settings, model, data, prompts or code\n"
     )
+
+
+def test_diff_says_that_installed_code_is_not_compared(agent: Path) -> None:
+    manifest = {"program": "math_qa", "model": "openai/none", "settings": {"adapter": "json", "parameters": {}}}
+    save_artifact(agent / "shipped", load_program("math_qa"), manifest, splits={}, report="")
+    run("registry", "register", "support", "shipped")
+    shown = text("registry", "diff", "support@1", "support@3")
+    assert "the code of support@3 is installed and not in the artifact" in shown
+    assert "code source/agent.py: " in shown
+    assert "-> missing" in shown
 
 
 @pytest.mark.parametrize(

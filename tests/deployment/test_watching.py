@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from production import two_versions
@@ -63,10 +64,44 @@ def test_a_promoted_version_that_fails_is_taken_back_and_each_alarm_is_given_onc
         assert Deployments(store.engine).get(deployment.id).state.status == "rolled_back"
 
 
+@pytest.mark.parametrize(
+    ("watch", "reason"),
+    [
+        ({"name": "latency_s", "above": 2.0}, "the median of latency_s of support@2 is 3, above 2 (50 values)"),
+        ({"name": "cost_usd", "above": 0.01}, "the median of cost_usd of support@2 is 0.02, above 0.01 (50 values)"),
+        ({"name": "tokens", "above": 2000}, "the median of tokens of support@2 is 2.5e+03, above 2000 (50 values)"),
+    ],
+)
+def test_a_slow_or_expensive_version_is_taken_back(own_folder: Path, watch: dict[str, Any], reason: str) -> None:
+    with Store() as store:
+        deployments = two_versions(store, own_folder)
+        plan = Plan(**{**PLAN.to_dict(), "watch": ({**watch, "action": "rollback"},)})
+        deployment = deployments.start("support@2", plan)
+        deployments.order(deployment.id, "promote")
+        for size in (0.1, 1.0):
+            assert watched(deployments, deployments.get(deployment.id)) is None  # cheap so far
+            for number in range(10 if size < 1 else 40):
+                at = time.time()
+                rollout = Rollout(
+                    task_id=f"{number}", inputs={}, phase="deployed", version="support@2", started_at=at,
+                    ended_at=at + 3 * size + 500 * (number == 0), status="done",
+                )  # fmt: skip
+                store.put_rollout(rollout)
+                call = Transition(t=0, model="m", request={}, response={}, output="?", started_at=at)
+                call.cost_usd, call.prompt_tokens = 0.02 * size, int(2500 * size)
+                store.put_transition(rollout.id, call)
+            store.flush()
+        alarm = watched(deployments, deployments.get(deployment.id))
+        assert alarm is not None
+        assert (alarm.action, alarm.reason) == ("rollback", reason)
+        assert deployments.registry.aliases("support")["champion"] == 1
+
+
 def test_limits_and_names_of_watches_are_checked_and_refusals_are_recognized() -> None:
     for wrong, message in (
         ({"name": "eror_rate", "above": 0.1}, "Did you mean 'error_rate'"),
         ({"name": "score"}, "needs one limit"),
+        ({"name": "score", "below": 1.5}, "must be between 0 and 1"),
         ({"name": "score", "below": 0.1, "acton": "pause"}, "acton"),
     ):
         with pytest.raises(ConfigError, match=message):

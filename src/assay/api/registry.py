@@ -3,10 +3,12 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from assay.datasets.sources import check_data_exists
+from assay.deployment.code_changes import code_changes
 from assay.deployment.flags import flag_history, flags_of, set_flag
 from assay.deployment.preference_settings import Preference
 from assay.deployment.preferences import (
@@ -19,7 +21,7 @@ from assay.deployment.preferences import (
 from assay.deployment.registry import Registry, Version
 from assay.deployment.suite_records import set_suite, suite_of
 from assay.deployment.suites import Suite
-from assay.errors import ConfigError
+from assay.errors import ConfigError, DeploymentError
 from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings import RegisterSettings
 from assay.sources.artifact_files import read_json
@@ -87,13 +89,17 @@ def agent_versions(agent: str | None = None, *, store: str | Path | None = None)
 
 @takes()
 def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any]:
-    """A version with its evidence, and the history of aliases and flags of its agent."""
+    """A version with its evidence, and the history of aliases and flags of its agent.
+
+    `problem` says why it cannot be loaded on this machine (no folder, or a changed one); None if it can.
+    """
     with Store(store) as opened:
         registry = Registry(opened.engine)
         version = registry.version(name)
         history = [vars(change) for change in registry.alias_history(version.agent)]
         return {
             **version.to_dict(),
+            "problem": registry.problem_of(version),
             "aliases": registry.aliases(version.agent),
             "alias_history": history,
             "flags": flags_of(opened.engine, version.agent),
@@ -105,9 +111,18 @@ def show_version(name: str, *, store: str | Path | None = None) -> dict[str, Any
 def set_agent_alias(
     version: str, alias: str, *, reason: str = "", by: str | None = None, store: str | Path | None = None
 ) -> Version:
-    """Lets an alias name a version."""
+    """Lets an alias name a version.
+
+    Raises:
+        DeploymentError: there is no such version, it is retired, or its folder on this machine was changed. A folder
+            that is elsewhere cannot be verified; see `problem` of `show_version`.
+    """
     with Store(store) as opened:
-        return Registry(opened.engine).set_alias(version, alias, why=reason, by=by)
+        registry = Registry(opened.engine)
+        named = registry.version(version)
+        if registry.is_here(named) and (problem := registry.problem_of(named)) is not None:
+            raise DeploymentError(problem)
+        return registry.set_alias(version, alias, why=reason, by=by)
 
 
 @takes()
@@ -208,7 +223,13 @@ def routing(agent: str, *, store: str | Path | None = None) -> list[dict[str, An
 
 @takes()
 def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dict[str, Any]:
-    """What differs between two versions: settings, model, data and prompts (`program`), each as a pair."""
+    """What differs between two versions.
+
+    Returns:
+        `changed` and `prompts` with pairs of values: settings, model, data, and leaves of the program's state. `code`
+        has the hashes of the program's source in both (None: the program is installed, and its code in no artifact),
+        and the files that differ, with a unified difference.
+    """
     with Store(store) as opened:
         registry = Registry(opened.engine)
         folders = [registry.folder_of(registry.version(name)) for name in (one, two)]
@@ -225,7 +246,8 @@ def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dic
         for path in sorted(before.keys() | after.keys())
         if before.get(path) != after.get(path)
     }
-    return {"a": one, "b": two, "changed": changed, "prompts": prompts}
+    code = asdict(code_changes(*folders))
+    return {"a": one, "b": two, "changed": changed, "prompts": prompts, "code": {**code, "files": list(code["files"])}}
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -249,7 +271,11 @@ def capabilities(agent: str, *, store: str | Path | None = None) -> list[dict[st
     columns = schema.rollouts.c
     query = (
         sa.select(columns.version, columns.task_type, columns.score)
-        .where(columns.version.startswith(f"{agent}@", autoescape=True), columns.ended_at.is_not(None))
+        .where(
+            columns.version.startswith(f"{agent}@", autoescape=True),
+            columns.phase == "deployed",
+            columns.ended_at.is_not(None),
+        )
         .order_by(columns.version, columns.task_type)
     )
     with Store(store) as opened:

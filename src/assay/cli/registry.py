@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, reason_option, store_option
 from assay.cli.shared import open_store, print_json
+from assay.reports.texts import readable
 from assay.runs.settings import RegisterSettings, RouteSettings, SuiteSettings
 
 __all__ = ["command"]
@@ -72,6 +74,8 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
     for name in ("name", "artifact", "sha256", "model", "adapters", "parent", "tenant", "registered_by"):
         if data[name] not in (None, [], ()):
             click.echo(f"{name}: {data[name]}")
+    if data["problem"] is not None:
+        click.echo(f"note: {data['problem']}", err=True)
     click.echo(f"evidence: {json.dumps(data['evidence'], default=str)[:2000]}")
     for change in data["alias_history"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
@@ -89,10 +93,12 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
 @json_option()
 def alias_command(version: str, alias: str, reason: str, store: str | None, as_json: bool) -> None:
     """Set ALIAS (champion, previous, or your own name) to VERSION."""
-    from assay.api.registry import set_agent_alias
+    from assay.api.registry import set_agent_alias, show_version
 
     open_store(store).close()
     named = set_agent_alias(version, alias, reason=reason, store=store)
+    if (problem := show_version(named.name, store=store)["problem"]) is not None:
+        click.echo(f"note: {problem}", err=True)
     print_json({"alias": alias, "version": named.name}) if as_json else click.echo(f"{alias} = {named.name}")
 
 
@@ -193,7 +199,7 @@ def _value(text: str | None) -> Any:
 @store_option()
 @json_option()
 def diff_command(a: str, b: str, store: str | None, as_json: bool) -> None:
-    """Show what differs between the versions A and B: settings, model, data, prompts."""
+    """Show what differs between the versions A and B: settings, model, data, prompts, code."""
     from assay.api.registry import diff_versions
 
     open_store(store).close()
@@ -202,10 +208,26 @@ def diff_command(a: str, b: str, store: str | None, as_json: bool) -> None:
         print_json(data)
         return
     changes = {**data["changed"], **data["prompts"]}
-    if not changes:
-        click.echo("no difference in settings, model, data or prompts", err=True)
+    if not changes and not data["code"]["files"]:
+        click.echo("no difference in settings, model, data, prompts or code", err=True)
     for name, (before, after) in changes.items():
-        click.echo(f"{name}\n  - {before}\n  + {after}")
+        click.echo(readable(f"{name}\n  - {before}\n  + {after}"))
+    _print_code(data)
+
+
+def _print_code(data: Mapping[str, Any]) -> None:
+    code = data["code"]
+    if installed := [data[side] for side in ("a", "b") if code[side] is None]:
+        click.echo(
+            f"the code of {' and '.join(installed)} is installed and not in the artifact: it is not compared", err=True
+        )
+    for change in code["files"]:
+        hashes = " -> ".join(sha256[:12] if sha256 else "missing" for sha256 in (change["a"], change["b"]))
+        click.echo(f"code {readable(change['file'])}: {hashes}")
+        if change["diff"]:
+            click.echo(readable(change["diff"]))
+        if change["left_out"]:
+            click.echo(f"... {change['left_out']} more lines of the difference")
 
 
 @command.command("capabilities")

@@ -12,24 +12,28 @@ __all__ = ["Compatibility", "compatibility"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compatibility:
-    """What a candidate breaks for its callers, and what else changes."""
+    """What a candidate breaks for its callers, and what else changes.
+
+    Attributes:
+        outputs: what it breaks by the outputs that the programs declare; None if one of them declares none. What the
+            programs answered says more, where it is known.
+    """
 
     breaks: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    outputs: tuple[str, ...] | None = None
 
 
 def compatibility(champion: Artifact, candidate: Artifact) -> Compatibility:
     """Compares the interface of two loaded artifacts.
 
     Other inputs, missing outputs and missing or changed tools break callers. Another model, prompt format, adapters or
-    context length are changes.
+    context length are changes. Runs neither program.
     """
     breaks, changes = [], []
     before, after = program_inputs(champion.program), program_inputs(candidate.program)
     if before is not None and after is not None and set(before) != set(after):
         breaks.append(f"inputs: the champion takes {sorted(before)}, the candidate {sorted(after)}")
-    if missing := sorted(_outputs(champion) - _outputs(candidate)):
-        breaks.append(f"outputs: the candidate has no {', '.join(missing)}")
     tools, others = _tools(champion), _tools(candidate)
     if missing := sorted(tools.keys() - others.keys()):
         breaks.append(f"tools: the candidate has no {', '.join(missing)}")
@@ -41,13 +45,21 @@ def compatibility(champion: Artifact, candidate: Artifact) -> Compatibility:
     for name, values in _compared(champion, candidate).items():
         if values[0] != values[1]:
             changes.append(f"{name}: {values[0]!r} becomes {values[1]!r}")
-    return Compatibility(breaks=tuple(breaks), changes=tuple(changes))
+    return Compatibility(breaks=tuple(breaks), changes=tuple(changes), outputs=_missing(champion, candidate))
 
 
-def _outputs(artifact: Artifact) -> set[str]:
-    """Output fields of the last predictor, which answers; empty for a program without one."""
+def _missing(champion: Artifact, candidate: Artifact) -> tuple[str, ...] | None:
+    before, after = _outputs(champion), _outputs(candidate)
+    if before is None or after is None:
+        return None
+    missing = sorted(before - after)
+    return (f"outputs: the candidate has no {', '.join(missing)}",) if missing else ()
+
+
+def _outputs(artifact: Artifact) -> set[str] | None:
+    """Output fields of the last predictor, which usually answers; None for a program without one."""
     predictors = artifact.program.predictors()
-    return set(predictors[-1].signature.output_fields) if predictors else set()
+    return set(predictors[-1].signature.output_fields) if predictors else None
 
 
 def _tools(artifact: Artifact) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 | figure | what it is |
 |---|---|
 | `convergence` | share of the improvements that ended by themselves, and none of whose trainings ended not converged |
-| `forgetting` | largest loss of a task type in production, champion against the version before |
+| `forgetting` | largest loss of a task type in production, champion against the version that it replaced |
 | `hacks` | alarms of trainings that a rubric is gamed, and rollouts that failed a criterion named after hacks |
 | `clean` | share of clean rollouts in the newest pool |
-| `live` | mean score of the champion in the window |
+| `live` | mean score of the version that serves now, in the window |
 | `suite` | share of the validation suite's tasks that the newest candidate passed |
 | `deployments` | share of the ended deployments that were neither taken back after a promotion nor ended by hand |
 """
@@ -85,7 +85,7 @@ def loop_figures(
     deployments = Deployments(engine)
     aliases = deployments.registry.aliases(agent)
     since = now - 86400 * limits.window_days
-    champion, before = aliases.get("champion"), aliases.get("previous")
+    champion, before = aliases.get("champion"), replaced_by_champion(deployments, agent)
     live = live_scores(engine, f"{agent}@{champion}", since=since)
     former = live_scores(engine, f"{agent}@{before}") if before is not None else {}
     return [
@@ -97,6 +97,20 @@ def loop_figures(
         _newest(steps, "deploy", "suite", "suite", suite_limit if limits.suite is None else limits.suite),
         deployment_success(deployments, agent, limits.deployments),
     ]
+
+
+def replaced_by_champion(deployments: Deployments, agent: str) -> int | None:
+    """Number of the version that the present champion replaced when it first became the champion.
+
+    After a rollback the alias `previous` names the version that was taken back, which is no standard for the one that
+    serves now.
+    """
+    history = deployments.registry.alias_history(agent)
+    served = [change.number for change in history if change.alias == "champion" and change.number]
+    if not served:
+        return None
+    first = served.index(served[-1])
+    return served[first - 1] if first else None
 
 
 def live_scores(engine: sa.Engine, version: str, *, since: float | None = None) -> dict[str, _Scores]:

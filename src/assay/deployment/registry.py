@@ -253,6 +253,18 @@ class Registry:
         with self.engine.connect() as connection:
             check_not_retired_in(connection, version.agent, version.number)
 
+    def problem_of(self, version: Version) -> str | None:
+        """Why a version cannot be loaded on this machine: its folder is not there, or was changed; None if it can."""
+        try:
+            self.folder_of(version)
+        except DeploymentError as error:
+            return str(error)
+        return None
+
+    def is_here(self, version: Version) -> bool:
+        """Whether a folder of this version is on this machine, changed or not."""
+        return any((place / "manifest.json").is_file() for place in _places(version))
+
     def folder_of(self, version: Version) -> Path:
         """The folder of a version, after verifying that it is what was registered.
 
@@ -262,7 +274,7 @@ class Registry:
         Raises:
             DeploymentError: it is not there, or was changed after the registration.
         """
-        places = [Path(version.artifact), *(place / Path(version.artifact).name for place in _artifact_folders())]
+        places = _places(version)
         problem: object = f"no artifact at {' or '.join(map(str, places))}"
         for place in places:
             try:
@@ -273,6 +285,11 @@ class Registry:
                 if (place / "manifest.json").is_file():
                     problem = error
         raise DeploymentError(f"{version.name} cannot be loaded: {problem}")
+
+
+def _places(version: Version) -> list[Path]:
+    """Where the folder of a version may be."""
+    return [Path(version.artifact), *(place / Path(version.artifact).name for place in _artifact_folders())]
 
 
 def _artifact_folders() -> list[Path]:

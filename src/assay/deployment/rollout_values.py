@@ -92,16 +92,21 @@ def _raw(metric: Metric, row: Any) -> float:
 def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float, covariate: Covariate | None = None) -> Arms:
     """Cells of a metric by stratum and arm, of live rollouts that ended at least `horizon_s` before `now`.
 
-    One that has not ended after `LOST_S` (and `horizon_s`) is missing: it hangs, or its process was killed.
+    One that has not ended after `LOST_S` (and `horizon_s`) is missing: it hangs, or its process was killed. Rollouts
+    of a stage for which a flag set another share are a stratum of their own: base rates change with the time.
     """
     expected = (covariate or Covariate()).of
     rows = _rows(engine, deployment, metric, now)
-    cells: dict[Stratum, dict[str, Cell]] = {}
-    for (stage, kind, arm), entries in rows:
+    by_share: dict[tuple[int, str, float], dict[str, Cell]] = {}
+    for (stage, kind, arm, propensity), entries in rows:
         sums = _by_unit((unit, value, expected(task, unit)) for unit, task, value in entries)
-        cells.setdefault((stage, kind), {})[arm] = cell_of(
+        share = round(propensity if arm == CANDIDATE else 1 - propensity, 6)
+        by_share.setdefault((stage, kind, share), {})[arm] = cell_of(
             sums.units, salt=deployment, missing=sums.missing, running=sums.running
         )
+    cells: dict[Stratum, dict[str, Cell]] = {}
+    for (stage, kind, share), of_share in by_share.items():
+        cells[stage, kind if (stage, kind) not in cells else f"{kind}, {share:.4%} on the candidate"] = of_share
     for of_arm in cells.values():
         for arm in (CHAMPION, CANDIDATE):
             of_arm.setdefault(arm, Cell())
@@ -130,16 +135,19 @@ def _by_unit(entries: Iterable[tuple[str, float | None, float]]) -> _Sums:
 
 def _rows(
     engine: sa.Engine, deployment: str, metric: Metric, now: float
-) -> Iterator[tuple[tuple[int, str, str], Iterator[tuple[str, str, float | None]]]]:
-    """Rollouts grouped by stage, task type and arm: (unit, task, value), read in batches; None: it is running."""
+) -> Iterator[tuple[tuple[int, str, str, float], Iterator[tuple[str, str, float | None]]]]:
+    """Rollouts grouped by stage, task type, arm and propensity: (unit, task, value); None: it is running.
+
+    They are read in batches.
+    """
     columns = _ROLLOUTS.c
     running, lost = columns.ended_at.is_(None), now - max(metric.horizon_s, LOST_S)
     state = sa.case((sa.not_(running), 0), (columns.started_at <= lost, 1), else_=2).label("state")
     query = (
-        sa.select(columns.stage, columns.task_type, columns.arm, columns.unit, columns.task_id, state,
-                  *columns_of(metric))
+        sa.select(columns.stage, columns.task_type, columns.arm, sa.func.coalesce(columns.propensity, 0.5).label("p"),
+                  columns.unit, columns.task_id, state, *columns_of(metric))
         .where(*_live(deployment), sa.or_(running, columns.ended_at <= now - metric.horizon_s))
-        .order_by(columns.stage, columns.task_type, columns.arm)
+        .order_by(columns.stage, columns.task_type, columns.arm, sa.text("p"))
     )  # fmt: skip
 
     def value(row: Any) -> float | None:
@@ -147,7 +155,9 @@ def _rows(
 
     with engine.connect() as connection:
         result = connection.execution_options(yield_per=_BATCH).execute(query).mappings()
-        for key, group in itertools.groupby(result, key=lambda row: (row["stage"], row["task_type"], row["arm"])):
+        for key, group in itertools.groupby(
+            result, key=lambda row: (row["stage"], row["task_type"], row["arm"], row["p"])
+        ):
             yield key, ((row["unit"] or "", row["task_id"], value(row)) for row in group)
 
 

@@ -13,6 +13,7 @@ __all__ = ["INPUT_DRIFT", "JUDGE_DRIFT", "Watch", "watches_of"]
 INPUT_DRIFT, JUDGE_DRIFT = "input_drift", "judge_drift"
 _RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
 _SCORES = ("score", "human_rating")
+_AMOUNTS = ("latency_s", "cost_usd", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +22,17 @@ class Watch(Settings):
 
     Attributes:
         name: error_rate, parse_error_rate, tool_error_rate, refusal_rate, score, human_rating, criterion:NAME,
-            judge:NAME, input_drift (how far task types and lengths of inputs are from those before, in [0, 1]), or
-            judge_drift (how far a judge's verdicts on its anchors are from the frozen ones, as a share of its scale:
-            root mean square, less the judge's own noise).
+            judge:NAME, latency_s, cost_usd, tokens (their medians), input_drift (how far task types and lengths of
+            inputs are from those before, in [0, 1]), or judge_drift (how far a judge's verdicts on its anchors are from
+            the frozen ones, as a share of its scale: root mean square, less the judge's own noise).
         above, below: the limit; exactly one of them.
         action: alarm tells the hooks, pause also stops a running deployment, rollback takes the candidate back.
         judge, anchors, model, api_base, every_s: of judge_drift only.
     """
 
     name: str = setting(help="What is watched.")
-    above: float | None = setting(None, "The alarm is given once the value is shown to be above.", ge=0, le=1)
-    below: float | None = setting(None, "The alarm is given once the value is shown to be below.", ge=0, le=1)
+    above: float | None = setting(None, "The alarm is given once the value is shown to be above.", ge=0)
+    below: float | None = setting(None, "The alarm is given once the value is shown to be below.", ge=0)
     action: str = setting("alarm", "What follows.", choices=("alarm", "pause", "rollback"))
     judge: str | None = setting(None, "Folder of a compiled judge, or a YAML file; its anchors are replayed.")
     anchors: str | None = setting(None, "File of the frozen anchors; by default the compiled judge's own.")
@@ -41,13 +42,16 @@ class Watch(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = (*_RATES, *_SCORES, INPUT_DRIFT, JUDGE_DRIFT)
+        known = (*_RATES, *_SCORES, *_AMOUNTS, INPUT_DRIFT, JUDGE_DRIFT)
         if self.name not in known and not self.name.startswith(("criterion:", "judge:")):
             hint = f". Did you mean {near!r}?" if (near := nearest(self.name, known)) else ""
             listed = ", ".join(known)
             raise ConfigError(f"nothing to watch is called {self.name!r}: there are {listed}, criterion:NAME{hint}")
         if (self.above is None) == (self.below is None):
             raise ConfigError(f"the watch of {self.name} needs one limit: above or below")
+        limit = self.above if self.above is not None else self.below
+        if self.name not in _AMOUNTS and limit is not None and limit > 1:
+            raise ConfigError(f"the limit {limit!r} of the watch of {self.name} must be between 0 and 1")
         self._check_judge()
 
     def _check_judge(self) -> None:

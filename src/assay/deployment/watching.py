@@ -1,13 +1,15 @@
-"""Evaluates the watches of a deployment, also after its promotion: drift, refusals, failures, scores.
+"""Evaluates the watches of a deployment, also after its promotion: drift, refusals, failures, scores, latency, cost.
 
 A limit counts as passed once a confidence sequence is beyond it, so that the watches may be evaluated at any time.
 Rollouts count as independent here. Decides nothing about a gain: `assay.deployment.decisions` does.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import sqlalchemy as sa
@@ -81,29 +83,34 @@ def watched(deployments: Deployments, deployment: Deployment, now: float | None 
 def _beyond(engine: sa.Engine, deployment: Deployment, watch: Watch, since: float) -> str | None:
     if watch.name == INPUT_DRIFT:
         return _drifted(engine, deployment, watch, since)
-    total, count = _sums(engine, deployment, Metric(name=watch.name), since)
-    low, high = betting(total, count, alpha=2 * _ALPHA)
-    mean = total / count if count else 0.0
-    measured = f"{watch.name} of {deployment.agent}@{deployment.candidate} is {mean:.3f}"
-    if watch.above is not None and low > watch.above:
-        return f"{measured}, above {watch.above:g} ({count} values)"
-    if watch.below is not None and high < watch.below:
-        return f"{measured}, below {watch.below:g} ({count} values)"
+    metric, limit = Metric(name=watch.name), watch.below if watch.above is None else watch.above
+    values = _values(engine, deployment, metric, since)
+    if not values or limit is None:
+        return None
+    total: float
+    if metric.is_amount:  # whether the median is beyond: exact for every distribution, also with outliers
+        total, bound, mean = sum(value > math.log(max(limit, 1e-9)) for value in values), 0.5, math.exp(median(values))
+    else:
+        total, bound, mean = math.fsum(values), limit, math.fsum(values) / len(values)
+    low, high = betting(total, len(values), alpha=2 * _ALPHA)
+    what = f"the median of {watch.name}" if metric.is_amount else watch.name
+    measured = f"{what} of {deployment.agent}@{deployment.candidate} is {mean:.3{'g' if metric.is_amount else 'f'}}"
+    if watch.above is not None and low > bound:
+        return f"{measured}, above {watch.above:g} ({len(values)} values)"
+    if watch.below is not None and high < bound:
+        return f"{measured}, below {watch.below:g} ({len(values)} values)"
     return None
 
 
-def _sums(engine: sa.Engine, deployment: Deployment, metric: Metric, since: float) -> tuple[float, int]:
+def _values(engine: sa.Engine, deployment: Deployment, metric: Metric, since: float) -> list[float]:
+    """The candidate's values, those of amounts as logarithms; without rollouts that have none."""
     query = sa.select(*columns_of(metric)).where(
         _ROLLOUTS.version == f"{deployment.agent}@{deployment.candidate}", _ROLLOUTS.phase == "deployed",
         _ROLLOUTS.started_at >= since, _ROLLOUTS.ended_at.is_not(None),
     )  # fmt: skip
-    total, count = 0.0, 0
     with engine.connect() as connection:
-        for row in connection.execute(query).mappings():
-            value = value_of(metric, row)
-            if value == value:
-                total, count = total + value, count + 1
-    return total, count
+        values = [value_of(metric, row) for row in connection.execute(query).mappings()]
+    return [value for value in values if not math.isnan(value)]
 
 
 def _drifted(engine: sa.Engine, deployment: Deployment, watch: Watch, since: float) -> str | None:

@@ -1,15 +1,18 @@
 """Public API for `assay deploy start`: checks a candidate, and starts its rollout."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from assay.api.deploy.rehearsal import Rehearsal, rehearse, replay_rubric
 from assay.api.deploy.simulate import plan_of
 from assay.api.evaluate import evaluate
 from assay.deployment.artifact import load_artifact
 from assay.deployment.compatibility import Compatibility, compatibility
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.plan import Plan, metric_of
+from assay.deployment.registry import Version
 from assay.deployment.simulation import SimulationReport, simulate
 from assay.deployment.suite_records import suite_of
 from assay.deployment.suites import Suite, SuiteResult
@@ -38,20 +41,31 @@ class StartReport(ReportRepr):
 
     Attributes:
         deployment: None if the candidate was only checked (`dry_run`).
+        breaks, changes: what of the champion's interface the candidate breaks, and what else changes.
+        unchecked: what could not be compared, and why.
+        replays: recorded rollouts that the candidate ran, compared with the recorded answers.
+        not_tried: with `dry_run`, what the deployment itself would do first and was not tried.
         suite: result on the validation suite, which is kept with the deployment; None without one.
         expected: simulated deployments of a candidate that reaches the goal with a margin, and of an equal one.
     """
 
     deployment: Deployment | None
-    checks: Compatibility
+    breaks: tuple[str, ...]
+    changes: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    replays: Rehearsal
+    not_tried: tuple[str, ...]
     suite: SuiteResult | None
     expected: dict[str, SimulationReport]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "deployment": None if self.deployment is None else self.deployment.id,
-            "breaks": list(self.checks.breaks),
-            "changes": list(self.checks.changes),
+            "breaks": list(self.breaks),
+            "changes": list(self.changes),
+            "unchecked": list(self.unchecked),
+            "replays": self.replays.to_dict(),
+            "not_tried": list(self.not_tried),
             "suite": None if self.suite is None else self.suite.to_dict(),
             "expected": {name: report.to_dict() for name, report in self.expected.items()},
         }
@@ -71,7 +85,7 @@ def start_deployment(
 
     Args:
         candidate: `AGENT@NUMBER` or `AGENT@ALIAS`.
-        dry_run: checks and estimates only.
+        dry_run: checks, replays and estimates only.
         options: see `StartSettings`.
     Raises:
         DeploymentError: the candidate breaks a check (`force=True` deploys it anyway), or cannot be deployed now.
@@ -90,13 +104,14 @@ def start_deployment(
             if version.number == champion.number:
                 raise DeploymentError(f"{version.name} is already the champion")
         folders = [deployments.registry.folder_of(one) for one in (champion, version)]
+        measure = replay_rubric(settings.replay_rubric)
         checks = compatibility(*(load_artifact(folder) for folder in folders))
-        if checks.breaks and not settings.force:
-            raise DeploymentError(
-                f"{version.name} breaks what callers of {champion.name} use: {'; '.join(checks.breaks)}. Fix it, or "
-                "deploy it anyway with force=True",
-                flag="--force",
-            )
+        _refuse_broken(checks.breaks, version, champion, settings)
+        replays = rehearse(
+            deployments, champion, version, count=settings.replay, rubric=measure, store=store, progress=progress
+        )
+        breaks = (*checks.breaks, *(replays.breaks if replays.answered else checks.outputs or ()))
+        _refuse_broken(breaks, version, champion, settings)
         suite = settings.suite or suite_of(opened.engine, version.agent)
         result = None if suite is None else _run(suite, str(folders[1]), store, progress)
         if result is not None and result.missed and not settings.force:
@@ -104,13 +119,55 @@ def start_deployment(
                 f"{version.name} {' and '.join(result.missed)}. Fix it, or deploy it anyway with force=True",
                 flag="--force",
             )
-        expected = expected_requests(plan)
-        checked = {
-            "suite": None if result is None else result.to_dict(), "breaks": list(checks.breaks),
-            "changes": list(checks.changes), "forced": bool(checks.breaks or (result is not None and result.missed)),
-        }  # fmt: skip
-        deployment = None if dry_run else deployments.start(candidate, plan, checks=checked)
-    return StartReport(deployment=deployment, checks=checks, suite=result, expected=expected)
+        report = StartReport(
+            deployment=None, breaks=breaks, changes=(*checks.changes, *replays.changes),
+            unchecked=_unchecked(checks, replays), replays=replays, not_tried=_not_tried(plan, replays),
+            suite=result, expected=expected_requests(plan),
+        )  # fmt: skip
+        if dry_run:
+            return report
+        return replace(report, not_tried=(), deployment=deployments.start(candidate, plan, checks=_kept(report)))
+
+
+def _refuse_broken(
+    breaks: Sequence[str], version: Version, champion: Version, settings: StartSettings
+) -> None:  # fmt: skip
+    """Raises `DeploymentError` if something breaks, and a deployment is not forced."""
+    if breaks and not settings.force:
+        raise DeploymentError(
+            f"{version.name} breaks what callers of {champion.name} use: {'; '.join(breaks)}. Fix it, or "
+            "deploy it anyway with force=True",
+            flag="--force",
+        )
+
+
+def _unchecked(checks: Compatibility, replays: Rehearsal) -> tuple[str, ...]:
+    """What is not known of the outputs."""
+    reasons = list(replays.unchecked)
+    if not replays.answered and checks.outputs is None:
+        asked = "no recorded rollout was replayed" if not replays.wanted else "no replay has an answer"
+        reasons.append(f"outputs: not compared, because a program without predictors declares none, and {asked}")
+    return tuple(reasons)
+
+
+def _not_tried(plan: Plan, replays: Rehearsal) -> tuple[str, ...]:
+    """The steps that a dry run does not take."""
+    shadow, live = plan.steps[0].shadow, [step.label for step in plan.steps if not step.shadow]
+    scored = "" if replays.gain is not None else ", unscored"
+    of_shadow = (
+        f"the shadow step: it replays {plan.steps[0].requests} recorded rollouts, {replays.n} were replayed{scored} "
+        "(--replay N --replay-rubric R tries more)"
+    )
+    missing = shadow and (replays.n < plan.steps[0].requests or replays.gain is None)
+    return (*([of_shadow] if missing else []), f"live traffic: the steps {', '.join(live)} are simulated only")
+
+
+def _kept(report: StartReport) -> dict[str, Any]:
+    """The checks, as the first row of the history has them."""
+    missed = report.suite is not None and bool(report.suite.missed)
+    fields = report.to_dict()
+    kept = {name: fields[name] for name in ("suite", "breaks", "changes", "unchecked", "replays")}
+    return {**kept, "forced": bool(report.breaks) or missed}
 
 
 def _with_absolute_paths(watch: Watch) -> Watch:

@@ -15,7 +15,7 @@ __all__ = ["start_command"]
 @click.command("start")
 @click.argument("candidate")
 @settings_flags(StartSettings)
-@dry_run_option("Check the candidate and print the expected requests; start nothing.")
+@dry_run_option("Check the candidate, replay a few recorded rollouts, print the expected requests; start nothing.")
 @store_option()
 @trust_option()
 @json_option()
@@ -34,9 +34,11 @@ def start_command(candidate: str, **values: Any) -> None:
     if as_json:
         print_json(data)
         return
-    for name in ("breaks", "changes"):
+    for name, label in (("breaks", "breaks"), ("changes", "changes"), ("unchecked", "not checked:")):
         for text in data[name]:
-            click.echo(f"{'breaks' if name == 'breaks' else 'changes'} {text}")
+            click.echo(f"{label} {text}")
+    if data["replays"]["n"]:
+        click.echo(_replayed(data["replays"]))
     if data["suite"] is not None:
         suite = data["suite"]
         score = "unscored" if suite["score"] is None else f"{suite['score']:.3f}"
@@ -48,5 +50,20 @@ def start_command(candidate: str, **values: Any) -> None:
             f"{report['promoted']:.0%}, rolled back in {report['rolled_back']:.0%}, after a median of "
             f"{report['requests_median']:,.0f} rollouts; by step: {steps} (simulated, base rate 0.7)"
         )
+    for text in data["not_tried"]:
+        click.echo(f"not tried: {text}")
     if data["deployment"]:
         click.echo(f"started: {data['deployment']}; next: assay deploy status {candidate.partition('@')[0]}")
+
+
+def _replayed(replays: dict[str, Any]) -> str:
+    """One line about the recorded rollouts that the candidate ran."""
+    text = f"replayed {replays['n']} recorded rollouts: {replays['answered']} answered"
+    if replays["answered"]:
+        text += ", with all recorded outputs" if not replays["missing"] else ", some without recorded outputs"
+    if (gain := replays["gain"]) is None:
+        return f"{text}; not scored"
+    return (
+        f"{text}; score {replays['champion']:.3f} recorded, {replays['candidate']:.3f} replayed, difference "
+        f"{gain['mean']:+.3f} [{gain['low']:.3f}, {gain['high']:.3f}], n={gain['n']}"
+    )

@@ -57,6 +57,13 @@ class StartSettings(Settings):
     suite_threshold: float = repeated(SuiteThresholds, "threshold")
     suite_pass_rate: float = repeated(SuiteThresholds, "pass_rate")
     suite_pass_at: float = repeated(SuiteThresholds, "pass_at")
+    replay: int = setting(
+        3, "Recorded rollouts of the champion that the candidate runs before the start, to compare its outputs with "
+        "the recorded ones; 0 for none. With --dry-run also a trial of the shadow step.", ge=0, le=10_000,
+    )  # fmt: skip
+    replay_rubric: str | None = setting(
+        None, "Rubric that scores these replays; its judges need models of their own.", metavar="R"
+    )
     force: bool = setting(False, "Deploy a candidate that breaks a compatibility check or the validation suite.")
 
     def __post_init__(self) -> None:
@@ -65,6 +72,8 @@ class StartSettings(Settings):
             raise ConfigError("suite_data and suite_rubric belong together")
         if self.suite_data is None and (changed := self.changed(*(f"suite_{name}" for name in _THRESHOLDS))):
             raise ConfigError(f"{changed[0]}={getattr(self, changed[0])!r} would have no effect without suite_data")
+        if self.replay_rubric is not None and not self.replay:
+            raise ConfigError(f"replay_rubric={self.replay_rubric!r} would have no effect with replay=0")
 
     @property
     def suite(self) -> Suite | None:

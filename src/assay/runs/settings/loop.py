@@ -17,7 +17,7 @@ __all__ = ["SCHEDULERS", "LoopInstallSettings", "LoopLimits", "LoopSettings", "l
 
 SCHEDULERS = ("systemd", "cron")
 METHODS = {"compile": CompileSettings, "improve": ImproveSettings}
-_PATHS = ("rubric", "plan", "suite_data", "suite_rubric", "privacy_key", "against", "monitor")
+_PATHS = ("rubric", "plan", "suite_data", "suite_rubric", "replay_rubric", "privacy_key", "against", "monitor")
 _SCORING = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "threads", "task_timeout")
 
 
@@ -27,12 +27,18 @@ class LoopLimits(Settings):
 
     convergence: float = setting(0.9, "Smallest share of improvements that ended and converged.", ge=0, le=1)
     forgetting: float = setting(
-        0.05, "Largest loss of a task type against the version before, once it is shown.", ge=0, le=1
+        0.05,
+        "Largest loss of a task type against the version that the champion replaced, once it is shown.",
+        ge=0,
+        le=1,
     )
     hacks: int = setting(0, "Largest number of detected hacks of the rubric.", ge=0)
     clean: float = setting(0.95, "Smallest share of clean rollouts in the pool.", ge=0, le=1)
     live: float | None = setting(
-        None, "Smallest mean score in production; by default that of the version before.", ge=0, le=1
+        None,
+        "Smallest mean score in production; by default that of the version that the champion replaced.",
+        ge=0,
+        le=1,
     )
     suite: float | None = setting(
         None, "Smallest pass rate on the validation suite; by default suite_pass_rate.", ge=0, le=1

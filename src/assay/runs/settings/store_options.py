@@ -105,6 +105,8 @@ class StartOptions(TypedDict, total=False):
     suite_threshold: float
     suite_pass_rate: float
     suite_pass_at: float
+    replay: int
+    replay_rubric: str | None
     force: bool
 
 

@@ -18,6 +18,7 @@ from assay.traces.records import of_tenant, subject_digests
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
+from assay.traces.store.connection import short_waits
 from assay.traces.store.recalled import recalled_facts
 from assay.traces.store.sealing import HASH, SplitFinder, task_key
 from assay.traces.store.upserts import upsert
@@ -64,6 +65,8 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
     texts, rows = TaskTexts(), list[dict[str, Any]]()
     splits = SplitFinder(store)
     with store.engine.begin() as connection:
+        if connection.dialect.name == "sqlite":  # deleted text is overwritten, not only unlinked from its page
+            connection.exec_driver_sql("PRAGMA secure_delete=ON")
         names = connection.execute(
             sa.select(r.c.data_subject).where(r.c.data_subject.is_not(None)).distinct()
         ).scalars()
@@ -100,7 +103,18 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
             forgotten = [{"person": person, "at": time.time()} for person in people]
             connection.execute(upsert(store.engine.dialect.name, schema.forgotten), forgotten)
     store.put_splits(rows)
+    _empty_log(store)
     return erased
+
+
+def _empty_log(store: Store) -> None:
+    """Removes the old pages from the write-ahead log of SQLite. While another process reads them they stay, until it
+    or a later erasure empties the log."""
+    if store.engine.dialect.name != "sqlite":
+        return
+    store.flush()
+    with store.engine.connect() as connection, short_waits(connection):
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
 
 
 def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -1,0 +1,122 @@
+"""Before a deployment starts, the candidate runs recorded rollouts: outputs, failures and scores are compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+from production import artifact
+
+import assay
+from assay.api.deploy.start import StartReport, start_deployment
+from assay.api.registry import capabilities
+from assay.cli.main import group
+from assay.deployment.deployments import Deployments
+from assay.traces import Store
+from assay.traces.store import tables as schema
+
+CANDIDATES = {
+    "support@2": "return dspy.Prediction(reply='yes')",  # the output was renamed
+    "support@3": "return dspy.Prediction(answer='no')",
+    "support@4": "raise ValueError('broken')",
+    "support@5": "return dspy.Prediction(**({'answer': '1'} if question == '1' else {}))",
+}
+CHECKS = "def right(task, prediction, rollout):\n    return prediction['answer'] == 'no'\n"
+RUBRIC = "name: right\ncriteria:\n- {name: right, weight: 1, check: checks.py:right}\n"
+
+
+@pytest.fixture
+def agent(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("assay.api.deploy.start.expected_requests", lambda plan: {})
+    (own_folder / "checks.py").write_text(CHECKS)
+    (own_folder / "rubric.yaml").write_text(RUBRIC)
+    with Store() as store:
+        registry = Deployments(store.engine).registry
+        registry.register("support", artifact(own_folder / "one"))
+        for name, body in CANDIDATES.items():
+            registry.register("support", artifact(own_folder / name[-1], body))
+        registry.set_alias("support@1", "champion")
+    return own_folder
+
+
+def serve(count: int) -> None:
+    production = assay.deployed("support@1", rubric="rubric.yaml")
+    for at in range(count):
+        production(question=str(at), task_type=f"type {at % 2}")
+    production.store.flush()
+
+
+def dry(candidate: str, **options: Any) -> StartReport:
+    return start_deployment(candidate, dry_run=True, **options)
+
+
+@pytest.mark.slow
+def test_a_renamed_output_of_a_program_without_predictors_is_refused(agent: Path) -> None:
+    serve(4)
+    with pytest.raises(assay.AssayError, match="gives no answer, which 3 recorded rollouts had"):
+        dry("support@2")
+    assert dry("support@2", force=True).breaks == (
+        "outputs: the candidate gives no answer, which 3 recorded rollouts had",
+    )
+    assert (dry("support@3").breaks, dry("support@3").unchecked) == ((), ())
+
+
+def test_an_output_that_some_replays_lack_is_a_change(agent: Path) -> None:
+    serve(4)
+    report = dry("support@5", replay=4)
+    assert report.breaks == ()
+    assert report.changes == ("outputs: answer is missing in 3 of 4 replays of recorded rollouts",)
+
+
+def test_what_could_not_be_compared_is_said(agent: Path) -> None:
+    (reason, comparison) = dry("support@2").unchecked
+    assert reason == "replays: support@1 has no recorded answers"
+    assert comparison.startswith("outputs: not compared, because a program without predictors declares none")
+    serve(3)
+    assert "no recorded rollout was replayed" in dry("support@2", replay=0).unchecked[0]
+    failed = dry("support@4")
+    assert failed.unchecked[0] == "replays: 3 of 3 failed (ValueError: broken)"
+    assert "no replay has an answer" in failed.unchecked[1]
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_it_tried_and_tries_more_on_request(agent: Path) -> None:
+    serve(12)
+    plain = dry("support@3")
+    assert "the shadow step: it replays 100 recorded rollouts, 3 were replayed, unscored" in plain.not_tried[0]
+    assert plain.not_tried[1] == "live traffic: the steps 10 %, 50 %, 50 %, 95 % are simulated only"
+    report = dry("support@3", replay=12, replay_rubric="rubric.yaml")
+    assert (report.replays.n, report.replays.champion, report.replays.candidate) == (12, 0.0, 1.0)
+    assert report.replays.gain is not None
+    assert report.replays.gain.is_gain
+    shown = CliRunner().invoke(
+        group, ["deploy", "start", "support@3", "--dry-run", "--replay", "12", "--replay-rubric", "rubric.yaml"]
+    )
+    assert "replayed 12 recorded rollouts: 12 answered, with all recorded outputs; score 0.000 recorded, 1.000" in (
+        shown.output
+    )
+    assert "not tried: the shadow step: it replays 100 recorded rollouts, 12 were replayed (--replay" in shown.output
+    with Store() as store:
+        assert Deployments(store.engine).active("support") is None
+
+
+def test_replays_before_a_start_are_in_no_figure_of_production(agent: Path) -> None:
+    serve(3)
+    started = start_deployment("support@3")
+    assert (started.replays.n, started.not_tried) == (3, ())
+    assert [row["version"] for row in capabilities("support")] == ["support@1", "support@1"]
+    with Store() as store:
+        (first, *_) = Deployments(store.engine).history("support")
+        assert first["replays"]["answered"] == 3
+        with store.engine.connect() as connection:
+            rows = connection.execute(sa.select(schema.rollouts).where(schema.rollouts.c.phase == "check")).all()
+    assert [row.version for row in rows] == [None] * 3
+
+
+def test_a_rubric_of_replays_needs_replays_and_models(agent: Path) -> None:
+    with pytest.raises(assay.AssayError, match="would have no effect with replay=0"):
+        dry("support@3", replay=0, replay_rubric="rubric.yaml")
+    (agent / "judged.yaml").write_text("name: j\ncriteria:\n- {name: good, weight: 1, judge: Is the answer good}\n")
+    with pytest.raises(assay.AssayError, match="has a judge decide 'good', and its file names no model"):
+        dry("support@3", replay_rubric="judged.yaml")
