@@ -62,7 +62,12 @@ class Rehearsal:
 
     @property
     def breaks(self) -> list[str]:
-        """Outputs that no replay had, although its recorded answer had them."""
+        """That no replay has an answer, or outputs that no replay had, although its recorded answer had them.
+
+        One failed replay alone, or a model that cannot be asked, shows no break.
+        """
+        if self.n > 1 and not self.answered and self.problem is None:
+            return [f"answers: the candidate answers none of {self.n} recorded rollouts ({next(iter(self.failures))})"]
         return [
             f"outputs: the candidate gives no {name}, which {count} recorded rollout{'s' * (count > 1)} had"
             for name, count in sorted(self.missing.items())

@@ -110,7 +110,8 @@ def start_deployment(
         replays = rehearse(
             deployments, champion, version, count=settings.replay, rubric=measure, store=store, progress=progress
         )
-        breaks = (*checks.breaks, *(replays.breaks if replays.answered else checks.outputs or ()))
+        declared = () if replays.answered else checks.outputs or ()
+        breaks = (*checks.breaks, *replays.breaks, *declared)
         _refuse_broken(breaks, version, champion, settings)
         suite = settings.suite or suite_of(opened.engine, version.agent)
         result = None if suite is None else _run(suite, str(folders[1]), store, progress)
@@ -129,9 +130,7 @@ def start_deployment(
         return replace(report, not_tried=(), deployment=deployments.start(candidate, plan, checks=_kept(report)))
 
 
-def _refuse_broken(
-    breaks: Sequence[str], version: Version, champion: Version, settings: StartSettings
-) -> None:  # fmt: skip
+def _refuse_broken(breaks: Sequence[str], version: Version, champion: Version, settings: StartSettings) -> None:
     """Raises `DeploymentError` if something breaks, and a deployment is not forced."""
     if breaks and not settings.force:
         raise DeploymentError(
