@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import Bench, Client, Run
+from harness import Client, ClientSetup, Run
 from tap import Exchange
 
 from assay.datasets.tasks import content_hash
@@ -37,7 +37,7 @@ class Row:
         self.problems += [f"{self.mode}, {name.replace('_', ' ')}: {problem}" for problem in problems]
 
 
-def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
+def table_of(client: Client, at: ClientSetup) -> tuple[list[Row], dict[str, str]]:
     """One row per mode, without the results of trainers, and the mode of each rollout."""
     rows, modes = [], {}
     for index, mode in enumerate(client.modes):
@@ -61,7 +61,7 @@ def _tasks(rollout: Rollout) -> list[dict[str, Any]]:
     return [rollout.inputs, *([fields] if fields else [])]
 
 
-def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -> list[Rollout]:
+def _compared(client: Client, at: ClientSetup, row: Row, question: str, number: int) -> list[Rollout]:
     alone = at.run(row.mode, question, number, through=False)
     before = at.counts()
     through = at.run(row.mode, question, number, through=True)
@@ -98,7 +98,7 @@ def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -
     return rollouts
 
 
-def _retried(client: Client, at: Bench, row: Row, question: str, number: int) -> list[Rollout]:
+def _retried(client: Client, at: ClientSetup, row: Row, question: str, number: int) -> list[Rollout]:
     """The same with a first call that is answered with 429: as many calls, and the same outcome, both ways."""
     alone, through = (at.run(row.mode, question, number, through=way) for way in (False, True))
     problems = (

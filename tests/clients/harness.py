@@ -218,7 +218,7 @@ class Run:
         return [exchange.status for exchange in self.front]
 
 
-class Bench:
+class ClientSetup:
     """A scripted server, `assay serve` in front of it, the two taps, and one client program."""
 
     def __init__(
@@ -274,7 +274,7 @@ class Bench:
 
 
 @contextmanager
-def bench(client: Client, folder: Path) -> Iterator[Bench]:
+def client_setup(client: Client, folder: Path) -> Iterator[ClientSetup]:
     command = (
         client.command(folder)
         if client.command
@@ -300,4 +300,4 @@ def bench(client: Client, folder: Path) -> Iterator[Bench]:
         gateway = running.enter_context(started("assay", "serve", *flags))
         program = Program(command, front.url, folder, client.variables)
         running.callback(program.close)
-        yield Bench(upstream, direct, front, back, gateway, folder / "s.db", program)
+        yield ClientSetup(upstream, direct, front, back, gateway, folder / "s.db", program)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from harness import Bench, Client, Run, bench
+from harness import Client, ClientSetup, Run, client_setup
 from nodes import node_command
 
 pytestmark = pytest.mark.slow
@@ -13,13 +13,13 @@ SDKS = ("openai", "anthropic", "vercel", "langchain")
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientSetup]:
     client = Client(name="faults (Node)", command=partial(node_command, "faults_agent.mjs"))
-    with bench(client, tmp_path_factory.mktemp("faults")) as started:
+    with client_setup(client, tmp_path_factory.mktemp("faults")) as started:
         yield started
 
 
-def both(stage: Bench, mode: str, question: str) -> tuple[list[Run], list[int]]:
+def both(stage: ClientSetup, mode: str, question: str) -> tuple[list[Run], list[int]]:
     """A run alone and one through the gateway, and how many calls each made."""
     runs, calls = [], []
     for through in (False, True):
@@ -29,7 +29,7 @@ def both(stage: Bench, mode: str, question: str) -> tuple[list[Run], list[int]]:
 
 
 @pytest.mark.parametrize("mode", [f"{sdk}{suffix}" for sdk in SDKS for suffix in ("", "_stream")])
-def test_a_call_that_fails_once_is_tried_again_by_the_client_alone(stage: Bench, mode: str) -> None:
+def test_a_call_that_fails_once_is_tried_again_by_the_client_alone(stage: ClientSetup, mode: str) -> None:
     question = f"Hello of {mode} #once500"
     (alone, through), calls = both(stage, mode, question)
     assert alone.reply == through.reply == {"answer": f"echo: {question}"}
@@ -40,7 +40,7 @@ def test_a_call_that_fails_once_is_tried_again_by_the_client_alone(stage: Bench,
 
 
 @pytest.mark.parametrize("mode", [f"{sdk}{suffix}" for sdk in SDKS for suffix in ("", "_stream")])
-def test_an_answer_that_breaks_off_is_asked_for_as_often_as_without_the_gateway(stage: Bench, mode: str) -> None:
+def test_an_answer_that_breaks_off_is_asked_for_as_often_as_without_the_gateway(stage: ClientSetup, mode: str) -> None:
     (alone, through), calls = both(stage, mode, f"Hello of {mode} #die")
     assert calls[0] == calls[1]
     assert [list(run.reply) for run in (alone, through)] == [["error"]] * 2
@@ -49,7 +49,7 @@ def test_an_answer_that_breaks_off_is_asked_for_as_often_as_without_the_gateway(
 
 
 @pytest.mark.parametrize("sdk", SDKS)
-def test_a_stream_that_is_aborted_and_what_follows_are_one_rollout(stage: Bench, sdk: str) -> None:
+def test_a_stream_that_is_aborted_and_what_follows_are_one_rollout(stage: ClientSetup, sdk: str) -> None:
     (alone, through), calls = both(stage, f"{sdk}_abort", f"Hello of {sdk} #hang")
     assert alone.reply == through.reply == {"answer": "echo: never mind"}
     assert calls == [2, 2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from client_table import table_of
-from harness import Client, bench
+from harness import Client, client_setup
 from nodes import NODE_CLIENTS
 from training import check_rows
 
@@ -108,7 +108,7 @@ def test_a_client_is_served_and_recorded_as_if_there_were_no_gateway(
     client: Client, tmp_path: Path, tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:
     request.node.user_properties.append(("client name", client.name))
-    with bench(client, tmp_path) as at:
+    with client_setup(client, tmp_path) as at:
         rows, modes = table_of(client, at)
     check_rows(tmp_path / "s.db", tiny_model, rows, modes, client)
     for row in rows:

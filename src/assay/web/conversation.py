@@ -8,13 +8,13 @@ from assay.reports.texts import Budget, Clipped, pretty
 from assay.traces.messages.dialects import Message, answer_of, chat_messages
 from assay.traces.records import ToolCall, Transition
 
-__all__ = ["Said", "ToolUse", "Turn", "tools_of", "turns_of"]
+__all__ = ["PageMessage", "ToolUse", "Turn", "tools_of", "turns_of"]
 
 _UNFOLDED = 5  # messages that one call shows at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class PageMessage:
     """A message of a request. `calls` are names and arguments of the tools that it asks for."""
 
     role: str
@@ -45,9 +45,9 @@ class Turn:
 
     call: Transition
     earlier: int
-    messages: list[Said]
-    folded: list[Said]
-    last: list[Said]
+    messages: list[PageMessage]
+    folded: list[PageMessage]
+    last: list[PageMessage]
     reasoning: Clipped | None
     output: Clipped | None
     error: Clipped | None
@@ -114,11 +114,11 @@ def _shared(before: Sequence[Message], messages: Sequence[Message]) -> int:
     return min(count, max(0, len(messages) - 1))
 
 
-def _clipped(messages: Sequence[Message], budget: Budget) -> Iterator[Said]:
+def _clipped(messages: Sequence[Message], budget: Budget) -> Iterator[PageMessage]:
     for message in messages:
         content = message.get("content")
         calls: list[Any] = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-        yield Said(
+        yield PageMessage(
             role=str(message.get("role") or "user"),
             text=budget.clip("" if content is None else pretty(content)),
             calls=[(str(call.get("name") or ""), budget.clip(pretty(call.get("arguments") or ""))) for call in calls],
