@@ -117,15 +117,17 @@ def unfinished_page(
     return TrainingPage(facts=list(facts.items()), warnings=alarms, charts=charts)
 
 
-def write_training(path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Path:
+def write_training(
+    path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = (), tasks: Sequence[Any] = ()
+) -> Path:
     """Writes the page of a `PolicyReport.to_dict()` as one file.
 
     Args:
         others: as for `training_page`.
+        tasks: `assay.reports.trained.trained_tasks` of it.
     """
-    page = training_page(report, others)
     title = f"{report['config']['algorithm']}: {report['name'] or report['path']}"
-    return write_report(path, "report_training.html", title=title, facts=page.facts, notes=[], page=page)
+    return _write(path, title, training_page(report, others), report.get("notes", []), tasks)
 
 
 def sft_page(report: Mapping[str, Any]) -> TrainingPage:
@@ -153,10 +155,19 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     )
 
 
-def write_sft(path: Path, report: Mapping[str, Any]) -> Path:
-    """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file."""
-    page, title = sft_page(report), f"sft: {report['name'] or report['path']}"
-    return write_report(path, "report_training.html", title=title, facts=page.facts, notes=report["notes"], page=page)
+def write_sft(path: Path, report: Mapping[str, Any], tasks: Sequence[Any] = ()) -> Path:
+    """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file.
+
+    Args:
+        tasks: as for `write_training`.
+    """
+    return _write(path, f"sft: {report['name'] or report['path']}", sft_page(report), report["notes"], tasks)
+
+
+def _write(path: Path, title: str, page: TrainingPage, notes: Sequence[str], tasks: Sequence[Any]) -> Path:
+    return write_report(
+        path, "report_training.html", title=title, facts=page.facts, notes=notes, page=page, tasks=tasks
+    )
 
 
 def _comparison(name: str, modes: Mapping[str, Any], report: Mapping[str, Any]) -> ComparisonTable:

@@ -171,24 +171,27 @@ def _reads_rows(run: Mapping[str, Any]) -> bool:
 def _comparisons(store: Store, run: Mapping[str, Any], report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Words and addresses of the pages that compare a model before and after a training, task by task.
 
-    A policy gradient evaluated both in its own run, on the test split; a supervised fine-tuning made two runs.
+    A policy gradient evaluated both in one run, on the test split; a supervised fine-tuning made two runs.
     """
     validations = report.get("validation") or {}
     of_runs = [
         (f"{program}, {mode}", link("compare", a=sides["runs"][0], b=sides["runs"][1]))
         for program, modes in validations.items()
         for mode, sides in modes.items()
-        if sides.get("runs")
+        if len(set(sides.get("runs") or ())) == 2
     ]
-    if run["kind"] != "train" or of_runs or rollouts_of_run(store, run["id"], split="test") > WINDOW:
+    if run["kind"] != "train" or of_runs:
         return of_runs
-    pairs = itertools.combinations(evaluations_of(store, run["id"], split="test"), 2)
+    # of the program that was trained, and of retention tasks, whose evaluations are in runs of their own
+    owners = [sides["runs"][0] for modes in validations.values() for sides in modes.values() if sides.get("runs")]
     return [
         (
             f"{first.program.rpartition('/')[2]}, {first.condition.removeprefix('before, ')}",
-            link("compare", a=run["id"], b=run["id"], of_a=first.name, of_b=second.name),
+            link("compare", a=run_id, b=run_id, of_a=first.name, of_b=second.name),
         )
-        for first, second in pairs
+        for run_id in dict.fromkeys([run["id"], *owners])
+        if rollouts_of_run(store, run_id, split="test") <= WINDOW
+        for first, second in itertools.combinations(evaluations_of(store, run_id, split="test"), 2)
         if is_training(first, second)
     ]
 
