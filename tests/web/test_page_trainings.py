@@ -160,7 +160,7 @@ def test_the_model_before_and_after_a_policy_gradient_is_compared_by_task(store:
     assert "sums.py:Sums, greedy</bdi>" in text
     for page, words in zip(pages, ("+0.250 on 6 tasks", "-0.250 on 6 tasks", "+0.250 on 6 tasks"), strict=True):
         assert words in page
-    assert re.findall(r"<option selected>([^<]*)", pages[1]) == [
+    assert re.findall(r'<option value="([^"]*)" selected>', pages[1]) == [
         "test · before, sampled", "test · after, sampled"
     ]  # fmt: skip
 

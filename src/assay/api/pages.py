@@ -15,7 +15,7 @@ from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.cards import card_page
 from assay.reports.compiled import compile_page
 from assay.reports.files import ROWS, scores_of, write_report
-from assay.reports.markdown import dollars
+from assay.reports.markdown import cost_words
 from assay.reports.sides import sides_of
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.trained import trained_tasks
@@ -184,7 +184,7 @@ def _short(program: str) -> str:
 
 def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     text = f"{data['calls']:,} LM calls, {data['cached']:,} more from the cache; {data['tokens']:,} tokens"
-    return [("Cost", f"{text}; {dollars(data['cost_usd'])}" if data["cost_usd"] is not None else f"{text}; unknown")]
+    return [("Cost", f"{text}; {cost_words(data['cost_usd'])}")]
 
 
 def _stopped(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from assay.errors import AssayError
 from assay.reports.changes import Change, changes_of
 from assay.reports.charts import Line, lines_chart
-from assay.reports.markdown import NOTHING_TO_COMPARE
+from assay.reports.markdown import MORE_TASKS, NOTHING_TO_COMPARE
 from assay.reports.sides import Sides, gain_in_words, sides_of
 from assay.reports.texts import Budget, Clipped, pretty
 from assay.sources.artifact_files import read_json
@@ -165,7 +165,7 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
             + (
                 "The compiled program replaces the baseline: the whole interval is above zero."
                 if report.get("replaces")
-                else "That is no proof that it is better: keep the baseline."
+                else f"That is no proof that it is better: keep the baseline. {MORE_TASKS}"
             ),
             tone="better" if report.get("replaces") else "worse",
         )
@@ -244,6 +244,21 @@ def _history(
         lines[:_LINES], label="Running mean score of the candidates on val", x_name="runs of the search",
         y_name="mean score so far", unit=True,
     )  # fmt: skip
+
+
+def evaluation_labels(evaluations: Sequence[Evaluated], report: Mapping[str, Any]) -> dict[str, str]:
+    """The names of a run's evaluations, with that of the candidate where they are a compile's, by name.
+
+    Args:
+        report: of the run; empty if it has none.
+    """
+    labels = {}
+    for one in evaluations:
+        candidate = next((c for c in report.get("candidates") or () if "version" in c and _is(one, c)), None)
+        is_winner = candidate is not None and candidate["name"] == report.get("winner") != "baseline"
+        name = "" if candidate is None else f" ({'winner: ' if is_winner else ''}{candidate['name']})"
+        labels[one.name] = f"{one.name}{name}"
+    return labels
 
 
 def _is(evaluated: Evaluated, candidate: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from assay.reports.charts import Line, lines_chart
 from assay.reports.files import write_report
+from assay.reports.sides import FEWEST_TASKS
 from assay.support.numbers import figure, signed
 from assay.traces.store.sealing import openings_line
 
@@ -287,7 +288,9 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
             rows.append((f"{mode}: on {kind}", *map(_number, scores), interval(comparison["task_types"].get(kind))))
         for name in ("valid_calls", "parsed", "tokens_per_task"):
             if before[name] is not None or after[name] is not None:  # a program without tools has no valid calls
-                rows.append((f"{mode}: {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), ""))
+                digits = 1 if name == "tokens_per_task" else 3
+                numbers = (_number(side[name], digits) for side in (before, after))
+                rows.append((f"{mode}: {name.replace('_', ' ')}", *numbers, ""))
     return rows
 
 
@@ -303,13 +306,13 @@ def _sample(sample: Mapping[str, Any]) -> str:
     return f"step {sample['step']}, score {sample['score']}\n{inputs}\n{calls}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else figure(value)
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else figure(value, digits)
 
 
 def interval(gain: Mapping[str, Any] | None) -> str:
-    return (
-        ""
-        if not gain or gain["mean"] is None
-        else f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}]"
-    )
+    if not gain or gain["mean"] is None:
+        return ""
+    if gain.get("n", FEWEST_TASKS) < FEWEST_TASKS:
+        return f"{signed(gain['mean'])}, too few tasks"
+    return f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}]"

@@ -1,7 +1,7 @@
 """Labelling in the browser: the next item for a rater, and storing an answer. Calls no model."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -11,6 +11,7 @@ from assay.errors import ConfigError, StoreError
 from assay.judges.questions import Question, ToLabel, items_to_label
 from assay.reports.raters import label_rows
 from assay.reports.texts import Budget, pretty
+from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.paging import newest_rollouts
@@ -31,7 +32,7 @@ def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
     """The next item that the rater has not labelled; first those that other raters have, so that agreement is known.
 
     The labels of others are not shown. Items are those that have a label and those of the newest rollouts, without the
-    sealed test split.
+    sealed test split, and without other programs than those that the judge judged unless a run is named.
 
     Raises:
         StoreError: there is no such judge.
@@ -94,10 +95,18 @@ def _waiting(
     """Items without a label of this rater: those that most others have labelled, then by a hash of their content."""
     others = Counter(row["item_id"] for row in rows if row["item_id"] not in own)
     entries = {entry.item_id: entry for entry in _labelled(store, question, run_id)} if others else {}
-    for entry in items_to_label(newest_rollouts(store, run_id=run_id, limit=_WINDOW), question):
+    newest = newest_rollouts(store, run_id=run_id, limit=_WINDOW)
+    for entry in items_to_label(newest if run_id else _of_judged_programs(newest, question), question):
         entries[entry.item_id] = entry
     waiting = [entry for entry in entries.values() if entry.item_id not in own]
     return sorted(waiting, key=lambda entry: (-others[entry.item_id], entry.item_id))
+
+
+def _of_judged_programs(rollouts: Sequence[Rollout], question: Question) -> Sequence[Rollout]:
+    """The rollouts of programs that a judge with this question judged; all of them if it judged none of these."""
+    runs = set(question.runs)
+    programs = {one.program for one in rollouts if one.run_id in runs and one.source not in NOT_AGENTS}
+    return [one for one in rollouts if one.program in programs] if programs else rollouts
 
 
 def _labelled(store: Store, question: Question, run_id: str | None) -> list[ToLabel]:
