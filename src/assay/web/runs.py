@@ -152,8 +152,8 @@ def _uses(run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tuple[s
     """What can be done with the result of a finished run, as commands."""
     if run["kind"] in ("compile", "tune") and report.get("artifact"):
         proof = "" if report.get("replaces") else ", which was not shown to be better,"
-        command = f"assay run {shlex.quote(str(report['artifact']))} FIELD=VALUE"
-        yield f"Run the result{proof} on an input of your own", command
+        artifact = shlex.quote(str(report["artifact"]))
+        yield f"Run the result{proof} on an input of your own", f"assay run {artifact} FIELD=VALUE"
     if run["kind"] == "train" and report.get("name"):
         model = str(report["name"])
         config = {name: run["config"].get(name) for name in ("program", "rubric", "data", "prompt_format")}
