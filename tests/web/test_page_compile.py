@@ -65,7 +65,7 @@ def test_a_comparison_names_the_candidates_of_a_compile(store: Store, tmp_path: 
     put_compile(store, tmp_path)
     text = read(store, "/compare?a=run-1&b=run-1", where=tmp_path / "page.db")
     names = re.findall(r'<option value="[^"]*" selected>([^<]*)', text)
-    assert names == ["test · v1 (baseline)", "test · v2 (winner: two demonstrations)"]
+    assert names == ["test · baseline", "test · winner: two demonstrations"]
 
 
 def test_a_running_compile_shows_its_candidates(store: Store, tmp_path: Path) -> None:

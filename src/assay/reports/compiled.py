@@ -256,8 +256,8 @@ def evaluation_labels(evaluations: Sequence[Evaluated], report: Mapping[str, Any
     for one in evaluations:
         candidate = next((c for c in report.get("candidates") or () if "version" in c and _is(one, c)), None)
         is_winner = candidate is not None and candidate["name"] == report.get("winner") != "baseline"
-        name = "" if candidate is None else f" ({'winner: ' if is_winner else ''}{candidate['name']})"
-        labels[one.name] = f"{one.name}{name}"
+        name = "" if candidate is None else f"{'winner: ' if is_winner else ''}{candidate['name']}"
+        labels[one.name] = one.name.replace(one.version, name) if name else one.name
     return labels
 
 
