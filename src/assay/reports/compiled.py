@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from assay.errors import AssayError
 from assay.reports.changes import Change, changes_of
-from assay.reports.charts import Line, lines_chart
+from assay.reports.charts import Line, lines_chart, share_bar
 from assay.reports.markdown import MORE_TASKS, NOTHING_TO_COMPARE
 from assay.reports.sides import Sides, gain_in_words, sides_of
 from assay.reports.texts import Budget, Clipped, pretty
@@ -43,7 +43,11 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateRow:
-    """A candidate of the search. `version` is empty in reports of older versions of assay."""
+    """A candidate of the search. `version` is empty in reports of older versions of assay.
+
+    Attributes:
+        n: tasks of val that it ran, which is `share` of those that all candidates ran.
+    """
 
     name: str
     version: str
@@ -52,6 +56,8 @@ class CandidateRow:
     expected: float | None
     dropped: str
     is_winner: bool
+    share: float = 0.0
+    bar: Markup = field(default_factory=Markup)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +218,14 @@ def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | N
         is_baseline = candidate is candidates[0]
         return candidate is not winner, not is_baseline, -(value if value is not None else -1.0), -(candidate["n"] or 0)
 
+    total = sum(candidate["n"] or 0 for candidate in candidates) or 1
+    shares = {id(candidate): (candidate["n"] or 0) / total for candidate in candidates}
     return [
         CandidateRow(
             name=str(candidate["name"]), version=str(candidate.get("version") or ""), n=candidate["n"] or 0,
             score=candidate.get("val_score"), expected=candidate.get("expected"),
             dropped=str(candidate.get("dropped") or ""), is_winner=candidate is winner,
+            share=shares[id(candidate)], bar=share_bar(shares[id(candidate)]),
         )
         for candidate in sorted(candidates, key=rank)[:_CANDIDATES]
     ]  # fmt: skip

@@ -31,6 +31,7 @@ from assay.web.filters import (
 )  # fmt: skip
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
+from assay.web.verdicts import judge_calls, judged_rollout
 
 __all__ = ["call_json", "one_rollout", "rate", "rollout_json", "rollout_view", "rollouts_view"]
 
@@ -116,6 +117,8 @@ def rollout_view(
             "later_calls": link("rollouts", rollout.id, **values, call=calls.rows[-1].t + 1) if calls.more else "",
             "list": link("rollouts", **values),
             "run_link": _run_link(store, rollout),
+            "judge_calls": judge_calls(store, rollout),
+            "judged": judged_rollout(store, rollout),
             **_around(store, rollout, values, filters),
             **rating_values(rollout),
             **dataset_values(store, rollout, where),
