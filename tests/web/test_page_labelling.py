@@ -67,7 +67,8 @@ def test_outputs_of_programs_that_the_judge_never_judged_are_not_offered(store: 
     store.put_rollout(other)
     store.flush()
     assert ", 23 waiting" in read(store, f"/judges/{key}/label?rater=ann").replace("\n", " ")  # it judged nothing yet
-    remember(store, known_questions(store)[key], run_id="run-1")
+    store.put_run("run-1", kind="evaluate", config={"rubric": "tone.yaml"}, status="done", started_at=NOW)
+    remember(store, known_questions(store)[key], "tone.yaml:kind")  # as a rubric's criterion
     store.flush()
     assert ", 22 waiting" in read(store, f"/judges/{key}/label?rater=ann")
     assert ", 1 waiting" in read(store, f"/judges/{key}/label?rater=ann&run=run-2")

@@ -46,7 +46,9 @@ def write_compile_page(path: str | Path, report: CompileReport, *, store: str | 
         page = compile_page(opened, report.run_id, data, folder, rows=ROWS)
     facts = [
         ("Program", report.config.program), ("Model", report.config.model), ("Optimizer", data["optimizer"]),
-        ("Winner", data["winner"]), *_spent(data), ("Of these, the search", f"{data['search_calls']:,} LM calls"), *_stopped(data), ("Artifact", str(data["artifact"])),
+        ("Winner", data["winner"]), *_spent(data),
+        ("Of these, the search", f"{data['search_calls']:,} LM calls"), *_stopped(data),
+        ("Artifact", str(data["artifact"])),
     ]  # fmt: skip
     return write_report(
         path, "report_compile.html", title=f"Compile of {_short(report.config.program)}", facts=facts, page=page,
