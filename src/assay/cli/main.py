@@ -92,9 +92,9 @@ def main() -> None:
         code = ended if isinstance(ended, int) else 0
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
-            from assay.cli.unknown import explain
+            from assay.cli.unknown import explained
 
-            explain(error, group)
+            error = explained(error, group)
         error.show()
         code = error.exit_code
     except AssayError as error:

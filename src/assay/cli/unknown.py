@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 import click
 
-__all__ = ["MEANT", "explain"]
+__all__ = ["MEANT", "explained"]
 
 _SIZES = ("--train-size", "--val-size", "--gate-size", "--test-size")
 _ALIKE = 0.75  # of two names, from 0 to 1
@@ -55,26 +55,26 @@ MEANT: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
-def explain(error: click.NoSuchOption, commands: click.Group) -> None:
-    """Adds to the error which option was probably meant, or which commands have the one that was given.
+def explained(error: click.NoSuchOption, commands: click.Group) -> click.NoSuchOption:
+    """The error with the option that was probably meant, or with the commands that have the one that was given.
 
     Args:
         commands: all commands. They are loaded only if the option's name resembles none of its own command.
     """
-    command = error.ctx.command if error.ctx else commands
-    own = {name for option in command.params for name in option.opts}
-    meant = [name for name in MEANT.get(error.option_name, ()) if name in own]
+    name, command = error.option_name, error.ctx.command if error.ctx else commands
+    own = {option for parameter in command.params for option in parameter.opts}
+    meant = [option for option in MEANT.get(name, ()) if option in own]
     if meant:
-        error.possibilities = [name for name in meant if name in _SIZES] if meant[0] in _SIZES else meant[:1]
-        return
-    # a name of the table means something else than one that is only spelled alike, as `--max-new-tokens`
-    alike = [] if error.option_name in MEANT else get_close_matches(error.option_name, own, 3, _ALIKE)
-    error.possibilities = alike
-    if not error.possibilities:
-        others = [path for path, other in _walk(commands, "assay") if _has(other, error.option_name)]
-        if others:
-            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            error.message = f"No such option {error.option_name!r}. It belongs to {', '.join(others[:3])}{more}."
+        likely = [option for option in meant if option in _SIZES] if meant[0] in _SIZES else meant[:1]
+    else:  # a name of the table means something else than one that is only spelled alike, as `--max-new-tokens`
+        likely = [] if name in MEANT else get_close_matches(name, own, 3, _ALIKE)
+    text = f"No such option {name!r}."
+    if likely:
+        text += f" Did you mean {', '.join(likely)}?"
+    elif others := [path for path, other in _walk(commands, "assay") if _has(other, name)]:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        text += f" It belongs to {', '.join(others[:3])}{more}."
+    return click.NoSuchOption(name, text, ctx=error.ctx)
 
 
 def _has(command: click.Command, name: str) -> bool:
