@@ -32,6 +32,7 @@ def test_a_running_training_shows_its_curves_alarms_and_samples(store: Store, tm
     assert re.findall(r'<details id="(.*?)"', text) == ["sample-1"]  # the other one was erased
     assert "advantage -0.50" in text
     assert f'href="/rollouts/{SAMPLE}">the whole rollout' in text
+    assert ">Advantage -0.50<" in read(store, f"/rollouts/{SAMPLE}", where=tmp_path / "page.db")
 
 
 def test_a_step_changes_the_part_that_is_loaded_again(store: Store, tmp_path: Path) -> None:
