@@ -8,7 +8,7 @@ import dspy
 import pytest
 
 import assay
-from assay.programs.compose import NearestDemos
+from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.testing import scripted_lm
 
 
@@ -34,10 +34,32 @@ def copying(request: Any) -> str:
     return labels[-1] if labels else "label: old"
 
 
-@pytest.mark.parametrize("optimizer", ["auto", "labeled"])
-def test_demonstrations_of_a_winner_with_nearest_ones_can_be_replaced(own_folder: Path, optimizer: str) -> None:
-    pool = [{"key": f"red {at}", "demos": {"predict": [{"text": f"red {at}", "label": "old"}]}} for at in range(4)]
-    champion = NearestDemos(Labels(), pool, k=2)
+def nearest(program: dspy.Module, predictor: str = "predict") -> NearestDemos:
+    """A winner that shows the nearest demonstrations; they say `old` to `red` only."""
+    demos = [{"text": f"red {at}", "label": "old"} for at in range(4)]
+    return NearestDemos(program, [{"key": row["text"], "demos": {predictor: [row]}} for row in demos], k=2)
+
+
+def ensemble() -> EnsembleProgram:
+    """A winner of three members with demonstrations of their own."""
+    members = [Labels() for _ in range(3)]
+    for at, member in enumerate(members):
+        member.predict.demos = [dspy.Example(text=f"red {at}", label="old")]
+    return EnsembleProgram(members)
+
+
+@pytest.mark.parametrize(
+    ("champion", "optimizer"),
+    [
+        (lambda: nearest(Labels()), "auto"),
+        (lambda: nearest(Labels()), "labeled"),
+        (ensemble, "auto"),
+        (ensemble, "labeled"),
+        (lambda: nearest(ensemble(), "members[0].predict"), "auto"),
+    ],
+    ids=["nearest-auto", "nearest-labeled", "ensemble-auto", "ensemble-labeled", "both-auto"],
+)
+def test_demonstrations_of_a_winner_can_be_replaced(own_folder: Path, champion: Any, optimizer: str) -> None:
     rows = [
         {"text": f"{word} {at}", "label": label}
         for at in range(40)
@@ -45,7 +67,7 @@ def test_demonstrations_of_a_winner_with_nearest_ones_can_be_replaced(own_folder
     ]
     lm = scripted_lm(copying)
     report = assay.compile(
-        champion, rubric="classify", data=rows, lm=lm, optimizer=optimizer, max_search_calls=120, demos=4,
+        champion(), rubric="classify", data=rows, lm=lm, optimizer=optimizer, max_search_calls=100, demos=4,
         prompt_format="lean", gate=False, test=False, sizes={"val": 12}, threads=1,
     )  # fmt: skip
     baseline = report.to_dict()["candidates"][0]

@@ -61,6 +61,13 @@ def test_a_compile_that_proves_nothing_says_so(store: Store, tmp_path: Path) -> 
     assert "The program is unchanged" in read(store, "/runs/run-1", where=tmp_path / "p")
 
 
+def test_a_comparison_names_the_candidates_of_a_compile(store: Store, tmp_path: Path) -> None:
+    put_compile(store, tmp_path)
+    text = read(store, "/compare?a=run-1&b=run-1", where=tmp_path / "page.db")
+    names = re.findall(r'<option value="[^"]*" selected>([^<]*)', text)
+    assert names == ["test · baseline", "test · winner: two demonstrations"]
+
+
 def test_a_running_compile_shows_its_candidates(store: Store, tmp_path: Path) -> None:
     report = put_compile(store, tmp_path)
     folder = tmp_path / "runs" / "run-1"

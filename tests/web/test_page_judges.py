@@ -8,7 +8,7 @@ from judged import judge_card, put_judge, put_question
 from pages import NOW, Browser, Scans, browse, links_in, read
 
 from assay.judges.questions import Question, known_questions, remember
-from assay.reports.cards import card_page
+from assay.reports.cards import card_page, required_words
 from assay.rubrics import JudgeSpec
 from assay.traces import Store
 from assay.traces.store import tables as schema
@@ -42,7 +42,7 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     assert "on 22 sealed items" in text
     # every third of 22 items is called rude, all others kind; Bob calls every fourth neutral
     assert "Of 22 labelled items that it judged, 12 got another verdict" in text
-    gaps = [float(value) for value in re.findall(r'data-label="judge less raters">([+-]\d\.\d{3})</td>', text)]
+    gaps = [float(value) for value in re.findall(r'data-label="judge minus raters">([+-]\d\.\d{3})</td>', text)]
     assert gaps == sorted(gaps, key=lambda gap: -abs(gap))
     assert gaps[0] == -1.0  # rude, and both raters said kind
     assert "It fails 1 of 2 attacks" in text
@@ -53,6 +53,23 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     assert "verdicts shifted" in text
     assert text.index("How close to an alarm") < text.index("Replays of its anchors")
     assert "assay judge compile kind.yaml --labels store" in text
+
+
+def test_the_runs_of_a_judge_lead_to_its_page_and_state_their_result(store: Store, tmp_path: Path) -> None:
+    key = put_judge(store, tmp_path)
+    compiled, audited = (page(store, tmp_path, f"/runs/judge-{kind}") for kind in ("compile", "audit"))
+    for text in (compiled, audited):
+        assert f'<a href="/judges/{key}">The judge: its card, audits, drift and labels</a>' in text
+        assert "Compare with another run" not in text
+    assert re.search(r"weighted kappa with raters: \S+ on 22 sealed items; raters with each other: \S+<", compiled)
+    assert "1 of 2 attacks failed: praise<" in audited
+
+
+def test_a_wrong_verdict_of_an_audit_says_what_was_required() -> None:
+    wrong = {"rule": "same", "against": 0.051}
+    assert required_words(wrong) == "the same verdict as the output that it is compared with, which got 0.05"
+    assert required_words({"rule": "at the bottom", "against": None}) == "the lowest value of the scale"
+    assert required_words({**wrong, "rule": "not above"}).startswith("a value not above that of the output")
 
 
 def test_agreement_is_shown_as_it_grows(store: Store, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from judged import put_outputs, put_question
-from pages import Browser, browse, read
+from pages import NOW, Browser, browse, read
 
+from assay.judges.questions import known_questions, remember
 from assay.traces import Rollout, Store
 
 
@@ -54,6 +55,23 @@ def test_sealed_test_outputs_are_never_shown(store: Store) -> None:
     browse(store, visit)
     assert all(row["task_input"] != "q0" for row in store.labels(key))
     assert "Nothing is waiting" in read(store, f"/judges/{key}/label?rater=ann")
+
+
+def test_outputs_of_programs_that_the_judge_never_judged_are_not_offered(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    other = Rollout(
+        run_id="run-2", program="poet", status="done", inputs={"question": "a poem"}, prediction={"answer": "no judge"},
+        started_at=NOW,
+    )  # fmt: skip
+    store.put_rollout(other)
+    store.flush()
+    assert ", 23 waiting" in read(store, f"/judges/{key}/label?rater=ann").replace("\n", " ")  # it judged nothing yet
+    store.put_run("run-1", kind="evaluate", config={"rubric": "tone.yaml"}, status="done", started_at=NOW)
+    remember(store, known_questions(store)[key], "tone.yaml:kind")  # as a rubric's criterion
+    store.flush()
+    assert ", 22 waiting" in read(store, f"/judges/{key}/label?rater=ann")
+    assert ", 1 waiting" in read(store, f"/judges/{key}/label?rater=ann&run=run-2")
 
 
 def test_items_that_others_labelled_come_first_without_their_labels(store: Store) -> None:

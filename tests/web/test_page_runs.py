@@ -220,7 +220,7 @@ def test_evaluations_of_one_run_are_compared_from_earlier_to_later(store: Store)
     store.flush()
     text = read(store, "/compare?a=run-1&b=run-1")
     assert "+0.500 on 1 task, too few for an interval" in text
-    assert re.findall(r"<option selected>([^<]*)", text) == ["test · v1", "test · v2"]
+    assert re.findall(r'<option value="([^"]*)" selected>', text) == ["test · v1", "test · v2"]
 
 
 def test_a_run_without_tasks_cannot_be_compared(store: Store) -> None:

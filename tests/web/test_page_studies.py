@@ -46,10 +46,19 @@ def test_a_search_shows_its_decision_and_what_each_parameter_did(store: Store, t
     assert "Gate: +0.200 on 20 tasks, 95 % interval +0.100 to +0.300: a gain." in text
     assert "Test: +0.200 on 20 tasks, 95 % interval -0.100 to +0.300: no significant difference." in text
     assert "The tuned parameters replace the default." in text
+    assert "<dt>Best parameters</dt><dd>temperature 0.75, max steps 4</dd>" in text
+    assert "Run the result on an input of your own" in text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[:5] == ["Decision", "History", "Importance", "Slices", "Trials"]
     assert "3 <strong>chosen</strong>" in text
     assert text.count('<svg class="chart"') == 3  # the history and two slices
+
+
+def test_a_search_without_proof_says_what_could_give_one(store: Store, tmp_path: Path) -> None:
+    report = {**TUNED, "replaces": False, "gate": GAIN | {"low": -0.1}}
+    text = page_of(store, tmp_path, "tune", report)
+    assert "The default stays. More gate tasks can show a smaller gain" in text
+    assert "Run the result, which was not shown to be better, on an input of your own" in text
 
 
 def test_a_policy_shows_its_episodes(store: Store, tmp_path: Path) -> None:
@@ -64,7 +73,7 @@ def test_a_search_without_scored_trials_has_no_charts(store: Store, tmp_path: Pa
     failed = [{**TRIALS[0], "state": "failed", "values": {"score": None}}]
     text = page_of(store, tmp_path, "tune", {**TUNED, "history": failed, "gate": None, "test": {}, "best": {}})
     assert '<svg class="chart"' not in text
-    assert "1 trials" in text
+    assert "<summary>1 trial</summary>" in text
 
 
 def test_a_training_shows_training_and_held_out_curves_with_their_data(store: Store, tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
-from trained import SAMPLE, put_sft, put_training
+from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
-from assay.optimizers.finetuning.settings import SFTSettings
+from assay.api.pages import write_training_page
+from assay.optimizers.finetuning.policy_report import PolicyReport
+from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.training_log import TrainingLog, read_training_log
 from assay.traces import Store
@@ -29,6 +32,7 @@ def test_a_running_training_shows_its_curves_alarms_and_samples(store: Store, tm
     assert re.findall(r'<details id="(.*?)"', text) == ["sample-1"]  # the other one was erased
     assert "advantage -0.50" in text
     assert f'href="/rollouts/{SAMPLE}">the whole rollout' in text
+    assert ">Advantage -0.50<" in read(store, f"/rollouts/{SAMPLE}", where=tmp_path / "page.db")
 
 
 def test_a_step_changes_the_part_that_is_loaded_again(store: Store, tmp_path: Path) -> None:
@@ -71,21 +75,27 @@ def test_a_running_fine_tuning_shows_both_losses_its_alarm_and_how_to_resume_it(
     assert "train sft</td>" in read(store, "/runs", where=tmp_path / "page.db")
 
 
-def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Path) -> None:
-    put_sft(store, tmp_path, status="done")
+def comparison(runs: list[str]) -> dict[str, Any]:
+    """A comparison as `compared` of `assay.optimizers.finetuning.comparison` makes it."""
     side = {
         "n": 4, "score": 0.5, "criteria": {}, "task_types": {}, "valid_calls": None, "parsed": 1.0,
         "tokens_per_task": 9.0,
     }  # fmt: skip
     gain = {"mean": 0.1, "low": 0.0, "high": 0.2}
-    compared = {
-        "before": side, "after": {**side, "score": 0.75}, "gain": gain, "criteria": {}, "task_types": {},
-        "runs": ["a-1", "b-1"],
-    }  # fmt: skip
-    report = SFTReport(
-        "embedded/m+warm", tmp_path, SFTSettings(), 8, 2, 5, Counter({"too long": 3}), 6, {1: 2.0, 2: 1.0},
-        {0: 2.5, 2: 1.5}, 2, alarms=["step 2: it rose"], validation={"sums": {"greedy": compared}},
+    sides = {"before": side, "after": {**side, "score": 0.75}, "gain": gain, "criteria": {}, "task_types": {}}
+    return {**sides, "runs": runs}
+
+
+def fine_tuning(folder: Path, runs: list[str]) -> SFTReport:
+    return SFTReport(
+        "embedded/m+warm", folder, SFTSettings(), 8, 2, 5, Counter({"too long": 3}), 6, {1: 2.0, 2: 1.0},
+        {0: 2.5, 2: 1.5}, 2, alarms=["step 2: it rose"], validation={"sums": {"greedy": comparison(runs)}},
     )  # fmt: skip
+
+
+def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Path) -> None:
+    put_sft(store, tmp_path, status="done")
+    report = fine_tuning(tmp_path, ["a-1", "b-1"])
     (tmp_path / "runs" / "warm" / "report.json").write_text(json.dumps({"report": report.to_dict()}, default=str))
     text = read(store, "/runs/warm", where=tmp_path / "page.db")
     assert '<a href="/compare?a=a-1&amp;b=b-1"><bdi>sums, greedy</bdi></a>' in text
@@ -142,15 +152,7 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
 
 def test_the_model_before_and_after_a_policy_gradient_is_compared_by_task(store: Store, tmp_path: Path) -> None:
     put_training(store, tmp_path, status="done")
-    scores = {"before, greedy": 0.25, "after, greedy": 0.5, "before, sampled": 0.75, "after, sampled": 0.5}
-    for at, (condition, score) in enumerate(scores.items()):
-        for task in range(6):
-            name = f"task-{task}"
-            rollout_of_sums(
-                store, 300 + 6 * at + task, run_id="training", phase="test", split="test", task_id=name,
-                group_id=f"{condition}/{name}", score=score, parameters={"temperature": 1.0}, program="sums.py:Sums",
-            )  # fmt: skip
-    store.flush()
+    put_before_and_after(store)
     with Scans(store) as scans:
         text = read(store, "/runs/training", where=tmp_path / "page.db")
         greedy, sampled = links_in(text, "/compare?a=training&amp;b=")
@@ -159,6 +161,72 @@ def test_the_model_before_and_after_a_policy_gradient_is_compared_by_task(store:
     assert "sums.py:Sums, greedy</bdi>" in text
     for page, words in zip(pages, ("+0.250 on 6 tasks", "-0.250 on 6 tasks", "+0.250 on 6 tasks"), strict=True):
         assert words in page
-    assert re.findall(r"<option selected>([^<]*)", pages[1]) == [
+    assert re.findall(r'<option value="([^"]*)" selected>', pages[1]) == [
         "test · before, sampled", "test · after, sampled"
     ]  # fmt: skip
+
+
+def test_a_report_of_a_policy_gradient_compares_each_task_of_each_program(store: Store, tmp_path: Path) -> None:
+    put_before_and_after(store)
+    put_before_and_after(store, run_id="kept", program="kept.py:Kept", at=24)
+    report = PolicyReport(
+        "embedded/m+better", tmp_path, PolicySettings(), notes=["one judge was slow"], curves={"reward": {1: 0.1}},
+        validation={
+            "Sums": {mode: comparison(["training"] * 2) for mode in ("greedy", "sampled")},
+            "Kept": {"greedy": comparison(["kept"] * 2)},
+            "Gone": {"greedy": comparison(["erased"] * 2)},
+        },
+    )  # fmt: skip
+    text = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db").read_text()
+    headings = re.findall(r'<h2 id="tasks-\d">Tasks before and after: <bdi>(.*?)</bdi>, (.*?)</h2>', text)
+    assert headings == [("Sums", "greedy"), ("Sums", "sampled"), ("Kept", "greedy"), ("Gone", "greedy")]
+    assert text.count("+0.250 on 6 tasks") == 2
+    assert text.count("-0.250 on 6 tasks") == 1
+    assert text.count('class="task line"') == 18
+    assert text.count("does not have the rollouts") == 1
+    assert [link for link in links_in(text, "") if not link.startswith("#tasks-")] == []
+    assert "one judge was slow" in text
+
+
+def test_the_page_of_a_training_links_the_tasks_of_its_retention_tasks(store: Store, tmp_path: Path) -> None:
+    put_training(store, tmp_path, status="done")
+    put_before_and_after(store)
+    store.put_run("kept", kind="train", config={"program": "kept.py:Kept"}, status="done", started_at=NOW)
+    put_before_and_after(store, run_id="kept", program="kept.py:Kept", at=24)
+    validation = {"Kept": {"greedy": comparison(["kept"] * 2)}}
+    stored = json.dumps({"report": {"validation": validation}})
+    (tmp_path / "runs" / "training" / "report.json").write_text(stored)
+    text = read(store, "/runs/training", where=tmp_path / "page.db")
+    assert len(links_in(text, "/compare?a=training&amp;b=")) == 2
+    assert "Kept, greedy" in text
+    assert "+0.250 on 6 tasks" in read(store, links_in(text, "/compare?a=kept&amp;b=")[0])
+
+
+def test_a_report_of_a_fine_tuning_compares_each_task_of_its_two_runs(store: Store, tmp_path: Path) -> None:
+    for at, (run_id, score) in enumerate([("a-1", 0.25), ("b-1", 0.75)]):
+        for task in range(6):
+            rollout_of_sums(
+                store, 300 + 6 * at + task, run_id=run_id, phase="evaluate", split="test", task_id=f"task-{task}",
+                score=score,
+            )  # fmt: skip
+    store.flush()
+    report = fine_tuning(tmp_path, ["a-1", "b-1"])
+    text = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db").read_text()
+    assert "+0.500 on 6 tasks" in text
+    assert text.count('class="task line"') == 6
+
+
+def test_a_report_of_a_long_training_is_below_its_limit(store: Store, tmp_path: Path) -> None:
+    for side, condition in enumerate(("before, greedy", "after, greedy")):
+        for task in range(160):
+            rollout_of_sums(
+                store, 1000 * side + task + 300, run_id="training", phase="test", split="test", task_id=f"task-{task}",
+                group_id=f"{condition}/task-{task}", score=0.25 + side / 4, inputs={"question": "long words " * 80},
+            )  # fmt: skip
+    store.flush()
+    curves = {f"criteria/{name}": {step: step / 600 for step in range(600)} for name in "abcdefghij"}
+    modes = {mode: comparison(["training"] * 2) for mode in ("greedy", "sampled")}
+    report = PolicyReport("m+a", tmp_path, PolicySettings(), curves=curves, validation={"Sums": modes})
+    file = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db")
+    assert file.stat().st_size < 500_000
+    assert "10 more tasks are not shown" in file.read_text()

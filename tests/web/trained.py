@@ -7,7 +7,7 @@ from pages import NOW, rollout_of_sums
 from assay.reports.training_log import TrainingLog
 from assay.traces import Store
 
-__all__ = ["SAMPLE", "put_sft", "put_training"]
+__all__ = ["SAMPLE", "put_before_and_after", "put_sft", "put_training"]
 
 SAMPLE = f"{200:032x}"  # the sample rollout of step 1
 
@@ -46,3 +46,20 @@ def put_sft(store: Store, folder: Path, *, run_id: str = "warm", status: str = "
         log.values(step, {"loss/training": 2.0 / step}, {})
     log.values(4, {"loss/held_out": 1.5}, {"overfitting": "step 4: the held-out loss rose"})
     return log
+
+
+def put_before_and_after(store: Store, *, run_id: str = "training", program: str = "sums.py:Sums", at: int = 0) -> None:
+    """Six tasks before and after a training, greedily and sampled, in the run: +0.25 and -0.25.
+
+    Args:
+        at: number of the first rollout, of 24.
+    """
+    scores = {"before, greedy": 0.25, "after, greedy": 0.5, "before, sampled": 0.75, "after, sampled": 0.5}
+    for place, (condition, score) in enumerate(scores.items()):
+        for task in range(6):
+            name = f"task-{task}"
+            rollout_of_sums(
+                store, 300 + at + 6 * place + task, run_id=run_id, phase="test", split="test", task_id=name,
+                group_id=f"{condition}/{name}", score=score, parameters={"temperature": 1.0}, program=program,
+            )  # fmt: skip
+    store.flush()

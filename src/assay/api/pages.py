@@ -1,4 +1,4 @@
-"""Reports of compile, evaluate, compare, tune and a judge's card as one HTML file each: `--report FILE.html`."""
+"""Reports of compile, evaluate, compare, tune, train and a judge's card as one HTML file each: `--report FILE.html`."""
 
 import json
 from collections.abc import Mapping
@@ -10,18 +10,25 @@ from assay.api.compile import CompileReport
 from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
 from assay.errors import NoArtifact, StoreError
+from assay.optimizers.finetuning.policy_report import PolicyReport
+from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.cards import card_page
 from assay.reports.compiled import compile_page
 from assay.reports.files import ROWS, scores_of, write_report
-from assay.reports.markdown import dollars
+from assay.reports.markdown import cost_words
 from assay.reports.sides import sides_of
 from assay.reports.studies import tuned_page, tuned_words
+from assay.reports.trained import trained_tasks
+from assay.reports.training import write_sft, write_training
 from assay.runs.opening import home_of
 from assay.traces import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.sealing import openings_line
 
-__all__ = ["write_card_page", "write_compare_page", "write_compile_page", "write_evaluation_page", "write_tune_page"]
+__all__ = [
+    "write_card_page", "write_compare_page", "write_compile_page", "write_evaluation_page", "write_training_page",
+    "write_tune_page",
+]  # fmt: skip
 
 _SIDES = (("First", "a"), ("Second", "b"))
 
@@ -39,7 +46,9 @@ def write_compile_page(path: str | Path, report: CompileReport, *, store: str | 
         page = compile_page(opened, report.run_id, data, folder, rows=ROWS)
     facts = [
         ("Program", report.config.program), ("Model", report.config.model), ("Optimizer", data["optimizer"]),
-        ("Winner", data["winner"]), *_spent(data), *_stopped(data), ("Artifact", str(data["artifact"])),
+        ("Winner", data["winner"]), *_spent(data),
+        ("Of these, the search", f"{data['search_calls']:,} LM calls"), *_stopped(data),
+        ("Artifact", str(data["artifact"])),
     ]  # fmt: skip
     return write_report(
         path, "report_compile.html", title=f"Compile of {_short(report.config.program)}", facts=facts, page=page,
@@ -114,6 +123,21 @@ def write_tune_page(path: str | Path, report: TuneReport) -> Path:
     )  # fmt: skip
 
 
+def write_training_page(path: str | Path, report: PolicyReport | SFTReport, *, store: str | Path | None = None) -> Path:
+    """Writes the report of a training as one HTML file, with the tasks of the store's evaluations before and after.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    data = report.to_dict()
+    tasks = []
+    if data["validation"]:  # an offline training has none, and then the store is not needed
+        with Store(store) as opened:
+            tasks = trained_tasks(opened, data["validation"])
+    write = write_training if isinstance(report, PolicyReport) else write_sft
+    return write(Path(path), data, tasks=tasks)
+
+
 def write_card_page(path: str | Path, judge: str | Path) -> Path:
     """Writes the reliability card of a compiled judge as one HTML file.
 
@@ -162,7 +186,7 @@ def _short(program: str) -> str:
 
 def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     text = f"{data['calls']:,} LM calls, {data['cached']:,} more from the cache; {data['tokens']:,} tokens"
-    return [("Cost", f"{text}; {dollars(data['cost_usd'])}" if data["cost_usd"] is not None else f"{text}; unknown")]
+    return [("Cost", f"{text}; {cost_words(data['cost_usd'])}")]
 
 
 def _stopped(data: Mapping[str, Any]) -> list[tuple[str, str]]:

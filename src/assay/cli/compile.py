@@ -18,7 +18,7 @@ from assay.cli.shared import (
     warn_of_gaps,
 )
 from assay.cli.wording import in_flags
-from assay.reports.markdown import dollars
+from assay.reports.markdown import cost_words, dollars
 from assay.runs.settings import CompileSettings
 from assay.support.numbers import figure, signed
 
@@ -95,7 +95,7 @@ def print_report(data: dict[str, Any]) -> None:
             "gate: not decided, so nothing proves that the artifact's program is better: keep the baseline",
             markup=False,
         )
-    cost = dollars(data["cost_usd"]) + (
+    cost = cost_words(data["cost_usd"]) + (
         f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else ""
     )
     rich.print(

@@ -91,6 +91,10 @@ def main() -> None:
         ended = group(standalone_mode=False)  # what a command's `ctx.exit` was given
         code = ended if isinstance(ended, int) else 0
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            from assay.cli.unknown import explained
+
+            error = explained(error, group)
         error.show()
         code = error.exit_code
     except AssayError as error:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -28,6 +27,8 @@ from assay.runs.settings.train import ROLLOUTS_ONLY
 from assay.support.settings import settings_of
 
 if TYPE_CHECKING:
+    from assay.optimizers.finetuning.policy_report import PolicyReport
+    from assay.optimizers.finetuning.sft import SFTReport
     from assay.runs.settings.options import SFTEvaluationOptions
 
 __all__ = ["command", "print_validation"]
@@ -86,7 +87,6 @@ def sft(**values: Any) -> None:
     completion."""
     from assay.api.sft import train_sft
     from assay.optimizers.finetuning.run_folder import rank
-    from assay.reports.training import write_sft
 
     as_json, source, name, resume, program, store, config, page = pop_values(
         values, "as_json", "export", "name", "resume", "program", "store", "accelerate_config", "report"
@@ -114,8 +114,7 @@ def sft(**values: Any) -> None:
         print_json(data)
     else:
         _show(data)
-    if page is not None:
-        write_sft(Path(page), data)
+    _write_page(page, report, store)
     require_coverage(data)
 
 
@@ -261,11 +260,15 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         print_json(data)
     else:
         _show_policy(data)
-    if page is not None:
-        from assay.reports.training import write_training
-
-        write_training(Path(page), data)
+    _write_page(page, report, store)
     require_coverage(data)
+
+
+def _write_page(page: str | None, report: "PolicyReport | SFTReport", store: str | None) -> None:
+    if page is not None:
+        from assay.api.pages import write_training_page
+
+        write_training_page(page, report, store=store)
 
 
 def _offline(values: dict[str, Any]) -> dict[str, Any]:

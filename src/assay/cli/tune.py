@@ -16,7 +16,7 @@ from assay.cli.shared import (
     warn_of_failures,
 )
 from assay.cli.wording import counted, curriculum_lines, in_flags
-from assay.reports.markdown import dollars
+from assay.reports.markdown import cost_words
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.numbers import figure, signed
 from assay.support.settings import settings_of
@@ -111,7 +111,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}", markup=False)
     rich.print(
-        f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {dollars(data['cost_usd'])}",
+        f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {cost_words(data['cost_usd'])}",
         markup=False,
     )
     rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
@@ -153,7 +153,7 @@ def print_report(data: dict[str, Any]) -> None:
         f"{counted(data['task_runs'], 'task runs')}, "
         f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {counted(data['calls'], 'LM calls')} "
         f"({data['cached']:,} more from the cache), "
-        f"{dollars(data['cost_usd'])}", markup=False,
+        f"{cost_words(data['cost_usd'])}", markup=False,
     )  # fmt: skip
     for line in curriculum_lines(data["curriculum"]):
         rich.print(line, markup=False)

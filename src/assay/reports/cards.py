@@ -9,7 +9,16 @@ from markupsafe import Markup
 from assay.reports.charts import Axis, Dot, points_chart, range_bar, share_bar
 from assay.support.numbers import figure, signed
 
-__all__ = ["AttackRow", "CardPage", "Measure", "attack_rows", "card_facts", "card_page", "drift_facts"]
+__all__ = [
+    "AttackRow",
+    "CardPage",
+    "Measure",
+    "attack_rows",
+    "card_facts",
+    "card_page",
+    "drift_facts",
+    "required_words",
+]
 
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
 _NAMES = {
@@ -169,11 +178,27 @@ def attack_rows(audit: Mapping[str, Any]) -> list[AttackRow]:
     rows = [
         AttackRow(
             name=name, n=entry["n"], share=entry["share"], passed=entry["passed"], flips=entry["flip_rate"],
-            wrong=entry["wrong"], bar=share_bar(entry["share"], kind="better" if entry["passed"] else "worse"),
+            wrong=[{**one, "required": required_words(one)} for one in entry["wrong"]],
+            bar=share_bar(entry["share"], kind="better" if entry["passed"] else "worse"),
         )
         for name, entry in audit["attacks"].items()
     ]  # fmt: skip
     return sorted(rows, key=lambda row: (row.passed, row.share))
+
+
+def required_words(wrong: Mapping[str, Any]) -> str:
+    """What an audit required of a verdict that was wrong, as the end of a sentence.
+
+    Args:
+        wrong: with `rule` and `against`, as in `assay.judges.quality.audit`.
+    """
+    if wrong["rule"] == "at the bottom":
+        return "the lowest value of the scale"
+    value = "" if wrong["against"] is None else f", which got {figure(wrong['against'], 2)}"
+    rule = {"same": "the same verdict as", "another": "another verdict than"}.get(
+        wrong["rule"], f"a value {wrong['rule']} that of"
+    )
+    return f"{rule} the output that it is compared with{value}"
 
 
 def drift_facts(report: Mapping[str, Any]) -> str:

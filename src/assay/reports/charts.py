@@ -19,6 +19,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 10, 32
 _MARGIN = 0.04  # of the height
 _POINTS = 200  # of one line
 _DOTS = 1_000  # of one chart
+_ALMOST = 1e-9  # share of a step below which two ends are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +174,11 @@ class _Plane:
         self.x, self.y, self.width, self.height = x, y, width, height
         self.left, self.right = _ends([point[0] for point in points], x)
         self.low, self.high = _ends([point[1] for point in points], y)
+        self._step = _round_step((self.high - self.low) / (4 if height >= _HEIGHT else 2))
+        if y.low is None:
+            self.low = math.floor(self.low / self._step + _ALMOST) * self._step
+        if y.high is None:
+            self.high = math.ceil(self.high / self._step - _ALMOST) * self._step
         self._log = x.log and self.left > 0
         # so that a line at an end is not drawn on the axis
         self._margin = _MARGIN * (height - _TOP - _BOTTOM)
@@ -189,11 +195,11 @@ class _Plane:
 
     def frame(self) -> list[str]:
         parts, end = [], self.width - _RIGHT
-        for share in (0, 0.25, 0.5, 0.75, 1) if self.height >= _HEIGHT else (0, 0.5, 1):
-            value = self.low + share * (self.high - self.low)
+        for at in range(math.floor((self.high - self.low) / self._step + _ALMOST) + 1):
+            value = self.low + at * self._step
             _, y = self.at(self.left, value)
             parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>')
-            number = _rounded(value, self.high - self.low)
+            number = _rounded(value, self._step)
             parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
         for value, anchor in ((self.left, "start"), (self.right, "end")):
             x, _ = self.at(value, self.low)
@@ -227,11 +233,15 @@ def _tick(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _rounded(value: float, span: float) -> str:
-    """A value of an axis that reaches over `span`, with as many decimals as tell four of them apart."""
-    size = 0.0 if span <= 0 else math.log10(span)
-    decimals = max(0, 2 - (math.floor(size) if size >= 0 else math.ceil(size)))
-    text = figure(value, min(decimals, 6)) if abs(value) < 1000 else f"{value:,.0f}"
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 2.5 and 5 times a power of ten that is at least this."""
+    power: float = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - _ALMOST))
+
+
+def _rounded(value: float, step: float) -> str:
+    """A value of an axis whose grid lines are `step` apart."""
+    text = figure(value, min(6, max(0, 1 - math.floor(math.log10(step))))) if abs(value) < 1000 else f"{value:,.0f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from assay.errors import AssayError
 from assay.reports.changes import Change, changes_of
-from assay.reports.charts import Line, lines_chart
-from assay.reports.markdown import NOTHING_TO_COMPARE
+from assay.reports.charts import Line, lines_chart, share_bar
+from assay.reports.markdown import MORE_TASKS, NOTHING_TO_COMPARE
 from assay.reports.sides import Sides, gain_in_words, sides_of
 from assay.reports.texts import Budget, Clipped, pretty
 from assay.sources.artifact_files import read_json
@@ -43,7 +43,11 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateRow:
-    """A candidate of the search. `version` is empty in reports of older versions of assay."""
+    """A candidate of the search. `version` is empty in reports of older versions of assay.
+
+    Attributes:
+        n: tasks of val that it ran, which is `share` of those that all candidates ran.
+    """
 
     name: str
     version: str
@@ -52,6 +56,8 @@ class CandidateRow:
     expected: float | None
     dropped: str
     is_winner: bool
+    share: float = 0.0
+    bar: Markup = field(default_factory=Markup)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +171,7 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
             + (
                 "The compiled program replaces the baseline: the whole interval is above zero."
                 if report.get("replaces")
-                else "That is no proof that it is better: keep the baseline."
+                else f"That is no proof that it is better: keep the baseline. {MORE_TASKS}"
             ),
             tone="better" if report.get("replaces") else "worse",
         )
@@ -212,11 +218,14 @@ def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | N
         is_baseline = candidate is candidates[0]
         return candidate is not winner, not is_baseline, -(value if value is not None else -1.0), -(candidate["n"] or 0)
 
+    total = sum(candidate["n"] or 0 for candidate in candidates) or 1
+    shares = {id(candidate): (candidate["n"] or 0) / total for candidate in candidates}
     return [
         CandidateRow(
             name=str(candidate["name"]), version=str(candidate.get("version") or ""), n=candidate["n"] or 0,
             score=candidate.get("val_score"), expected=candidate.get("expected"),
             dropped=str(candidate.get("dropped") or ""), is_winner=candidate is winner,
+            share=shares[id(candidate)], bar=share_bar(shares[id(candidate)]),
         )
         for candidate in sorted(candidates, key=rank)[:_CANDIDATES]
     ]  # fmt: skip
@@ -244,6 +253,21 @@ def _history(
         lines[:_LINES], label="Running mean score of the candidates on val", x_name="runs of the search",
         y_name="mean score so far", unit=True,
     )  # fmt: skip
+
+
+def evaluation_labels(evaluations: Sequence[Evaluated], report: Mapping[str, Any]) -> dict[str, str]:
+    """The names of a run's evaluations, with that of the candidate where they are a compile's, by name.
+
+    Args:
+        report: of the run; empty if it has none.
+    """
+    labels = {}
+    for one in evaluations:
+        candidate = next((c for c in report.get("candidates") or () if "version" in c and _is(one, c)), None)
+        is_winner = candidate is not None and candidate["name"] == report.get("winner") != "baseline"
+        name = "" if candidate is None else f"{'winner: ' if is_winner else ''}{candidate['name']}"
+        labels[one.name] = one.name.replace(one.version, name) if name else one.name
+    return labels
 
 
 def _is(evaluated: Evaluated, candidate: Mapping[str, Any]) -> bool:

@@ -7,8 +7,10 @@ from assay.reports.texts import readable
 from assay.support.numbers import figure, signed
 
 __all__ = [
+    "MORE_TASKS",
     "NOTHING_TO_COMPARE",
     "compile_markdown",
+    "cost_words",
     "dollars",
     "figure",
     "graded",
@@ -18,12 +20,18 @@ __all__ = [
     "with_interval",
 ]
 
+MORE_TASKS = "More gate tasks can show a smaller gain: four times as many halve the interval."
 NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
 
 
 def dollars(value: float | None) -> str:
     """A price; a dash where it is not known."""
     return "–" if value is None else f"${value:.4f}"
+
+
+def cost_words(value: float | None) -> str:
+    """A price in a line of text."""
+    return "cost unknown" if value is None else dollars(value)
 
 
 def percent(value: float | None) -> str:
@@ -129,7 +137,7 @@ def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openi
         f"{data['calls']:,} LM calls, {data['search_calls']:,} of them searching, "
         f"{data['cached']:,} more from the cache; ",
     ]
-    lines[-1] += f"{data['tokens']:,} tokens; {dollars(data['cost_usd'])}."
+    lines[-1] += f"{data['tokens']:,} tokens; {cost_words(data['cost_usd'])}."
     if data["stopped"]:
         lines += ["", f"Stopped early: {data['stopped']}."]
     if data["notes"]:

@@ -40,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """An item with the judge's verdict and the raters' labels. `gap` is judge less raters, as a share of the scale;
+    """An item with the judge's verdict and the raters' labels. `gap` is judge minus raters, as a share of the scale;
     on a nominal scale, the share of raters who chose another label."""
 
     task: str

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from assay.reports import texts
+from assay.reports.sides import FEWEST_TASKS
 from assay.support.numbers import figure, signed
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page_environment", "stylesheet"]
 
-_FILTERS = ("iso", "moment", "preview", "seconds", "size")
+_FILTERS = ("iso", "moment", "preview", "price", "seconds", "size")
 
 
 def page_environment(*packages: str, link: Callable[..., str]) -> "Environment":
@@ -34,7 +35,7 @@ def page_environment(*packages: str, link: Callable[..., str]) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["link"] = link
+    environment.globals |= {"link": link, "fewest_tasks": FEWEST_TASKS}
     environment.filters |= {name: getattr(texts, name) for name in _FILTERS}
     environment.filters |= {"figure": figure, "signed": signed}
     return environment

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.reports.markdown import with_interval
+from assay.support.numbers import figure
 
 __all__ = ["RunScores", "result_lines", "run_scores"]
 
@@ -36,11 +37,18 @@ def _score_of(sides: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def result_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Score, gain and artifact of a run of `compile`, `judge compile` or `tune`, where its report has them."""
+    """Score, agreement, attacks, gain and artifact of a run, where its report has them."""
     test = report.get("test") or {}
     after = test.get("compiled") or test.get("tuned") or {}
     if isinstance(after.get("score"), float):
         yield f"score on test: {after['score']:.3f} ({after['n']} tasks)"
+    if (card := report.get("card")) and (measure := card.get("objective")):
+        name, agreement = measure.replace("_", " "), card["agreement"]
+        value, reach = figure(agreement[measure]), figure(card["ceiling"][measure])
+        yield f"{name} with raters: {value} on {agreement['n']} sealed items; raters with each other: {reach}"
+    if attacks := report.get("attacks"):
+        failed = [name for name, entry in attacks.items() if not entry["passed"]]
+        yield f"{len(failed)} of {len(attacks)} attacks failed" + (f": {', '.join(failed)}" if failed else "")
     for name, gain in (("gate", report.get("gate")), ("test", test.get("gain"))):
         if gain and gain.get("mean") is not None:
             yield f"gain on {name}: {with_interval({**gain, 'n': None})}"

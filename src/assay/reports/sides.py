@@ -18,11 +18,11 @@ from assay.traces.store.evaluations import Evaluated, EvaluatedTask
 from assay.traces.store.reads import StoreReads
 
 __all__ = [
-    "Difference", "Sides", "TaskChange", "by_criterion", "by_type", "differences_by_part", "gain_in_words", "grades_of",
-    "mean_of", "sides_of", "task_changes",
+    "FEWEST_TASKS", "Difference", "Sides", "TaskChange", "by_criterion", "by_type", "differences_by_part",
+    "gain_in_words", "grades_of", "mean_of", "sides_of", "task_changes",
 ]  # fmt: skip
 
-_FEWEST = 5  # tasks under which no interval is claimed
+FEWEST_TASKS = 5  # tasks under which no interval is claimed
 _MOST_PARTS = 40  # criteria, and types of tasks, that one page shows
 
 
@@ -137,7 +137,7 @@ def differences_by_part(
         first, second = before.get(name, {}), after.get(name, {})
         gain = paired_gain(first, second)
         mean = None if math.isnan(gain.mean) else gain.mean
-        low, high = (gain.low, gain.high) if gain.n >= _FEWEST else (None, None)
+        low, high = (gain.low, gain.high) if gain.n >= FEWEST_TASKS else (None, None)
         differences.append(
             Difference(
                 name=name, n=gain.n, before=mean_of(first), after=mean_of(second), mean=mean, low=low, high=high,
@@ -220,7 +220,7 @@ def gain_in_words(gain: Any) -> str:
     """What a paired difference says: a gain, a loss, or that neither is shown."""
     if gain is None or not gain.n:
         return "No task was scored in both."
-    if gain.n < _FEWEST:
+    if gain.n < FEWEST_TASKS:
         return f"{signed(gain.mean)} on {gain.n} task{'s' if gain.n > 1 else ''}, too few for an interval."
     words = "a gain" if gain.low > 0 else "a loss" if gain.high < 0 else "no significant difference"
     return f"{signed(gain.mean)} on {gain.n} tasks, 95 % interval {signed(gain.low)} to {signed(gain.high)}: {words}."

@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from assay.reports.charts import Axis, Dot, Line, points_chart, share_bar
+from assay.reports.markdown import MORE_TASKS
 from assay.support.numbers import signed
 
 __all__ = [
@@ -132,7 +133,9 @@ def tuned_words(report: Mapping[str, Any]) -> list[ResultLine]:
             words = {"better": "a gain", "worse": "a loss"}.get(tone, "no significant difference")
             lines.append(ResultLine(text=f"{text}, 95 % interval {signed(low)} to {signed(high)}: {words}.", tone=tone))
     if report.get("gate"):
-        outcome = "The tuned parameters replace the default." if report["replaces"] else "The default stays."
+        outcome = (
+            "The tuned parameters replace the default." if report["replaces"] else f"The default stays. {MORE_TASKS}"
+        )
         lines.append(ResultLine(text=outcome, tone="better" if report["replaces"] else ""))
     return lines
 

@@ -72,10 +72,13 @@ def preview(inputs: str, most: int = 120) -> str:
     return readable(line[:most] + ("…" if len(line) > most else ""))
 
 
-def pretty(value: Any) -> str:
-    """A value as indented JSON; a text as it is."""
+def pretty(value: Any, *, line: int = 0) -> str:
+    """A value as indented JSON, or in one line if that has at most `line` characters; a text as it is."""
     if isinstance(value, str):
         return value
+    short = json.dumps(value, ensure_ascii=False, default=str) if line else ""
+    if 0 < len(short) <= line:
+        return short
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
 
 
@@ -104,6 +107,11 @@ def seconds(value: float | None) -> str:
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def price(value: float | None) -> str:
+    """Dollars; `unknown` where they are not known."""
+    return "unknown" if value is None else f"${value:.4f}" if value else "$0"
 
 
 def size(characters: int) -> str:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from assay.reports.charts import Line, lines_chart
 from assay.reports.files import write_report
+from assay.reports.sides import FEWEST_TASKS
 from assay.support.numbers import figure, signed
 from assay.traces.store.sealing import openings_line
 
@@ -117,15 +118,17 @@ def unfinished_page(
     return TrainingPage(facts=list(facts.items()), warnings=alarms, charts=charts)
 
 
-def write_training(path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Path:
+def write_training(
+    path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = (), tasks: Sequence[Any] = ()
+) -> Path:
     """Writes the page of a `PolicyReport.to_dict()` as one file.
 
     Args:
         others: as for `training_page`.
+        tasks: `assay.reports.trained.trained_tasks` of it.
     """
-    page = training_page(report, others)
     title = f"{report['config']['algorithm']}: {report['name'] or report['path']}"
-    return write_report(path, "report_training.html", title=title, facts=page.facts, notes=[], page=page)
+    return _write(path, title, training_page(report, others), report.get("notes", []), tasks)
 
 
 def sft_page(report: Mapping[str, Any]) -> TrainingPage:
@@ -153,10 +156,19 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     )
 
 
-def write_sft(path: Path, report: Mapping[str, Any]) -> Path:
-    """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file."""
-    page, title = sft_page(report), f"sft: {report['name'] or report['path']}"
-    return write_report(path, "report_training.html", title=title, facts=page.facts, notes=report["notes"], page=page)
+def write_sft(path: Path, report: Mapping[str, Any], tasks: Sequence[Any] = ()) -> Path:
+    """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file.
+
+    Args:
+        tasks: as for `write_training`.
+    """
+    return _write(path, f"sft: {report['name'] or report['path']}", sft_page(report), report["notes"], tasks)
+
+
+def _write(path: Path, title: str, page: TrainingPage, notes: Sequence[str], tasks: Sequence[Any]) -> Path:
+    return write_report(
+        path, "report_training.html", title=title, facts=page.facts, notes=notes, page=page, tasks=tasks
+    )
 
 
 def _comparison(name: str, modes: Mapping[str, Any], report: Mapping[str, Any]) -> ComparisonTable:
@@ -276,7 +288,9 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
             rows.append((f"{mode}: on {kind}", *map(_number, scores), interval(comparison["task_types"].get(kind))))
         for name in ("valid_calls", "parsed", "tokens_per_task"):
             if before[name] is not None or after[name] is not None:  # a program without tools has no valid calls
-                rows.append((f"{mode}: {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), ""))
+                digits = 1 if name == "tokens_per_task" else 3
+                numbers = (_number(side[name], digits) for side in (before, after))
+                rows.append((f"{mode}: {name.replace('_', ' ')}", *numbers, ""))
     return rows
 
 
@@ -292,13 +306,13 @@ def _sample(sample: Mapping[str, Any]) -> str:
     return f"step {sample['step']}, score {sample['score']}\n{inputs}\n{calls}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else figure(value)
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else figure(value, digits)
 
 
 def interval(gain: Mapping[str, Any] | None) -> str:
-    return (
-        ""
-        if not gain or gain["mean"] is None
-        else f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}]"
-    )
+    if not gain or gain["mean"] is None:
+        return ""
+    if gain.get("n", FEWEST_TASKS) < FEWEST_TASKS:
+        return f"{signed(gain['mean'])}, too few tasks"
+    return f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}]"

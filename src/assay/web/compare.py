@@ -2,13 +2,15 @@
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError
+from assay.reports.compiled import evaluation_labels
 from assay.reports.sides import sides_of
 from assay.traces.store import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of, is_training
-from assay.traces.store.listing import find_run, list_runs
+from assay.traces.store.listing import find_run, finished_report, list_runs
 from assay.web.filters import filled_in
 from assay.web.rendering import View, link
 
@@ -20,11 +22,15 @@ _OFFERED = 100  # newest runs that the form offers
 _DECIDING = ("gate", "evaluate", "test")  # phases whose evaluations a report shows, the most important last
 
 
-def compare_view(store: Store, query: Mapping[str, str]) -> View:
-    """Two evaluations by task: the paired difference, and each task that both have, the worst change first."""
+def compare_view(store: Store, query: Mapping[str, str], *, where: str | Path | None = None) -> View:
+    """Two evaluations by task: the paired difference, and each task that both have, the worst change first.
+
+    Args:
+        where: the store's location, next to which the folders of runs are.
+    """
     values = filled_in(query, _FIELDS)
     runs = [find_run(store, values[name]) if name in values else None for name in ("a", "b")]
-    sides = [_side(store, run, values.get(f"of_{name}")) for run, name in zip(runs, "ab", strict=True)]
+    sides = [_side(store, run, values.get(f"of_{name}"), where) for run, name in zip(runs, "ab", strict=True)]
     content: dict[str, Any] = {
         "filters": values, "offered": list_runs(store, limit=_OFFERED), "sides": sides, "order": "", "compared": None,
     }  # fmt: skip
@@ -39,7 +45,9 @@ def compare_view(store: Store, query: Mapping[str, str]) -> View:
     return View(template="compare.html", title="Compare", values=content)
 
 
-def _side(store: Store, run: dict[str, Any] | None, name: str | None) -> dict[str, Any] | None:
+def _side(
+    store: Store, run: dict[str, Any] | None, name: str | None, where: str | Path | None
+) -> dict[str, Any] | None:
     """A run with its evaluations, as the form and the comparison need them.
 
     Args:
@@ -50,7 +58,8 @@ def _side(store: Store, run: dict[str, Any] | None, name: str | None) -> dict[st
     evaluations = {evaluated.name: evaluated for evaluated in evaluations_of(store, run["id"])}
     if not evaluations:
         raise ConfigError(f"the run {run['id']} has no rollouts of tasks: there is nothing to compare")
-    return {"run": run, "evaluations": evaluations, "chosen": name if name in evaluations else None}
+    labels = evaluation_labels(list(evaluations.values()), finished_report(where, run["id"]) or {})
+    return {"run": run, "evaluations": evaluations, "labels": labels, "chosen": name if name in evaluations else None}
 
 
 def _chosen(sides: list[Any], values: Mapping[str, str]) -> tuple[Evaluated, Evaluated]:

@@ -4,6 +4,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from assay.cli.main import command_of
+from assay.cli.wording import in_flags
 from assay.errors import AssayError, ConfigError
 from assay.reports.charts import share_bar
 from assay.traces.export.balance import METHODS, Balance
@@ -38,7 +40,7 @@ def data_view(store: Store, query: Mapping[str, str], *, store_flag: str | None)
         content["is_large"] = count_newest(store, most=MOST) > MOST
         if not content["is_large"]:
             try:
-                content |= _manifest_view(preview_export(store, config))
+                content |= _manifest_view(values["kind"], preview_export(store, config))
             except AssayError as error:  # nothing fits, or a setting is refused
                 content["problem"] = str(error)
     return View(template="data.html", title="Data", values=content)
@@ -69,14 +71,19 @@ def export_command(values: Mapping[str, str], store_flag: str | None) -> str:
     return f"assay export {values['kind']} --out FOLDER{rubric}{text}{store}"
 
 
-def _manifest_view(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _manifest_view(kind: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
     balance, privacy, overlap = manifest["balance"], manifest["privacy"], manifest["overlap"]
     before, after = balance["before"], balance["after"]
     most = max([*before.values(), *after.values()], default=0) or 1
     return {
         "manifest": manifest,
         "gates": [
-            {**gate, "value": format_value(gate["value"]), "required": format_value(gate["required"])}
+            {
+                **gate,
+                "value": format_value(gate["value"]),
+                "required": format_value(gate["required"]),
+                "text": in_flags(gate.get("missing") or gate.get("warning") or "", command_of(["export", kind])),
+            }
             for gate in manifest["gates"]
         ],
         "balance": [

@@ -21,7 +21,7 @@ from assay.traces.store import tables as schema
 from assay.traces.store.listing import finished_report, list_runs
 from assay.web.rendering import View
 
-__all__ = ["found_question", "judge_view", "judges_view"]
+__all__ = ["found_question", "judge_view", "judges_view", "question_of_run"]
 
 _KINDS = ("judge compile", "judge audit", "judge drift", "judge score")
 _RUNS = 200  # of one kind, the newest
@@ -119,6 +119,13 @@ def _read_reports(judge: _Judge, where: str | Path | None) -> None:
             report = finished_report(where, run["id"])
             if report and needed in report:
                 reports.append((run, report))
+
+
+def question_of_run(store: Store, run: Mapping[str, Any]) -> Question | None:
+    """What the judge of a run was asked; None if the run is not of a single judge."""
+    if run["kind"] not in _KINDS:
+        return None
+    return next((one for one in known_questions(store).values() if run["id"] in one.runs), None)
 
 
 def found_question(store: Store, key: str) -> Question:

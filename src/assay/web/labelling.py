@@ -1,7 +1,8 @@
 """Labelling in the browser: the next item for a rater, and storing an answer. Calls no model."""
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -11,8 +12,10 @@ from assay.errors import ConfigError, StoreError
 from assay.judges.questions import Question, ToLabel, items_to_label
 from assay.reports.raters import label_rows
 from assay.reports.texts import Budget, pretty
+from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
+from assay.traces.store.listing import list_runs
 from assay.traces.store.paging import newest_rollouts
 from assay.traces.store.rows import rollout_of
 from assay.web.filters import filled_in
@@ -22,6 +25,8 @@ from assay.web.rendering import View, link
 __all__ = ["label_view", "store_label"]
 
 _WINDOW = 1_000  # newest rollouts, of the store or of a run, among which items are chosen
+_SEARCHED, _RUNS = 200, 10  # newest runs among which those of a judge are found, and how many of them are read
+_ENOUGH = 100  # rollouts to label, above which those of earlier runs are not read
 _FIELDS = ("rater", "run", "item", "skip")
 _MOST_SKIPPED = 40  # that an address holds
 _RATER, _REASON = 200, 2_000  # characters
@@ -31,7 +36,7 @@ def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
     """The next item that the rater has not labelled; first those that other raters have, so that agreement is known.
 
     The labels of others are not shown. Items are those that have a label and those of the newest rollouts, without the
-    sealed test split.
+    sealed test split, and without other programs than those that the judge judged unless a run is named.
 
     Raises:
         StoreError: there is no such judge.
@@ -94,10 +99,37 @@ def _waiting(
     """Items without a label of this rater: those that most others have labelled, then by a hash of their content."""
     others = Counter(row["item_id"] for row in rows if row["item_id"] not in own)
     entries = {entry.item_id: entry for entry in _labelled(store, question, run_id)} if others else {}
-    for entry in items_to_label(newest_rollouts(store, run_id=run_id, limit=_WINDOW), question):
+    newest = newest_rollouts(store, run_id=run_id, limit=_WINDOW)
+    for entry in items_to_label(newest if run_id else _of_judged_programs(store, newest, question), question):
         entries[entry.item_id] = entry
     waiting = [entry for entry in entries.values() if entry.item_id not in own]
     return sorted(waiting, key=lambda entry: (-others[entry.item_id], entry.item_id))
+
+
+def _of_judged_programs(store: Store, rollouts: Sequence[Rollout], question: Question) -> Sequence[Rollout]:
+    """The rollouts of programs that a judge with this question judged, and if these are few, of the runs in which it
+    did; all rollouts if it judged none."""
+    table, programs, runs = schema.rollouts, set[str](), _judged_runs(store, question)
+    with store.engine.connect() as connection:
+        for run_id in runs:
+            query = sa.select(table.c.program).where(table.c.run_id == run_id, table.c.source.not_in(NOT_AGENTS))
+            programs.update(connection.execute(query.limit(1)).scalars())
+    kept = [one for one in rollouts if one.program in programs and one.source not in NOT_AGENTS]
+    if programs and len(kept) < _ENOUGH:
+        of_runs = (newest_rollouts(store, run_id=run_id, limit=_ENOUGH) for run_id in runs)
+        kept += itertools.chain.from_iterable(of_runs)
+    return kept if programs else rollouts
+
+
+def _judged_runs(store: Store, question: Question) -> list[str]:
+    """The newest runs in which a judge with this question judged: its own, and those with a rubric that has it."""
+    rubrics = {source.rpartition(":")[0] for source in question.sources} - {""}
+    runs = (
+        run["id"]
+        for run in list_runs(store, limit=_SEARCHED)
+        if run["id"] in question.runs or run["config"].get("rubric") in rubrics
+    )
+    return list(itertools.islice(runs, _RUNS))
 
 
 def _labelled(store: Store, question: Question, run_id: str | None) -> list[ToLabel]:

@@ -11,10 +11,12 @@ import sqlalchemy as sa
 from assay.cli.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
 from assay.reports.texts import Budget, pretty
+from assay.reports.training_log import read_training_log
 from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
+from assay.traces.store.listing import run_folder
 from assay.traces.store.paging import Cursor, RolloutFilters, RolloutPage, calls_from, rollout_page
 from assay.traces.store.rows import rollout_of
 from assay.web.conversation import tools_of, turns_of
@@ -31,6 +33,7 @@ from assay.web.filters import (
 )  # fmt: skip
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
+from assay.web.verdicts import judge_calls, judged_rollout
 
 __all__ = ["call_json", "one_rollout", "rate", "rollout_json", "rollout_view", "rollouts_view"]
 
@@ -116,6 +119,9 @@ def rollout_view(
             "later_calls": link("rollouts", rollout.id, **values, call=calls.rows[-1].t + 1) if calls.more else "",
             "list": link("rollouts", **values),
             "run_link": _run_link(store, rollout),
+            "advantages": _advantages(rollout, where),
+            "judge_calls": judge_calls(store, rollout),
+            "judged": judged_rollout(store, rollout),
             **_around(store, rollout, values, filters),
             **rating_values(rollout),
             **dataset_values(store, rollout, where),
@@ -124,6 +130,13 @@ def rollout_view(
         part="rollout_part.html",
         every_s=RUNNING_S if rollout.status == "running" else 0,
     )
+
+
+def _advantages(rollout: Rollout, where: str | Path | None) -> list[float]:
+    """Of each call, if the rollout is a sample of a training; the log has those of samples alone."""
+    log = read_training_log(run_folder(where, rollout.run_id)) if rollout.phase == "train" else None
+    samples = [] if log is None else log.samples.values()
+    return next((list(advantages) for rollout_id, advantages in samples if rollout_id == rollout.id), [])
 
 
 def rating_values(rollout: Rollout) -> dict[str, Any]:

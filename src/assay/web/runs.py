@@ -27,6 +27,7 @@ __all__ = ["COUNTED", "RUNNING_S", "SCORED", "run_page", "runs_page"]
 
 RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise
 _ROWS, _TASKS = 50, 100
+_LINE = 100  # characters of a setting that is shown in one line
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its intervals are computed at once: 0.2 s
 STATUSES = ("running", "done", "stopped", "failed")
@@ -101,8 +102,9 @@ def run_page(
             better_first=better_first,
         )  # fmt: skip
     tuned = report if run["kind"] == "tune" and report.get("history") else None
-    trained = training_of(store, run, report, run_folder(where, run["id"]))
     running, words = run["status"] == "running", partial(words_of_run, run["kind"], run["config"])
+    trained = training_of(store, run, report, run_folder(where, run["id"]), words=words)
+    noted = ("alarms", "notes") if trained is None else ("notes",)  # a training shows its alarms above its curves
     return View(
         template="run.html",
         title=f"Run {run['id']}",
@@ -116,13 +118,15 @@ def run_page(
             "decided": [] if tuned is None else tuned_words(tuned),
             "trained": trained,
             "has_rollouts": not _reads_rows(run),
+            "question": _question(store, run),
+            "best": _parameters(tuned or {}),
             "comparisons": _comparisons(store, run, report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
-            "notes": [words(str(note)) for name in ("alarms", "notes") for note in report.get(name) or ()],
+            "notes": [words(str(note)) for name in noted for note in report.get(name) or ()],
             "stopped": words(report.get("stopped") or _failure(run, where) or ""),
             "has_report": bool(report),
             "commands": list(_commands(run, report, store_flag)),
@@ -147,12 +151,29 @@ def _commands(run: Mapping[str, Any], report: Mapping[str, Any], store_flag: str
 def _uses(run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What can be done with the result of a finished run, as commands."""
     if run["kind"] in ("compile", "tune") and report.get("artifact"):
-        yield "Run the result on an input of your own", f"assay run {shlex.quote(str(report['artifact']))} FIELD=VALUE"
+        proof = "" if report.get("replaces") else ", which was not shown to be better,"
+        artifact = shlex.quote(str(report["artifact"]))
+        yield f"Run the result{proof} on an input of your own", f"assay run {artifact} FIELD=VALUE"
     if run["kind"] == "train" and report.get("name"):
         model = str(report["name"])
         config = {name: run["config"].get(name) for name in ("program", "rubric", "data", "prompt_format")}
         command = run_command("evaluate", {**config, "model": model}) if config["program"] else None
         yield "Use the trained model, here in an evaluation", command or f"assay evaluate PROGRAM --model {model}"
+
+
+def _question(store: Store, run: Mapping[str, Any]) -> Any:
+    """What the judge of a run of `assay judge` was asked; None for other runs."""
+    if not run["kind"].startswith("judge "):
+        return None
+    from assay.web.judges import question_of_run  # imports numpy
+
+    return question_of_run(store, run)
+
+
+def _parameters(tuned: Mapping[str, Any]) -> str:
+    """The best parameters of a search in one line."""
+    best = tuned.get("best") or {}
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in best.items())
 
 
 def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
@@ -171,24 +192,27 @@ def _reads_rows(run: Mapping[str, Any]) -> bool:
 def _comparisons(store: Store, run: Mapping[str, Any], report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Words and addresses of the pages that compare a model before and after a training, task by task.
 
-    A policy gradient evaluated both in its own run, on the test split; a supervised fine-tuning made two runs.
+    A policy gradient evaluated both in one run, on the test split; a supervised fine-tuning made two runs.
     """
     validations = report.get("validation") or {}
     of_runs = [
         (f"{program}, {mode}", link("compare", a=sides["runs"][0], b=sides["runs"][1]))
         for program, modes in validations.items()
         for mode, sides in modes.items()
-        if sides.get("runs")
+        if len(set(sides.get("runs") or ())) == 2
     ]
-    if run["kind"] != "train" or of_runs or rollouts_of_run(store, run["id"], split="test") > WINDOW:
+    if run["kind"] != "train" or of_runs:
         return of_runs
-    pairs = itertools.combinations(evaluations_of(store, run["id"], split="test"), 2)
+    # of the program that was trained, and of retention tasks, whose evaluations are in runs of their own
+    owners = [sides["runs"][0] for modes in validations.values() for sides in modes.values() if sides.get("runs")]
     return [
         (
             f"{first.program.rpartition('/')[2]}, {first.condition.removeprefix('before, ')}",
-            link("compare", a=run["id"], b=run["id"], of_a=first.name, of_b=second.name),
+            link("compare", a=run_id, b=run_id, of_a=first.name, of_b=second.name),
         )
-        for first, second in pairs
+        for run_id in dict.fromkeys([run["id"], *owners])
+        if rollouts_of_run(store, run_id, split="test") <= WINDOW
+        for first, second in itertools.combinations(evaluations_of(store, run_id, split="test"), 2)
         if is_training(first, second)
     ]
 
@@ -202,4 +226,4 @@ def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     budget = Budget(20_000, most=1_000)
     for name, value in config.items():
         if value not in (None, {}, [], ""):
-            yield name, budget.clip(pretty(value) if isinstance(value, dict | list) else value)
+            yield name, budget.clip(pretty(value, line=_LINE) if isinstance(value, dict | list) else value)

@@ -248,7 +248,7 @@ class LocalPage:
         return self._plain(request, text)
 
     async def _compare(self, request: web.Request) -> web.Response:
-        return self._answer(request, await self._query(compare.compare_view, request.query))
+        return self._answer(request, await self._query(compare.compare_view, request.query, where=self._where))
 
     async def _judges(self, request: web.Request) -> web.Response:
         from assay.web.judges import judges_view  # numpy is loaded with the first of these pages

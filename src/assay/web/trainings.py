@@ -1,7 +1,7 @@
 """What the page of a run shows of a training: its report, or its log while it runs; and sample rollouts over steps."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,23 @@ class ShownTraining:
     samples: list[Sample]
 
 
-def training_of(store: Store, run: Mapping[str, Any], report: Mapping[str, Any], folder: Path) -> ShownTraining | None:
+def training_of(
+    store: Store, run: Mapping[str, Any], report: Mapping[str, Any], folder: Path, *, words: Callable[[str], str] = str
+) -> ShownTraining | None:
     """The training of a run; None if the run is none, or has no step yet.
 
     Args:
         report: of the run; empty while it runs, or if it was killed.
         folder: of the run, with its log.
+        words: puts the flags of the command into alarms, in place of Python arguments.
     """
+    shown = _training_of(store, run, report, folder)
+    if shown is None:
+        return None
+    return replace(shown, page=replace(shown.page, warnings=[words(text) for text in shown.page.warnings]))
+
+
+def _training_of(store: Store, run: Mapping[str, Any], report: Mapping[str, Any], folder: Path) -> ShownTraining | None:
     if run["kind"] != "train":
         return None
     log = read_training_log(folder)

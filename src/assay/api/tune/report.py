@@ -13,7 +13,7 @@ from assay.evaluation.metrics import Budget, before_and_after
 from assay.evaluation.statistics import mean_difference
 from assay.models import Meter
 from assay.optimizers.parameters import SearchOutcome, in_figures
-from assay.reports.markdown import dollars, figure, with_interval
+from assay.reports.markdown import cost_words, figure, with_interval
 from assay.runs.settings import TuneSettings
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import Openings, openings_line
@@ -143,6 +143,6 @@ def as_page(data: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, "
-        f"{dollars(data['cost_usd'])}.",
+        f"{cost_words(data['cost_usd'])}.",
     ]
     return "\n".join(lines) + "\n"

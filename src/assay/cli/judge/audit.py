@@ -9,6 +9,7 @@ from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.cli.wording import counted, in_flags
+from assay.reports.cards import required_words
 from assay.runs.settings import JudgeAuditSettings
 
 __all__ = ["audit_command"]
@@ -73,9 +74,8 @@ def _show_audit(data: dict[str, Any]) -> None:
         rich.print(f"alarm: {alarm}", markup=False)
     for name, entry in data["attacks"].items():
         for wrong in [] if entry["passed"] else entry["wrong"][:1]:
-            value, against = ("none" if v is None else f"{v:.2f}" for v in (wrong["value"], wrong["against"]))
-            than = "" if wrong["against"] is None else f" the {against} of the output that it is compared with"
-            rich.print(f"{name}: {wrong['output']!r} got {value}, required is {wrong['rule']}{than}", markup=False)
+            value = "none" if wrong["value"] is None else f"{wrong['value']:.2f}"
+            rich.print(f"{name}: {wrong['output']!r} got {value}; required: {required_words(wrong)}", markup=False)
     verdict = "passed" if data["passed"] else "FAILED"
     alarms = f" (alarms: {len(data['flip_alarms'])})" if data["flip_alarms"] else ""
     rich.print(

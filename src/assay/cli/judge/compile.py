@@ -9,7 +9,7 @@ from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, s
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
-from assay.reports.markdown import dollars
+from assay.reports.markdown import cost_words
 from assay.runs.settings import JudgeCompileSettings
 
 __all__ = ["compile_command"]
@@ -74,7 +74,7 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"gate ({data['gate']['n']} items): {gain_text(data['gate'])}: {verdict}", markup=False)
     rich.print(
         f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), "
-        f"{dollars(data['cost_usd'])}",
+        f"{cost_words(data['cost_usd'])}",
         markup=False,
     )
     for note in [

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from assay.reports.markdown import dollars
+from assay.reports.markdown import cost_words
 from assay.support.numbers import figure, signed
 
 __all__ = [
@@ -106,5 +106,5 @@ def spent_text(data: dict[str, Any]) -> str:
     """Calls, tokens and dollars of a report."""
     return (
         f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {data['tokens']:,} tokens, "
-        f"{dollars(data['cost_usd'])}"
+        f"{cost_words(data['cost_usd'])}"
     )

@@ -74,6 +74,7 @@ def evaluate_weights(
 def compare_weights(eval_task: EvalTask, engine: PolicyEngine) -> dict[str, dict[str, Any]]:
     """The comparison of the weights before and after training on the test tasks, by mode, under the task's name.
 
+    `runs` has the id of the run that holds both evaluations, once for each side, as `assay.api.model_comparison` has.
     Without test tasks it is empty; in processes other than the first one it has no modes.
     """
     result: dict[str, Any] = {}
@@ -82,7 +83,7 @@ def compare_weights(eval_task: EvalTask, engine: PolicyEngine) -> dict[str, dict
             before = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="before")
         after = evaluate_weights(eval_task, engine, eval_task.test, mode, phase="test", scope="after")
         if not rank():
-            result[mode] = compared(before, after)
+            result[mode] = {**compared(before, after), "runs": [eval_task.session.recorder.run_id] * 2}
     return {eval_task.name: result} if result or rank() else {}
 
 

@@ -31,6 +31,7 @@ from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
 from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
 from assay.programs import ThinkingPolicy, program_version
 from assay.programs.budgets import with_policy
+from assay.programs.compose import EnsembleProgram
 from assay.support.numbers import signed
 
 __all__ = ["PromptSearch"]
@@ -309,7 +310,7 @@ class PromptSearch:
         """Collects demonstrations from labels (no calls) or by exploring; then searches over candidates made of
         them."""
         prompt_formats, calls_left = auto_prompt_formats(self.student), self.session.meter.search_calls_left()
-        pool = self._labels() if self._labels_fit() else []
+        pool = self._labels()
         if not pool or not self._labels_suffice():
             explored, prompt_formats = self._explored(prompt_formats, calls_left)
             pool = explored or pool
@@ -323,12 +324,12 @@ class PromptSearch:
         self.notes += auto.rejections()
 
     def _labels(self) -> list[Demonstration]:
-        """The expected outputs of the data as demonstrations; this needs no call."""
-        name = self.student.program.named_predictors()[0][0]
+        """The expected outputs of the data as demonstrations; this needs no call. Empty where they are none."""
+        names = self._labelled()
         return [
-            Demonstration(task, ((name, dict(task.inputs), dict(task.expected)),), 1.0)
+            Demonstration(task, tuple((name, dict(task.inputs), dict(task.expected)) for name in names), 1.0)
             for task in self.splits.train
-            if task.expected
+            if task.expected and names
         ]
 
     def _explored(
@@ -353,10 +354,15 @@ class PromptSearch:
             *(name for name in prompt_formats if name != first and not exploration.behind(name)),
         ]
 
-    def _labels_fit(self) -> bool:
-        """Whether labels can be demonstrations: only if a single predictor has all expected fields as outputs."""
-        predictors, expected = self.student.program.predictors(), set(self.splits.train[0].expected)
-        return len(predictors) == 1 and bool(expected) and expected <= set(predictors[0].signature.output_fields)
+    def _labelled(self) -> list[str]:
+        """The predictors whose demonstrations can be labels: the only one of a program, or of each ensemble member,
+        if it has all expected fields as outputs. Empty if there are others."""
+        program, expected = self.student.program, set(self.splits.train[0].expected)
+        predictors = program.named_predictors()
+        members = program.members if isinstance(program, EnsembleProgram) else [program]
+        single = all(len(member.predictors()) == 1 for member in members) and len(predictors) == len(members)
+        fit = expected and all(expected <= set(predictor.signature.output_fields) for _, predictor in predictors)
+        return [name for name, _ in predictors] if single and fit else []
 
     def _labels_suffice(self) -> bool:
         """Whether a task has all fields of a demonstration. A program that reasons first, or that looks something up

@@ -5,6 +5,7 @@ splits val, gate and test. They differ in phase, split, version or parameters of
 a program also in the weights that were served.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from assay.traces.store import tables as schema
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.reads import StoreReads
 
-__all__ = ["Evaluated", "EvaluatedTask", "evaluations_of", "is_training", "mean_scores"]
+__all__ = ["Evaluated", "EvaluatedTask", "before_and_after", "evaluations_of", "is_training", "mean_scores"]
 
 _PREVIEW = 400  # characters read of a task's inputs
 
@@ -70,6 +71,23 @@ def is_training(before: Evaluated, after: Evaluated) -> bool:
     what = [(one.program, one.phase, one.split, one.version, one.parameters) for one in (before, after)]
     when, _, mode = before.condition.partition(", ")
     return what[0] == what[1] and when == "before" and after.condition == f"after, {mode}"
+
+
+def before_and_after(store: StoreReads, runs: Sequence[str], mode: str) -> tuple[Evaluated, Evaluated] | None:
+    """The evaluations on the test split before and after a training; None if the store has not both of them.
+
+    Args:
+        runs: ids of the two runs; equal if one run holds both evaluations.
+        mode: how the model was sampled, `greedy` or `sampled`.
+    Raises:
+        StoreError: a run is too large, as for `evaluations_of`.
+    """
+    sides = [evaluations_of(store, run_id, split="test") for run_id in dict.fromkeys(runs)]
+    if len(sides) == 2:
+        found = [[one for one in side if one.phase == "evaluate"] for side in sides]
+        return (found[0][0], found[1][0]) if all(found) else None
+    pairs = itertools.combinations(sides[0], 2)
+    return next((pair for pair in pairs if is_training(*pair) and pair[0].condition == f"before, {mode}"), None)
 
 
 def mean_scores(store: StoreReads, run_ids: Sequence[str], *, phase: str) -> dict[str, float]:
