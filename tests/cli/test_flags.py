@@ -15,7 +15,8 @@ from click.testing import CliRunner
 import assay.cli
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
-from assay.errors import ProjectError
+from assay.datasets import load_tasks
+from assay.errors import DataError, ProjectError
 from assay.rubrics import SHIPPED
 from assay.runs.project import COMMANDS, project_settings
 from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
@@ -228,9 +229,10 @@ def test_the_help_names_every_shipped_rubric_and_kind_of_data() -> None:
     data = re.search(r"or a spec \(([^)]*)\)", text)
     assert rubrics is not None
     assert set(rubrics[1].split(", ")) == set(SHIPPED)
-    kinds = {"hf", "reasoning_gym", "bfcl", "mutants", "arithmetic", "tools", "curriculum"}
+    with pytest.raises(DataError) as refused:
+        load_tasks("nonsense:size=1")
     assert data is not None
-    assert {part.rstrip(":…") for part in data[1].split(", ")} == kinds
+    assert {part.rstrip(":…") for part in data[1].split(", ")} == set(re.findall(r"(\w+):…", str(refused.value)))
 
 
 def test_numbers_of_tasks_have_the_keys_of_their_flags(tmp_path: Path) -> None:
