@@ -212,6 +212,14 @@ def test_two_runs_are_compared_by_task_the_worst_first(two_runs: Store) -> None:
     assert "no significant difference" in text
 
 
+def test_the_form_with_one_run_does_not_choose_its_preflight(two_runs: Store) -> None:
+    rollout_of_sums(two_runs, 40, run_id="a", task_id="task-0", phase="preflight")
+    two_runs.flush()
+    text = read(two_runs, "/compare?a=a")
+    assert re.findall(r'<option value="([^"]*)" selected>', text) == [""]  # what the form sends
+    assert "on 6 tasks" in read(two_runs, "/compare?a=a&of_a=&b=b")
+
+
 def test_the_best_change_first_on_request(two_runs: Store) -> None:
     text = read(two_runs, "/compare?a=a&b=b&order=better")
     assert re.findall(r"<bdi>How much is (\d+)", text)[0] == "101"
