@@ -102,6 +102,7 @@ def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Pa
     (tmp_path / "runs" / "warm" / "report.json").write_text(json.dumps({"report": report.to_dict()}, default=str))
     text = read(store, "/runs/warm", where=tmp_path / "page.db")
     assert '<a href="/compare?a=a-1&amp;b=b-1"><bdi>sums, greedy</bdi></a>' in text
+    assert 'with their cost: <a href="/runs/a-1">a-1</a>, <a href="/runs/b-1">b-1</a>.' in text
     assert re.findall(r"<h[23]>(.*?)</h[23]>", text)[:4] == ["Before and after: <bdi>sums</bdi>", "Curves", "Loss",
                                                               "Left out"]  # fmt: skip
     assert "step 2: it rose" in text
