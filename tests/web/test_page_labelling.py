@@ -133,6 +133,25 @@ def test_a_skipped_item_makes_way_for_the_next(store: Store) -> None:
     assert len(set(browse(store, visit))) == 3
 
 
+def test_a_skipped_item_stays_skipped_after_the_last_label_is_changed(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    labelled(store, key)
+
+    async def visit(browser: Browser) -> str:
+        text = (await browser.get(f"/judges/{key}/label?rater=ann"))[1]
+        skipped = fields_of(text)["item"]
+        for name in ("s", "b"):
+            place = re.findall(f'href="([^"]*)" data-key="{name}"', text)[0].replace("&amp;", "&")
+            text = (await browser.get(place))[1]
+        data = fields_of(text) | {"label": "rude"}
+        assert data["item"] != skipped
+        text = await (await browser.send("POST", f"/judges/{key}/labels", data=data)).text()
+        return skipped if fields_of(text)["item"] == skipped else ""
+
+    assert browse(store, visit) == ""
+
+
 def test_pairs_are_of_two_outputs_of_one_task(store: Store) -> None:
     key = put_question(store, pairs=True, scale=("first", "tie", "second"))
     put_outputs(store)

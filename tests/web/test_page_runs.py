@@ -77,6 +77,12 @@ def test_filters_select_runs(store: Store, query: str, runs: list[str]) -> None:
     assert listed(store, query) == runs
 
 
+def test_the_check_before_a_fine_tuning_is_listed_as_such(store: Store) -> None:
+    put_run(store, "check", kind="preflight")
+    store.flush()
+    assert "<td>preflight of train sft</td>" in read(store, "/runs")
+
+
 def test_older_runs_are_on_further_pages(store: Store) -> None:
     for number in range(120):
         put_run(store, f"run-{number:03}", at=NOW + number // 2)
@@ -204,6 +210,14 @@ def test_two_runs_are_compared_by_task_the_worst_first(two_runs: Store) -> None:
     assert "2 better, 1 worse, 3 the same; 1 not scored in both" in text
     assert re.findall(r"<bdi>How much is (\d+)", text) == ["100", "103", "104", "105", "102", "101"]
     assert "no significant difference" in text
+
+
+def test_the_form_with_one_run_does_not_choose_its_preflight(two_runs: Store) -> None:
+    rollout_of_sums(two_runs, 40, run_id="a", task_id="task-0", phase="preflight")
+    two_runs.flush()
+    text = read(two_runs, "/compare?a=a")
+    assert re.findall(r'<option value="([^"]*)" selected>', text) == [""]  # what the form sends
+    assert "on 6 tasks" in read(two_runs, "/compare?a=a&of_a=&b=b")
 
 
 def test_the_best_change_first_on_request(two_runs: Store) -> None:

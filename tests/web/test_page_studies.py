@@ -7,6 +7,7 @@ from typing import Any
 
 from pages import NOW, Scans, read
 
+from assay.reports.training import constant_reward
 from assay.traces import Store
 
 TRIALS = [
@@ -83,3 +84,13 @@ def test_a_training_shows_training_and_held_out_curves_with_their_data(store: St
     assert text.count('<svg class="chart"') == 2
     assert '<tr><th scope="row">2</th><td class="number">0.400</td></tr>' in text
     assert "/rollouts?run=run-1&amp;phase=train" in text
+
+
+def test_a_training_whose_rollouts_all_had_one_reward_learned_nothing(store: Store, tmp_path: Path) -> None:
+    steps = [str(step) for step in range(20)]
+    curves = {"reward": dict.fromkeys(steps, 0.0), "reward_std": dict.fromkeys(steps, 0.0)}
+    text = page_of(store, tmp_path, "train", {**TRAINED, "converged": True, "curves": curves})
+    assert "<bdi>nothing was learned: every rollout had the reward 0.000</bdi>" in text
+    assert constant_reward({"reward": {1: 0.5, 2: 0.5}, "reward_std": {1: 0.1, 2: 0.1}}) is None
+    assert constant_reward({"reward": {1: 0.5, 2: 0.25}, "reward_std": {1: 0.0, 2: 0.0}}) is None
+    assert constant_reward({}) is None

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from pages import NOW, Browser, Scans, browse, links_in, read, rollout_of_sums
 from trained import SAMPLE, put_before_and_after, put_sft, put_training
 
 from assay.api.pages import write_training_page
+from assay.cli.main import command_of
+from assay.cli.wording import in_flags
 from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
@@ -99,6 +102,7 @@ def test_a_finished_fine_tuning_links_its_evaluations(store: Store, tmp_path: Pa
     (tmp_path / "runs" / "warm" / "report.json").write_text(json.dumps({"report": report.to_dict()}, default=str))
     text = read(store, "/runs/warm", where=tmp_path / "page.db")
     assert '<a href="/compare?a=a-1&amp;b=b-1"><bdi>sums, greedy</bdi></a>' in text
+    assert 'with their cost: <a href="/runs/a-1">a-1</a>, <a href="/runs/b-1">b-1</a>.' in text
     assert re.findall(r"<h[23]>(.*?)</h[23]>", text)[:4] == ["Before and after: <bdi>sums</bdi>", "Curves", "Loss",
                                                               "Left out"]  # fmt: skip
     assert "step 2: it rose" in text
@@ -214,6 +218,17 @@ def test_a_report_of_a_fine_tuning_compares_each_task_of_its_two_runs(store: Sto
     text = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db").read_text()
     assert "+0.500 on 6 tasks" in text
     assert text.count('class="task line"') == 6
+
+
+def test_a_report_names_the_flags_of_its_command(store: Store, tmp_path: Path) -> None:
+    words = partial(in_flags, command=command_of(["train", "grpo"]))
+    fields: dict[str, Any] = {"alarms": ["raise max_completion=…"], "notes": ["beta=0.1 has no effect"]}
+    report = PolicyReport("m+a", tmp_path, PolicySettings(), curves={"reward": {1: 0.1}}, **fields)
+    report.write_page(words)
+    file = write_training_page(tmp_path / "a.html", report, store=tmp_path / "page.db", words=words)
+    for text in (file.read_text(), (tmp_path / "training.html").read_text()):
+        assert "raise --max-completion<" in text
+        assert "--beta 0.1 has no effect" in text
 
 
 def test_a_report_of_a_long_training_is_below_its_limit(store: Store, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Reports of compile, evaluate, compare, tune, train and a judge's card as one HTML file each: `--report FILE.html`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,18 @@ __all__ = [
     "write_tune_page",
 ]  # fmt: skip
 
+Words = Callable[[str], str]
+
 _SIDES = (("First", "a"), ("Second", "b"))
 
 
-def write_compile_page(path: str | Path, report: CompileReport, *, store: str | Path | None = None) -> Path:
+def write_compile_page(
+    path: str | Path, report: CompileReport, *, store: str | Path | None = None, words: Words = str
+) -> Path:
     """Writes the report of a compile as one HTML file, which loads nothing and shows no whole rollout.
 
+    Args:
+        words: changes notes; the command line puts its flags into them, in place of Python arguments.
     Raises:
         ConfigError: the file cannot be written.
         StoreError: the run is not in the store, or too large for a page.
@@ -52,17 +58,18 @@ def write_compile_page(path: str | Path, report: CompileReport, *, store: str | 
     ]  # fmt: skip
     return write_report(
         path, "report_compile.html", title=f"Compile of {_short(report.config.program)}", facts=facts, page=page,
-        run_id=report.run_id, notes=data["notes"],
+        run_id=report.run_id, notes=list(map(words, data["notes"])),
     )  # fmt: skip
 
 
 def write_evaluation_page(
-    path: str | Path, report: EvaluationReport, *, program: str, store: str | Path | None = None
+    path: str | Path, report: EvaluationReport, *, program: str, store: str | Path | None = None, words: Words = str
 ) -> Path:
     """Writes the report of an evaluation as one HTML file.
 
     Args:
         program: its name, for the title.
+        words: as for `write_compile_page`.
     Raises:
         ConfigError, StoreError: as `write_compile_page`.
     """
@@ -79,13 +86,17 @@ def write_evaluation_page(
     ]  # fmt: skip
     return write_report(
         path, "report_evaluate.html", title=f"Evaluation of {_short(program)}", facts=facts, scores=scores,
-        notes=[*data["alarms"], *data["notes"]],
+        notes=list(map(words, [*data["alarms"], *data["notes"]])),
     )  # fmt: skip
 
 
-def write_compare_page(path: str | Path, report: CompareReport, *, store: str | Path | None = None) -> Path:
+def write_compare_page(
+    path: str | Path, report: CompareReport, *, store: str | Path | None = None, words: Words = str
+) -> Path:
     """Writes the report of a comparison as one HTML file.
 
+    Args:
+        words: as for `write_compile_page`.
     Raises:
         ConfigError, StoreError: as `write_compile_page`.
     """
@@ -99,13 +110,16 @@ def write_compare_page(path: str | Path, report: CompareReport, *, store: str | 
     ]  # fmt: skip
     names = " and ".join(map(_short, report.names))
     return write_report(
-        path, "report_compare.html", title=f"Comparison of {names}", facts=facts, sides=sides, notes=data["notes"]
-    )
+        path, "report_compare.html", title=f"Comparison of {names}", facts=facts, sides=sides,
+        notes=list(map(words, data["notes"])),
+    )  # fmt: skip
 
 
-def write_tune_page(path: str | Path, report: TuneReport) -> Path:
+def write_tune_page(path: str | Path, report: TuneReport, *, words: Words = str) -> Path:
     """Writes the report of a search over agent parameters as one HTML file.
 
+    Args:
+        words: as for `write_compile_page`.
     Raises:
         ConfigError: the file cannot be written.
     """
@@ -119,13 +133,17 @@ def write_tune_page(path: str | Path, report: TuneReport) -> Path:
     page = tuned_page(data)
     return write_report(
         path, "report_study.html", title=f"Agent parameters of {_short(report.config.program)}", facts=facts,
-        page=page, result=tuned_words(data), notes=data["notes"],
+        page=page, result=tuned_words(data), notes=list(map(words, data["notes"])),
     )  # fmt: skip
 
 
-def write_training_page(path: str | Path, report: PolicyReport | SFTReport, *, store: str | Path | None = None) -> Path:
+def write_training_page(
+    path: str | Path, report: PolicyReport | SFTReport, *, store: str | Path | None = None, words: Words = str
+) -> Path:
     """Writes the report of a training as one HTML file, with the tasks of the store's evaluations before and after.
 
+    Args:
+        words: as for `write_compile_page`.
     Raises:
         ConfigError: the file cannot be written.
     """
@@ -135,7 +153,7 @@ def write_training_page(path: str | Path, report: PolicyReport | SFTReport, *, s
         with Store(store) as opened:
             tasks = trained_tasks(opened, data["validation"])
     write = write_training if isinstance(report, PolicyReport) else write_sft
-    return write(Path(path), data, tasks=tasks)
+    return write(Path(path), data, tasks=tasks, words=words)
 
 
 def write_card_page(path: str | Path, judge: str | Path) -> Path:

@@ -34,7 +34,7 @@ def command(a: str, b: str, **values: Any) -> None:
     else:
         _show(data)
     if page is not None:
-        write_compare_page(page, report, store=store)
+        write_compare_page(page, report, store=store, words=in_flags)
     require_coverage(data)
 
 

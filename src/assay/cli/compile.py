@@ -53,7 +53,7 @@ def command(program: str | None, **values: Any) -> None:
     else:
         print_report(data)
     if page is not None:
-        write_compile_page(page, report, store=store)
+        write_compile_page(page, report, store=store, words=in_flags)
     require_coverage(data)
 
 

@@ -55,7 +55,7 @@ def command(program: str | None, **values: Any) -> None:
     else:
         print_result(program, data)
     if page is not None:
-        write_evaluation_page(page, report, program=program, store=store)
+        write_evaluation_page(page, report, program=program, store=store, words=in_flags)
     if (reason := report.evaluation.why_unscored) is not None:
         raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
     require_coverage(data)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -24,6 +25,7 @@ from assay.cli.wording import counted, curriculum_lines, in_flags
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
+from assay.support.numbers import figure
 from assay.support.settings import settings_of
 
 if TYPE_CHECKING:
@@ -265,10 +267,13 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
 
 
 def _write_page(page: str | None, report: "PolicyReport | SFTReport", store: str | None) -> None:
+    """Writes the file of `--report`, and again the page next to the adapter: with flags in alarms and notes."""
+    if (own := getattr(report, "report", None)) is not None and Path(own).exists():
+        report.write_page(in_flags)  # type: ignore[union-attr]  # of a PolicyReport
     if page is not None:
         from assay.api.pages import write_training_page
 
-        write_training_page(page, report, store=store)
+        write_training_page(page, report, store=store, words=in_flags)
 
 
 def _offline(values: dict[str, Any]) -> dict[str, Any]:
@@ -324,10 +329,7 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         f"trained on ({seconds}); "
         f"weights of step {data['best_step']}"
     )
-    settled = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}[
-        data["converged"]
-    ]
-    rich.print(f"{settled}: the mean reward of the last ten steps, compared with that of the ten before", markup=False)
+    rich.print(_settled(data), markup=False)
     if data["agreement"] is not None:
         rich.print(
             f"llama.cpp, which serves it, writes the same greedy text as torch for "
@@ -345,6 +347,16 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
     else:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
+
+
+def _settled(data: Mapping[str, Any]) -> str:
+    """Whether the training converged, in words."""
+    from assay.reports.training import constant_reward
+
+    if (reward := constant_reward(data["curves"])) is not None:
+        return f"nothing was learned: every rollout had the reward {figure(reward)}"
+    words = {None: "too few steps to decide whether it converged", True: "converged", False: "not converged"}
+    return f"{words[data['converged']]}: the mean reward of the last ten steps, compared with that of the ten before"
 
 
 def print_validation(rich: Any, data: Mapping[str, Any]) -> None:

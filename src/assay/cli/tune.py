@@ -79,7 +79,7 @@ def command(program: str | None, **values: Any) -> None:
     if page is not None:
         from assay.api.pages import write_tune_page
 
-        write_tune_page(page, report)
+        write_tune_page(page, report, words=in_flags)
     require_coverage(data)
 
 

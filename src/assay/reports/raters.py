@@ -120,7 +120,8 @@ def growth(rows: Sequence[Mapping[str, Any]], question: Question, verdicts: Mapp
         same=both.values["accuracy"], alpha=both.values["alpha"], why=both.why.get("alpha", ""), judged=judged[0],
         judge_same=judged[1]["accuracy"], judge_alpha=judged[1]["alpha"],
         chart=lines_chart(
-            lines, label="Krippendorff's alpha as labels came in", x_name="labels", y_name="Krippendorff's alpha"
+            lines, label="Krippendorff's alpha as labels came in", x_name="labels", y_name="Krippendorff's alpha",
+            unit=all(value >= 0 for line in lines for _, value in line.points),  # no tick above 1, which alpha never is
         ),
     )  # fmt: skip
 

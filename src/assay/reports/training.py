@@ -1,8 +1,8 @@
 """The page of a training run, made from its report. Does not train."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from assay.support.numbers import figure, signed
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
-    "TrainingPage", "current_curves", "in_numbers", "interval", "of_other_seeds", "sft_page", "training_page",
-    "unfinished_page", "write_sft", "write_training",
+    "TrainingPage", "constant_reward", "current_curves", "in_numbers", "interval", "of_other_seeds", "sft_page",
+    "training_page", "unfinished_page", "write_sft", "write_training",
 ]  # fmt: skip
 
 _SMOOTH = 5  # steps of the running mean
@@ -89,6 +89,13 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
             f"{runs.count(None)} took too few steps"
         )
     curves = current_curves(report["curves"])
+    if (reward := constant_reward(curves)) is not None:
+        settled = f"nothing was learned: every rollout had the reward {figure(reward)}"
+    else:
+        settled = (
+            f"{converged} (mean reward of the last ten steps compared with the ten before: Welch's 95 % interval holds "
+            "0 and is within 0.1 to either side, or is within 0.05)"
+        )
     facts = {
         "Model before": config["model"],
         **({"Model after": after} if (after := report.get("name") or report.get("path")) else {}),
@@ -96,8 +103,7 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
         "Rollouts": report["rollouts"],
         "Calls trained on": report["calls"],
         "Weights of step": report["best_step"],
-        "Converged": f"{converged} (mean reward of the last ten steps compared with the ten before: Welch's "
-        "95 % interval holds 0 and is within 0.1 to either side, or is within 0.05)",
+        "Converged": settled,
     }
     return TrainingPage(
         facts=[(name, str(value)) for name, value in facts.items()],
@@ -110,6 +116,16 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
     )
 
 
+def constant_reward(curves: Mapping[str, Mapping[int, float]]) -> float | None:
+    """The reward that every rollout of a training had, so that no advantage was other than 0; None if rewards differ.
+
+    Args:
+        curves: value by step of each curve.
+    """
+    means, deviations = (set(curves.get(name, {}).values()) for name in ("reward", "reward_std"))
+    return means.pop() if len(means) == 1 and deviations == {0.0} else None
+
+
 def unfinished_page(
     curves: Mapping[str, Mapping[int, float]], *, alarms: Sequence[str], facts: Mapping[str, str]
 ) -> TrainingPage:
@@ -119,16 +135,21 @@ def unfinished_page(
 
 
 def write_training(
-    path: Path, report: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = (), tasks: Sequence[Any] = ()
+    path: Path,
+    report: Mapping[str, Any],
+    others: Sequence[Mapping[str, Any]] = (),
+    tasks: Sequence[Any] = (),
+    words: Callable[[str], str] = str,
 ) -> Path:
     """Writes the page of a `PolicyReport.to_dict()` as one file.
 
     Args:
         others: as for `training_page`.
         tasks: `assay.reports.trained.trained_tasks` of it.
+        words: puts the flags of the command into alarms and notes, in place of Python arguments.
     """
     title = f"{report['config']['algorithm']}: {report['name'] or report['path']}"
-    return _write(path, title, training_page(report, others), report.get("notes", []), tasks)
+    return _write(path, title, training_page(report, others), report.get("notes", []), tasks, words)
 
 
 def sft_page(report: Mapping[str, Any]) -> TrainingPage:
@@ -156,19 +177,26 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     )
 
 
-def write_sft(path: Path, report: Mapping[str, Any], tasks: Sequence[Any] = ()) -> Path:
+def write_sft(
+    path: Path, report: Mapping[str, Any], tasks: Sequence[Any] = (), words: Callable[[str], str] = str
+) -> Path:
     """Writes the page of a supervised fine-tuning, as for `sft_page`, as one file.
 
     Args:
-        tasks: as for `write_training`.
+        tasks, words: as for `write_training`.
     """
-    return _write(path, f"sft: {report['name'] or report['path']}", sft_page(report), report["notes"], tasks)
+    title = f"sft: {report['name'] or report['path']}"
+    return _write(path, title, sft_page(report), report["notes"], tasks, words)
 
 
-def _write(path: Path, title: str, page: TrainingPage, notes: Sequence[str], tasks: Sequence[Any]) -> Path:
+def _write(
+    path: Path, title: str, page: TrainingPage, notes: Sequence[str], tasks: Sequence[Any], words: Callable[[str], str]
+) -> Path:
+    page = replace(page, warnings=list(map(words, page.warnings)))
     return write_report(
-        path, "report_training.html", title=title, facts=page.facts, notes=notes, page=page, tasks=tasks
-    )
+        path, "report_training.html", title=title, facts=page.facts, notes=list(map(words, notes)), page=page,
+        tasks=tasks,
+    )  # fmt: skip
 
 
 def _comparison(name: str, modes: Mapping[str, Any], report: Mapping[str, Any]) -> ComparisonTable:

@@ -54,7 +54,10 @@ def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
         previous = next((row["item_id"] for row in reversed(rows) if row["rater"] == rater), None)
         content |= {
             "done": len(own), "waiting": len(waiting), "skipped": ".".join(skipped),
-            "previous": link("judges", key, "label", **address, item=previous) if previous and not named else "",
+            "previous": (
+                link("judges", key, "label", **address, item=previous, skip=".".join(skipped) or None)
+                if previous and not named else ""
+            ),
             "go_on": link("judges", key, "label", **address), **_form(question, entry, own, skipped, address),
         }  # fmt: skip
     return View(template="label.html", title=f"Label: {question.spec.text[:60]}", values=content)

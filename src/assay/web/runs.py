@@ -121,6 +121,7 @@ def run_page(
             "question": _question(store, run),
             "best": _parameters(tuned or {}),
             "comparisons": _comparisons(store, run, report),
+            "validation_runs": _validation_runs(report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
             "settings": list(_settings(run["config"])),
             "phases": phases_of(store, run["id"]) if counts else None,
@@ -187,6 +188,12 @@ def _scores(store: Store, run: Mapping[str, Any]) -> Scores | None:
 def _reads_rows(run: Mapping[str, Any]) -> bool:
     """Whether it is a training on the rows of an export, which runs no program."""
     return run["kind"] == "train" and bool(run["config"].get("export"))
+
+
+def _validation_runs(report: Mapping[str, Any]) -> list[str]:
+    """Ids of the runs that evaluated the model before and after a training."""
+    sides = [sides for modes in (report.get("validation") or {}).values() for sides in modes.values()]
+    return list(dict.fromkeys(run_id for one in sides for run_id in one.get("runs") or ()))
 
 
 def _comparisons(store: Store, run: Mapping[str, Any], report: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Report, page and printed table of a policy gradient training. Does not train."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,16 @@ class PolicyReport(ReportRepr):
         paths = {"path": str(self.path), "report": str(self.report) if self.report else None}
         return {**values, **self.row_stats.to_dict(), **paths, "config": asdict(self.config)}
 
-    def write_page(self) -> None:
-        """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn."""
+    def write_page(self, words: Callable[[str], str] = str) -> None:
+        """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn.
+
+        Args:
+            words: puts the flags of the command into alarms and notes, in place of Python arguments.
+        """
         try:
             content = self.to_dict()
             reports = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
-            self.report = write_training(self.path / "training.html", content, reports)
+            self.report = write_training(self.path / "training.html", content, reports, words=words)
         except AssayError as error:
             self.notes.append(f"no page was written: {error}")
 

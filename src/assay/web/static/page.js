@@ -1,11 +1,14 @@
-// Keys: an element with data-key is clicked when its key is pressed outside of a field. Loading and sending of parts is
-// done by htmx.
+// Keys: an element with data-key is clicked when its key is pressed outside of a field, which Escape leaves. Loading and
+// sending of parts is done by htmx.
 "use strict";
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const target = event.target;
   const fields = "input:not([type=checkbox]), select, textarea, [contenteditable]";
-  if (target instanceof Element && target.closest(fields)) return;
+  if (target instanceof HTMLElement && target.closest(fields)) {
+    if (event.key === "Escape") target.blur();
+    return;
+  }
   // The arrow keys scroll a focused table or text.
   if (event.key.startsWith("Arrow") && target instanceof Element && target.closest("[tabindex]")) return;
   const match = [...document.querySelectorAll("[data-key]")].find((element) => element.dataset.key === event.key);
