@@ -225,6 +225,15 @@ def test_the_same_seed_gives_the_same_deployments() -> None:
     assert simulate(plan, traffic, runs=3, seed=2) == simulate(plan, traffic, runs=3, seed=2)
 
 
+@pytest.mark.parametrize("shadow", [0, 10**9])
+def test_a_plan_that_hardly_ends_is_simulated_within_a_limit(shadow: int) -> None:
+    steps = (Step(weight=50, decides=True, requests=10**9, max_requests=10**9), Step(weight=95))
+    plan = Plan(steps=(Step(shadow=True, requests=shadow), *steps) if shadow else steps)
+    report = simulate(plan, Traffic(users=50), runs=40, most_requests=1000, total_requests=2500)
+    assert (report.runs, report.undecided, report.rules) == (3, 1.0, {"requests": 3})
+    assert report.step_requests[0] == 1000
+
+
 def test_early_rewards_are_biased_without_a_horizon() -> None:
     traffic, horizon = Traffic(base=0.7, delay_s=200.0, task_types=1, user_spread=0.0), 600.0
     means = []

@@ -242,7 +242,8 @@ def test_a_second_machine_finds_the_lease_of_the_loop_taken(agent: Path) -> None
         lease = Loops(store.engine).acquire("support", lease_s=1.0)
         assert lease is not None
         with lease:
-            assert run("run", "support")["action"] == "held"
+            held = run("run", "support")
+            assert (held["action"], held["reason"]) == ("held", f"{lease.holder} runs the loop now")
     assert run("run", "support")["action"] == "wait"
 
 

@@ -4,6 +4,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,12 +14,12 @@ import assay
 from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import advance
 from assay.deployment.deployments import Deployments
-from assay.deployment.flags import flag_history, flags_of, set_flag
+from assay.deployment.flags import flag_history, flags_of, set_flag, write_flag
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.registry import Registry
 from assay.deployment.routing import Router
 from assay.deployment.standing import status_of
-from assay.errors import ConfigError, DeploymentError
+from assay.errors import ConfigError, DeploymentError, StoreError
 from assay.traces import Rollout, Store
 
 PLAN = Plan(
@@ -290,3 +291,26 @@ def test_a_failure_of_the_program_itself_is_not_hidden_by_the_champion(tmp_path:
         agent.store.flush()
         rollout = next(opened.rollouts(limit=1))
     assert (rollout.arm, rollout.status, rollout.failure) == (CANDIDATE, "failed", "agent")
+
+
+def test_a_read_only_store_is_named_and_nothing_changes(own_folder: Path) -> None:
+    with Store() as store:
+        deployments = two_versions(store, own_folder)
+        plan = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))
+        started = deployments.start("support@2", plan)
+
+        def read_only(connection: Any, _: object) -> None:
+            connection.execute("PRAGMA query_only=ON")
+
+        sa.event.listen(store.engine, "connect", read_only)
+        store.engine.dispose()
+        registry = deployments.registry
+        for what, write in (
+            ("deployment", lambda: deployments.order(started.id, "promote")),
+            ("alias", lambda: registry.set_alias("support@2", "champion")),
+            ("flag", lambda: write_flag(store.engine, "support", "kill", value=True)),
+            ("version", lambda: registry.register("support", artifact(own_folder / "three", "return None"))),
+        ):
+            with pytest.raises(StoreError, match=f"the {what} cannot be written to the store: attempt to write a read"):
+                write()
+        assert (deployments.get(started.id).state.status, registry.aliases("support")["champion"]) == ("running", 1)

@@ -28,6 +28,7 @@ from assay.deployment.registry import (
     retired_in,
 )
 from assay.deployment.rollout_values import arms_of, pairs_of, recorded_covariate, requests_of, units_of
+from assay.deployment.writing import writing
 from assay.errors import ConfigError, DeploymentError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
@@ -100,7 +101,7 @@ class Deployments:
             "evaluations": 0, "active": version.agent, "started_at": now, "started_by": clean(user)[:200],
         }  # fmt: skip
         try:
-            with self.engine.begin() as connection:
+            with writing(self.engine, "the deployment") as connection:
                 lock_version(connection, version.agent, version.number)
                 check_not_retired_in(connection, version.agent, version.number)
                 connection.execute(sa.insert(schema.deployments).values(**row))
@@ -201,7 +202,7 @@ class Deployments:
         """
         table, user = schema.deployments, by or current_user()
         of_it = sa.select(table).where(table.c.active == version.agent, table.c.candidate == version.number)
-        with self.engine.begin() as connection:
+        with writing(self.engine, "the deployment") as connection:
             retire_in(connection, version, why=why, by=user)
             row = connection.execute(of_it.with_for_update()).mappings().first()
             if row is None:
@@ -252,7 +253,7 @@ class Deployments:
         return self._write(self.get(name), decision, before, after, "assay")
 
     def _write(self, deployment: Deployment, decision: Decision, before: State, after: State, by: str) -> bool:
-        with self.engine.begin() as connection:
+        with writing(self.engine, "the deployment") as connection:
             return self._write_in(connection, deployment, decision, before, after, by)
 
     def _write_in(

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from assay.deployment.assignment import unit_digest
 from assay.deployment.registry import Registry, current_user
+from assay.deployment.writing import writing
 from assay.errors import ConfigError
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import clean
@@ -50,7 +51,7 @@ def write_flag(engine: sa.Engine, agent: str, stored: str, value: Any, *, why: s
         "agent": agent, "name": stored, "value": None if value is None else json.dumps(value), "at": time.time(),
         "by": clean(by or current_user())[:200], "why": clean(why),
     }  # fmt: skip
-    with engine.begin() as connection:
+    with writing(engine, "the flag") as connection:
         connection.execute(sa.insert(schema.agent_flags).values(**row))
 
 

@@ -10,15 +10,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.deployment.registry import current_user
-from assay.errors import DeploymentError, StoreError
+from assay.deployment.writing import writing
+from assay.errors import DeploymentError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json, clean
@@ -90,21 +90,6 @@ class LoopStep:
     by: str
 
 
-@contextmanager
-def _writing() -> Iterator[None]:
-    """Names a store that cannot be written, such as a read-only one.
-
-    Raises:
-        StoreError: the database refused to write, or did not answer.
-    """
-    try:
-        yield
-    except sa.exc.IntegrityError:
-        raise
-    except sa.exc.DBAPIError as error:
-        raise StoreError(f"the loop cannot be written to the store: {error.orig}") from error
-
-
 class Loops:
     """The loops in a store.
 
@@ -133,11 +118,11 @@ class Loops:
             "changed_by": clean(by or current_user())[:200],
         }  # fmt: skip
         for _ in range(2):  # another process may insert the row
-            with _writing(), self.engine.begin() as connection:
+            with writing(self.engine, "the loop") as connection:
                 if connection.execute(sa.update(_LOOPS).where(_LOOPS.c.agent == agent).values(**changes)).rowcount:
                     return
             try:
-                with _writing(), self.engine.begin() as connection:
+                with writing(self.engine, "the loop") as connection:
                     connection.execute(sa.insert(_LOOPS).values(agent=agent, beats=0, **changes))
                 return
             except sa.exc.IntegrityError:
@@ -150,7 +135,7 @@ class Loops:
             DeploymentError: the agent has no loop.
         """
         changes = {"enabled": False, "changed_at": time.time(), "changed_by": clean(by or current_user())[:200]}
-        with _writing(), self.engine.begin() as connection:
+        with writing(self.engine, "the loop") as connection:
             if not connection.execute(sa.update(_LOOPS).where(_LOOPS.c.agent == agent).values(**changes)).rowcount:
                 raise DeploymentError(f"agent {agent!r} has no loop: assay loop start {agent} --file FILE starts one")
 
@@ -180,7 +165,7 @@ class Loops:
                     return None
                 token, beats = None, row.get("beats")
         new, holder = new_id(), f"{socket.gethostname()}:{os.getpid()}"[:200]
-        with _writing(), self.engine.begin() as connection:
+        with writing(self.engine, "the loop") as connection:
             taken = connection.execute(
                 sa.update(_LOOPS)
                 .where(_LOOPS.c.agent == agent, _LOOPS.c.beats == beats)
@@ -252,7 +237,7 @@ class Lease:
         of_cycle = sa.and_(_STEPS.c.agent == self.agent, _STEPS.c.cycle == cycle)
         attempts = sa.case((_STEPS.c.status.in_((RUNNING, FAILED)), _STEPS.c.attempts + 1), else_=1)
         again = {"status": RUNNING, "attempts": attempts, "ended_at": None, "by": self.holder}
-        with _writing(), self.engine.begin() as connection:
+        with writing(self.engine, "the loop") as connection:
             self._beat(connection)
             connection.execute(sa.delete(_STEPS).where(of_cycle, _STEPS.c.step.in_(STEPS[STEPS.index(step) + 1 :])))
             if not connection.execute(
@@ -272,6 +257,6 @@ class Lease:
         """
         where = sa.and_(_STEPS.c.agent == self.agent, _STEPS.c.cycle == cycle, _STEPS.c.step == step)
         values = {"status": status, "detail_json": as_json(dict(detail))}
-        with _writing(), self.engine.begin() as connection:
+        with writing(self.engine, "the loop") as connection:
             self._beat(connection)
             connection.execute(sa.update(_STEPS).where(where).values(**values, ended_at=time_of(connection)))

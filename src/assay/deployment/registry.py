@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from assay.deployment.writing import writing
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import verified
 from assay.support.settings import nearest
@@ -150,7 +151,7 @@ class Registry:
                     return version
             number = max((version.number for version in known), default=0) + 1
             try:
-                with self.engine.begin() as connection:
+                with writing(self.engine, "the version") as connection:
                     connection.execute(sa.insert(table).values(number=number, **row))
                 return self.version(f"{agent}@{number}")
             except sa.exc.IntegrityError:
@@ -237,7 +238,7 @@ class Registry:
         if alias.isdecimal():
             raise ConfigError(f"alias={alias!r} must not be a number, which names a version")
         version = self.version(name)
-        with self.engine.begin() as connection:
+        with writing(self.engine, "the alias") as connection:
             lock_version(connection, version.agent, version.number)
             check_not_retired_in(connection, version.agent, version.number)
             move_alias(connection, version.agent, alias, version.number, by=by or current_user(), why=why)

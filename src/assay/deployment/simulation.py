@@ -1,5 +1,6 @@
 """Simulated deployments: the assignment and the `advance` of production, on traffic with known truth."""
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -212,6 +213,11 @@ class SimulatedDeployment:
         return True
 
     @property
+    def served(self) -> int:
+        """Live rollouts and replays."""
+        return int(self._requests.sum())
+
+    @property
     def live(self) -> dict[str, int]:
         """Live rollouts by arm, those of the shadow step not counted."""
         steps = [at for at, step in enumerate(self.plan.steps) if not step.shadow]
@@ -230,7 +236,7 @@ class SimulationReport(ReportRepr):
         requests_median: live rollouts until the end, of both arms.
         candidate_requests_median: those of the candidate.
         step_requests: median of the rollouts of each step, over the runs that reached it; 0 if none did.
-        rules: number of runs by the rule that ended them.
+        rules: number of runs by the rule that ended them; `requests` for those that were cut off undecided.
     """
 
     runs: int
@@ -257,6 +263,7 @@ def simulate(
     seed: int = 0,
     interval: int = 50,
     most_requests: int = 50_000,
+    total_requests: float = math.inf,
     advance: Advance = advance,
     on_run: Callable[[int], None] = lambda count: None,
 ) -> SimulationReport:
@@ -265,7 +272,9 @@ def simulate(
     Args:
         runs: number of simulated deployments; run i has the seed `seed` + i.
         interval: requests between two evaluations.
-        most_requests: live requests after which a run is undecided, for plans that never end by themselves.
+        most_requests: requests, replays among them, after which a run is undecided, for plans that never end by
+            themselves.
+        total_requests: requests of all runs after which no further run begins, for a limited time.
         advance: what decides; for comparisons with other rules.
         on_run: called with 1 after each run, for progress.
     """
@@ -275,9 +284,12 @@ def simulate(
     for run in range(runs):
         ends.append(_run(plan, traffic, seed + run, interval, most_requests, advance))
         on_run(1)
+        if (total_requests := total_requests - ends[-1].served) <= 0:
+            break
+    runs = len(ends)
     statuses, rules = [end.state("")[1].status for end in ends], dict[str, int]()
-    for end in ends:
-        rule = end.decisions[-1].rule if end.decisions else "requests"
+    for end, status in zip(ends, statuses, strict=True):
+        rule = "requests" if status == "running" else end.decisions[-1].rule
         rules[rule] = rules.get(rule, 0) + 1
     return SimulationReport(
         runs=runs,
@@ -300,9 +312,10 @@ def _run(
     plan: Plan, traffic: Traffic, seed: int, interval: int, most_requests: int, advance: Advance
 ) -> SimulatedDeployment:
     deployment = SimulatedDeployment(plan, traffic, seed)
-    while deployment.state("")[1].status == "running" and sum(deployment.live.values()) < most_requests:
-        if plan.steps[deployment.state("")[1].step].shadow:
-            deployment.replay(interval)
+    while deployment.state("")[1].status == "running" and deployment.served < most_requests:
+        step = plan.steps[deployment.state("")[1].step]
+        if step.shadow:  # a long one in larger parts, because each evaluation reads all replays
+            deployment.replay(max(interval, min(step.requests, most_requests) // 100))
         else:
             deployment.serve(interval)
         advance(deployment, "", deployment.now)

@@ -33,6 +33,7 @@ from assay.traces import Store
 __all__ = ["StartReport", "expected_requests", "start_deployment"]
 
 _RUNS = 40  # simulated deployments for the expected number of requests
+_TOTAL = 300_000  # requests of all of them, enough for the default plan: a longer plan has fewer runs
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -196,6 +197,8 @@ def _run(suite: Suite, folder: str, store: str | Path | None, progress: Progress
 def expected_requests(plan: Plan, *, base: float = 0.7) -> dict[str, SimulationReport]:
     """Simulated deployments of a candidate that is better by twice the goal, and of one that is as good.
 
+    A plan with many requests is simulated in fewer runs, each cut off after 50,000 requests.
+
     Args:
         base: success rate of the champion.
     """
@@ -212,6 +215,6 @@ def expected_requests(plan: Plan, *, base: float = 0.7) -> dict[str, SimulationR
         metrics=tuple(replace(metric, horizon_s=0.0) for metric in simulated.metrics),
     )  # fmt: skip
     return {
-        name: simulate(instant, Traffic(base=base, effect=value), runs=_RUNS)
+        name: simulate(instant, Traffic(base=base, effect=value), runs=_RUNS, total_requests=_TOTAL)
         for name, value in (("better", effect), ("equal", 0.0))
     }

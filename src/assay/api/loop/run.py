@@ -95,7 +95,8 @@ def run_loop(
             return run.dry()
         lease = loops.acquire(agent, lease_s=settings.lease_s)
         if lease is None:
-            return LoopRunReport(agent=agent, action="held", reason="another process runs the loop now")
+            holder = (held := loops.get(agent)) and held.holder
+            return LoopRunReport(agent=agent, action="held", reason=f"{holder or 'another process'} runs the loop now")
         with lease:
             try:
                 return run.go(lease)

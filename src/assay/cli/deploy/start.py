@@ -45,10 +45,13 @@ def start_command(candidate: str, **values: Any) -> None:
         click.echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {suite['n']} tasks passed")
     for name, report in data["expected"].items():
         steps = ", ".join(f"{count:,.0f}" for count in report["step_requests"])
+        cut = report["rules"].get("requests", 0)
+        cut_off = f", {cut} of them cut off undecided because the plan is long" if cut else ""
         click.echo(
             f"a candidate that is {'better by twice the goal' if name == 'better' else 'as good'}: promoted in "
             f"{report['promoted']:.0%}, rolled back in {report['rolled_back']:.0%}, after a median of "
-            f"{report['requests_median']:,.0f} rollouts; by step: {steps} (simulated, base rate 0.7)"
+            f"{report['requests_median']:,.0f} rollouts; by step: {steps} "
+            f"({report['runs']} simulated deployments{cut_off}; base rate 0.7)"
         )
     for text in data["not_tried"]:
         click.echo(f"not tried: {text}")
