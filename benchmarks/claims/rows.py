@@ -287,6 +287,8 @@ ROWS = (
         goal="interval above zero",
         measurement="any_agent",
         cells=gain("foreign", least=0.0),
+        note="greedy; the interval begins at 0.03 points. Sampled at temperature 1, the same tasks rose from 57, 60, "
+        "52 to 100, 82, 95 %, those of the agent written in DSPy from 62, 57, 60 to 97, 97, 100 %.",
     ),
     Row(
         name="any_agent_twin",
