@@ -8,6 +8,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import dry_run_option, json_option, store_option, trust_option
 from assay.cli.shared import Console, open_store, pop_values, print_json
 from assay.runs.settings import StartSettings
+from assay.support.numbers import signed
 
 __all__ = ["start_command"]
 
@@ -68,5 +69,5 @@ def _replayed(replays: dict[str, Any]) -> str:
         return f"{text}; not scored"
     return (
         f"{text}; score {replays['champion']:.3f} recorded, {replays['candidate']:.3f} replayed, difference "
-        f"{gain['mean']:+.3f} [{gain['low']:.3f}, {gain['high']:.3f}], n={gain['n']}"
+        f"{signed(gain['mean'])} [{signed(gain['low'])}, {signed(gain['high'])}], n={gain['n']}"
     )
