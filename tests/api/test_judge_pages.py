@@ -56,8 +56,8 @@ def test_a_judge_that_ran_is_on_the_page_with_its_card_audit_and_drift(tmp_path:
     runs = [run["kind"] for run, *_ in (*view.values["audits"], *view.values["drifts"])]
     assert runs == ["judge audit", "judge drift"]
     assert "Raters reach" in render(view.template, title="", csrf="", live_s=0, **view.values)
-    report = json.dumps(finished_report(shared["store"], audit["id"]))
-    assert "lovely answer" not in report  # outputs of labelled items stay where they can be erased
+    kept = json.dumps(finished_report(shared["store"], audit["id"]))
+    assert "lovely answer" not in kept  # outputs of labelled items stay where they can be erased
     file = write_card_page(tmp_path / "card.html", report.artifact)
     text = file.read_text()
     assert len(text) < 100_000
