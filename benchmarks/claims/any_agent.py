@@ -44,31 +44,37 @@ class Twin(dspy.Module):
 
 
 def measure(setting: Setting) -> Measured:
+    foreign = trained_agent(setting, "foreign", agent=AGENT)
+    twin = trained_agent(setting, "twin", program=f"{__file__}:Twin", prompt_format="lean")
+    return Measured(values={**foreign.values, **twin.values}, facts={**foreign.facts, **twin.facts})
+
+
+def trained_agent(setting: Setting, name: str, *, program: str | None = None, **options: Any) -> Measured:
+    """Trains an agent; the figure `name` has its greedy scores, the fact `name` how it went.
+
+    Args:
+        options: of `assay.train`, such as `agent`.
+    """
     use_scratch_adapters(setting)
-    sides = {"foreign": {"agent": AGENT}, "twin": {"program": f"{__file__}:Twin", "prompt_format": "lean"}}
-    values: dict[str, Any] = {}
-    facts: dict[str, Any] = {"steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS}
-    for name, options in sides.items():
-        report = trained(
-            setting,
-            options.pop("program", None),
-            name,
-            rubric=str(EXAMPLE / "sums.yaml"),
-            data=f"{DATA}&seed={setting.seed}",
-            model=setting.model,
-            steps=STEPS,
-            sizes={"test": TEST, "val": 2},
-            num_generations=GROUP,
-            prompts_per_step=PROMPTS,
-            learning_rate=RATE,
-            max_completion=40,
-            per_device_batch_size=GROUP,
-            threads=2,
-            **options,
-        )
-        values[name] = greedy_scores(setting.scratch / f"{name}.db")
-        facts[name] = facts_of(report)
-    return Measured(values=values, facts=facts)
+    report = trained(
+        setting,
+        program,
+        name,
+        rubric=str(EXAMPLE / "sums.yaml"),
+        data=f"{DATA}&seed={setting.seed}",
+        model=setting.model,
+        steps=STEPS,
+        sizes={"test": TEST, "val": 2},
+        num_generations=GROUP,
+        prompts_per_step=PROMPTS,
+        learning_rate=RATE,
+        max_completion=40,
+        per_device_batch_size=GROUP,
+        threads=2,
+        **options,
+    )
+    facts = {"steps": STEPS, "rollouts": STEPS * GROUP * PROMPTS, name: facts_of(report)}
+    return Measured(values={name: greedy_scores(setting.scratch / f"{name}.db")}, facts=facts)
 
 
 def greedy_scores(store: Path) -> dict[str, dict[str, float]]:

@@ -28,6 +28,8 @@ GROUPS = {
     "sql_training": Group("sql_training"),
     "query_cost": Group("query_cost"),
     "any_agent": Group("any_agent"),
+    "any_agent_langgraph": Group("any_agent_langgraph"),
+    "any_agent_node": Group("any_agent_node"),
     "delayed_credit": Group("delayed"),
     "conversations": Group("conversations"),
     "conversation_training": Group("conversation_training"),

@@ -299,6 +299,20 @@ ROWS = (
         note="the same instructions, examples, tool, tasks, rollouts and steps. Samples are rollouts of the training.",
     ),
     Row(
+        name="any_agent_langgraph",
+        claim="the same agent as a LangGraph graph, trained on-policy without a change: right answers",
+        goal="interval above zero",
+        measurement="any_agent_langgraph",
+        cells=gain("langgraph", least=0.0),
+    ),
+    Row(
+        name="any_agent_node",
+        claim="the same agent as a Node program, trained on-policy without a change: right answers",
+        goal="interval above zero",
+        measurement="any_agent_node",
+        cells=gain("node", least=0.0),
+    ),
+    Row(
         name="delayed_credit",
         seeds=(0, 1, 2, 3, 4),
         claim="ten calls whose effects show three calls later: right decisions by episode-level, turn-level credit",
@@ -350,6 +364,7 @@ ROWS = (
     ),
     Row(
         name="document_answers",
+        seeds=(3, 4, 5),
         claim="documents: score of `answer_from_documents`, compiled",
         goal="a gain",
         measurement="documents",
@@ -361,6 +376,7 @@ ROWS = (
     ),
     Row(
         name="document_abstention",
+        seeds=(3, 4, 5),
         claim="the same: abstention where the passage was removed",
         goal="at least 80 %",
         measurement="documents",
