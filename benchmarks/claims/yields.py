@@ -17,6 +17,7 @@ from assay.evaluation import Evaluation
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.gates import Gates
+from claims.conversations import grades
 from claims.storing import Lines, Measured, Setting
 from claims.trained import use_scratch_adapters
 
@@ -38,10 +39,7 @@ def measure(setting: Setting) -> Measured:
     models = {"before": setting.model, "after": trained(setting, chosen)}
     evaluations = {side: evaluated(setting, model) for side, model in models.items()}
     values: dict[str, Any] = {
-        figure: {
-            side: {task: result.grades.get(criterion, float("nan")) for task, result in evaluation.results.items()}
-            for side, evaluation in evaluations.items()
-        }
+        figure: {side: grades(evaluation, criterion) for side, evaluation in evaluations.items()}
         for figure, criterion in FIGURES.items()
     }
     return Measured(values=values, facts={"experiments": TASKS * EXPERIMENTS, "rows": len(chosen), "plans": plans})
