@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +28,7 @@ TOKENIZER = "porter unicode61 remove_diacritics 2"
 WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better
 _CANDIDATES = 4  # passages that are ranked by proximity too, for each one that is wanted
+_MOST_RANKED = 20_000  # passages that PostgreSQL ranks for a query, as far as they suffice
 _TS_RANK = 0.0607927  # `ts_rank` of a word that occurs once, before it is divided by 1 + log(length)
 _Ranking = tuple[list[tuple[int, float]], Callable[[str], float]]
 """Passages with their scores, best first, and the weight of each word of the query."""
@@ -198,25 +199,43 @@ def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], mo
         sa.text("SELECT w, plainto_tsquery('english', w)::text FROM unnest(CAST(:words AS text[])) AS w"),
         {"words": words},
     ).all()
-    weights: dict[str, float] = {}
+    found: dict[str, int] = {}
     for lexeme in sorted({lexeme for _, lexeme in lexemes if lexeme}):
-        found = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
-        n = connection.execute(found).scalar_one()
-        if n:  # the weight of BM25, with 1 added so that it is never negative
-            weights[lexeme] = float(math.log((total - n + 0.5) / (n + 0.5) + 1))
+        having = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
+        if n := connection.execute(having).scalar_one():
+            found[lexeme] = n
+    # the weight of BM25, with 1 added so that it is never negative
+    weights = {lexeme: float(math.log((total - n + 0.5) / (n + 0.5) + 1)) for lexeme, n in found.items()}
     by_word = {word: weights.get(lexeme, 0.0) for word, lexeme in lexemes}
-    if not weights:
-        return [], by_word.__getitem__
-    terms = [(_term(lexeme), weight) for lexeme, weight in weights.items()]
-    rank = sum((sa.func.ts_rank(p.c.words, term, 1) * weight for term, weight in terms), sa.literal(0.0))
-    statement = (
-        sa.select(p.c.id, rank)
-        .join(d, d.c.id == p.c.document_id)
-        .where(sa.or_(*(p.c.words.op("@@")(term) for term, _ in terms)), d.c.index_name == index, d.c.ready)
-        .order_by(rank.desc(), p.c.id)
-        .limit(most)
-    )
-    return [(int(number), float(score)) for number, score in connection.execute(statement)], by_word.__getitem__
+    rank = sum((sa.func.ts_rank(p.c.words, _term(lexeme), 1) * w for lexeme, w in weights.items()), sa.literal(0.0))
+    rows: Sequence[Any] = []
+    for chosen in dict.fromkeys((_rarest(found, most), tuple(found))):
+        if chosen and len(rows) < most:
+            statement = (
+                sa.select(p.c.id, rank)
+                .join(d, d.c.id == p.c.document_id)
+                .where(sa.or_(*(p.c.words.op("@@")(_term(lexeme)) for lexeme in chosen)))
+                .where(d.c.index_name == index, d.c.ready)
+                .order_by(rank.desc(), p.c.id)
+                .limit(most)
+            )
+            rows = connection.execute(statement).all()
+    return [(int(number), float(score)) for number, score in rows], by_word.__getitem__
+
+
+def _rarest(found: Mapping[str, int], most: int) -> tuple[str, ...]:
+    """The rarest words, as many as `_MOST_RANKED` passages have; more if these are fewer than `most` passages.
+
+    Each passage is ranked by each word of the query: without a limit a long question about a large index takes minutes.
+    A passage that has only more frequent words of the query would hardly be among the best.
+    """
+    chosen, passages = [], 0
+    for lexeme in sorted(found, key=lambda lexeme: (found[lexeme], lexeme)):
+        if passages >= most and passages + found[lexeme] > _MOST_RANKED:
+            break
+        chosen.append(lexeme)
+        passages += found[lexeme]
+    return tuple(sorted(chosen))
 
 
 def _term(lexeme: str) -> Any:
