@@ -28,7 +28,10 @@ TOKENIZER = "porter unicode61 remove_diacritics 2"
 WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better
 _CANDIDATES = 4  # passages that are ranked by proximity too, for each one that is wanted
-_MOST_RANKED = 20_000  # passages that PostgreSQL ranks for a query, as far as they suffice
+# What PostgreSQL does for a query; more takes seconds to minutes:
+_MOST_RANKS = 100_000  # passages times words that are ranked, as far as they suffice
+_MOST_COUNTED = 10_000  # passages with a word that are counted; above, their number is estimated from a sample
+_SAMPLE = 64  # one of so many pages
 _TS_RANK = 0.0607927  # `ts_rank` of a word that occurs once, before it is divided by 1 + log(length)
 _Ranking = tuple[list[tuple[int, float]], Callable[[str], float]]
 """Passages with their scores, best first, and the weight of each word of the query."""
@@ -199,11 +202,7 @@ def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], mo
         sa.text("SELECT w, plainto_tsquery('english', w)::text FROM unnest(CAST(:words AS text[])) AS w"),
         {"words": words},
     ).all()
-    found: dict[str, int] = {}
-    for lexeme in sorted({lexeme for _, lexeme in lexemes if lexeme}):
-        having = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
-        if n := connection.execute(having).scalar_one():
-            found[lexeme] = n
+    found = _frequencies(connection, sorted({lexeme for _, lexeme in lexemes if lexeme}), total)
     # the weight of BM25, with 1 added so that it is never negative
     weights = {lexeme: float(math.log((total - n + 0.5) / (n + 0.5) + 1)) for lexeme, n in found.items()}
     by_word = {word: weights.get(lexeme, 0.0) for word, lexeme in lexemes}
@@ -223,15 +222,30 @@ def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], mo
     return [(int(number), float(score)) for number, score in rows], by_word.__getitem__
 
 
-def _rarest(found: Mapping[str, int], most: int) -> tuple[str, ...]:
-    """The rarest words, as many as `_MOST_RANKED` passages have; more if these are fewer than `most` passages.
+def _frequencies(connection: sa.Connection, lexemes: Sequence[str], total: int) -> dict[str, int]:
+    """Number of passages that have each word, without words that none has."""
+    p, sampled = schema.passages, dict[str, int]()
+    if total > _MOST_COUNTED and lexemes:
+        sample = p.tablesample(sa.func.system(100 / _SAMPLE), name="sample", seed=sa.literal(0))
+        counts = [sa.func.count().filter(sample.c.words.op("@@")(_term(lexeme))) for lexeme in lexemes]
+        rows = connection.execute(sa.select(*counts).select_from(sample)).one()
+        sampled = {lexeme: _SAMPLE * n for lexeme, n in zip(lexemes, rows, strict=True) if _SAMPLE * n > _MOST_COUNTED}
+    found: dict[str, int] = {}
+    for lexeme in lexemes:
+        having = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
+        if n := min(sampled[lexeme], total) if lexeme in sampled else connection.execute(having).scalar_one():
+            found[lexeme] = n
+    return found
 
-    Each passage is ranked by each word of the query: without a limit a long question about a large index takes minutes.
+
+def _rarest(found: Mapping[str, int], most: int) -> tuple[str, ...]:
+    """The rarest words whose passages may all be ranked; more if these are fewer than `most` passages.
+
     A passage that has only more frequent words of the query would hardly be among the best.
     """
-    chosen, passages = [], 0
+    chosen, passages, limit = [], 0, _MOST_RANKS / max(1, len(found))
     for lexeme in sorted(found, key=lambda lexeme: (found[lexeme], lexeme)):
-        if passages >= most and passages + found[lexeme] > _MOST_RANKED:
+        if passages >= most and passages + found[lexeme] > limit:
             break
         chosen.append(lexeme)
         passages += found[lexeme]
