@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 import sqlalchemy as sa
+from click.testing import CliRunner
 from indexed_documents import docs as docs
 from indexed_documents import rows, sources
 from indexed_documents import url as url
@@ -304,7 +304,8 @@ def test_wrong_use_says_what_to_do(docs: Path) -> None:
 def test_a_folder_without_text_is_noted(docs: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     noted, indexed = (CliRunner().invoke(group, ["index", str(folder)]) for folder in (tmp_path / "empty", docs))
-    assert noted.exit_code == 0 and "has no text files, so nothing was indexed" in noted.output
+    assert noted.exit_code == 0
+    assert "has no text files, so nothing was indexed" in noted.output
     assert "nothing was indexed" not in indexed.output
 
 
