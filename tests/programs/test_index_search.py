@@ -104,19 +104,19 @@ def test_neighbours_in_the_query_that_are_neighbours_in_a_passage_count_more(url
 
 
 def test_frequent_words_are_not_searched_for_where_rarer_ones_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fulltext, "_MOST_RANKS", 40)
-    assert fulltext._rarest({"common": 90, "rare": 3, "other": 4}, most=5) == ("other", "rare")  # 7 <= 40 / 3 < 97
-    assert fulltext._rarest({"common": 90, "rare": 3}, most=5) == ("common", "rare")  # 3 passages are too few
-    assert fulltext._rarest({"common": 90, "much": 95}, most=5) == ("common",)
-    assert fulltext._rarest({}, most=5) == ()
+    monkeypatch.setattr(fulltext, "MOST_RANKS", 40)
+    assert fulltext.rarest({"common": 90, "rare": 3, "other": 4}, most=5) == ("other", "rare")  # 7 <= 40 / 3 < 97
+    assert fulltext.rarest({"common": 90, "rare": 3}, most=5) == ("common", "rare")  # 3 passages are too few
+    assert fulltext.rarest({"common": 90, "much": 95}, most=5) == ("common",)
+    assert fulltext.rarest({}, most=5) == ()
 
 
 @pytest.mark.parametrize("most", [20_000, 9])
 def test_a_limit_on_the_ranked_passages_keeps_the_order(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(fulltext, "_MOST_RANKS", most)
-    monkeypatch.setattr(fulltext, "_MOST_COUNTED", most)
+    monkeypatch.setattr(fulltext, "MOST_RANKS", most)
+    monkeypatch.setattr(fulltext, "MOST_COUNTED", most)
     (folder := tmp_path / "stations").mkdir()
     for at in range(300):
         (folder / f"{at:03d}.txt").write_text(f"Station {at} has a pump{' of Marlow' if at % 4 == 0 else ''}.")

@@ -12,6 +12,8 @@ from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_
 from assay.traces.store import tables as schema
 
 __all__ = [
+    "MOST_COUNTED",
+    "MOST_RANKS",
     "TOKENIZER",
     "WORDS",
     "in_order",
@@ -19,6 +21,7 @@ __all__ = [
     "match_of",
     "prepare",
     "ranked",
+    "rarest",
     "searched",
     "words_in",
     "words_of",
@@ -29,8 +32,8 @@ WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better
 _CANDIDATES = 4  # passages that are ranked by proximity too, for each one that is wanted
 # What PostgreSQL does for a query; more takes seconds to minutes:
-_MOST_RANKS = 100_000  # passages times words that are ranked, as far as they suffice
-_MOST_COUNTED = 10_000  # passages with a word that are counted; above, their number is estimated from a sample
+MOST_RANKS = 100_000  # passages times words that are ranked, as far as they suffice
+MOST_COUNTED = 10_000  # passages with a word that are counted; above, their number is estimated from a sample
 _SAMPLE = 64  # one of so many pages
 _TS_RANK = 0.0607927  # `ts_rank` of a word that occurs once, before it is divided by 1 + log(length)
 _Ranking = tuple[list[tuple[int, float]], Callable[[str], float]]
@@ -208,7 +211,7 @@ def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], mo
     by_word = {word: weights.get(lexeme, 0.0) for word, lexeme in lexemes}
     rank = sum((sa.func.ts_rank(p.c.words, _term(lexeme), 1) * w for lexeme, w in weights.items()), sa.literal(0.0))
     rows: Sequence[Any] = []
-    for chosen in dict.fromkeys((_rarest(found, most), tuple(found))):
+    for chosen in dict.fromkeys((rarest(found, most), tuple(found))):
         if chosen and len(rows) < most:
             statement = (
                 sa.select(p.c.id, rank)
@@ -225,11 +228,11 @@ def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], mo
 def _frequencies(connection: sa.Connection, lexemes: Sequence[str], total: int) -> dict[str, int]:
     """Number of passages that have each word, without words that none has."""
     p, sampled = schema.passages, dict[str, int]()
-    if total > _MOST_COUNTED and lexemes:
+    if total > MOST_COUNTED and lexemes:
         sample = p.tablesample(sa.func.system(100 / _SAMPLE), name="sample", seed=sa.literal(0))
         counts = [sa.func.count().filter(sample.c.words.op("@@")(_term(lexeme))) for lexeme in lexemes]
         rows = connection.execute(sa.select(*counts).select_from(sample)).one()
-        sampled = {lexeme: _SAMPLE * n for lexeme, n in zip(lexemes, rows, strict=True) if _SAMPLE * n > _MOST_COUNTED}
+        sampled = {lexeme: _SAMPLE * n for lexeme, n in zip(lexemes, rows, strict=True) if _SAMPLE * n > MOST_COUNTED}
     found: dict[str, int] = {}
     for lexeme in lexemes:
         having = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
@@ -238,12 +241,12 @@ def _frequencies(connection: sa.Connection, lexemes: Sequence[str], total: int) 
     return found
 
 
-def _rarest(found: Mapping[str, int], most: int) -> tuple[str, ...]:
+def rarest(found: Mapping[str, int], most: int) -> tuple[str, ...]:
     """The rarest words whose passages may all be ranked; more if these are fewer than `most` passages.
 
     A passage that has only more frequent words of the query would hardly be among the best.
     """
-    chosen, passages, limit = [], 0, _MOST_RANKS / max(1, len(found))
+    chosen, passages, limit = [], 0, MOST_RANKS / max(1, len(found))
     for lexeme in sorted(found, key=lambda lexeme: (found[lexeme], lexeme)):
         if passages >= most and passages + found[lexeme] > limit:
             break
