@@ -35,6 +35,7 @@ PACKAGES = (
         "assay.evaluation",
         "assay.optimizers",
         "assay.testing",
+        "assay.testing.contracts",
         "assay.errors",
     ),
 )

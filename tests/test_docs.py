@@ -216,6 +216,13 @@ def test_the_reference_has_every_shipped_name_and_spec() -> None:
 
 
 @pytest.mark.slow
+def test_the_reference_has_every_contract_suite() -> None:
+    from assay.testing import contracts
+
+    text = _reference().pages()["reference/python/assay.testing.contracts.md"]
+    assert [name for name in contracts.__all__ if f"assay.testing.contracts.{name}\n" not in text] == []
+
+
 def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names() -> None:
     odd = [
         f"{path}: {cell}"

@@ -189,8 +189,17 @@ def test_an_agent_that_hangs_ends_the_training_before_weights_are_loaded(embedde
 
 
 def test_settings_of_an_agent_are_refused_for_a_program(embedded: str) -> None:
-    with pytest.raises(ConfigError, match="agent_model and agent_key would have no effect"):
+    with pytest.raises(ConfigError, match="agent_model, agent_key and agent_listen would have no effect"):
         train("math_qa", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_model="gpt-5", **SMALL)
+    with pytest.raises(ConfigError, match="agent_listen would have no effect"):
+        train(
+            "math_qa", rubric=rubric(), data=DATA, name="mine", model=embedded, agent_listen="127.0.0.1:8330", **SMALL
+        )
+    with pytest.raises(ConfigError, match="prompt_format='lean' would have no effect: an agent writes"):
+        train(
+            agent=lambda task: "5", rubric=rubric(), data=DATA, name="mine", model=embedded, prompt_format="lean",
+            **SMALL,
+        )  # fmt: skip
     with pytest.raises(ConfigError, match="either a program or an agent"):
         train("math_qa", agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=embedded, **SMALL)
     with pytest.raises(ConfigError, match="reachable from other machines"):

@@ -355,7 +355,10 @@ def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
         ("no-such-program-anywhere x", "cannot be started"),
         ("python 'unclosed", "cannot be read as a command"),
         ("missing.py:solve", "there is no file missing.py"),
-        ("json:nothing", "cannot be loaded"),
+        ("json:nothing", "json has no 'nothing'"),
+        ("json:load_", "Did you mean 'load'"),
+        ("no_such_module:solve", "cannot be loaded"),
+        ("my_agent.py --fast", "is no command: write 'python my_agent.py --fast', or my_agent.py:FUNCTION"),
         ("json:JSONDecoder", "must be a function"),
     ],
 )

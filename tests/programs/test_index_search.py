@@ -15,6 +15,7 @@ import assay
 from assay.cli.main import group
 from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs import DocumentIndex, Memory, TextRetriever
+from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.fulltext import searched, words_of
 from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_frequency
 from assay.programs.retrieval.retriever import fused
@@ -100,6 +101,29 @@ def test_neighbours_in_the_query_that_are_neighbours_in_a_passage_count_more(url
     for query, found in (("Marlow station", "b.txt"), ("the lock and the station", "a.txt")):
         for retriever in (DocumentIndex(url), TextRetriever(texts | others)):
             assert retriever.search(query, 1)[0].source == found
+
+
+def test_frequent_words_are_not_searched_for_where_rarer_ones_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fulltext, "MOST_RANKS", 40)
+    assert fulltext.rarest({"common": 90, "rare": 3, "other": 4}, most=5) == ("other", "rare")  # 7 <= 40 / 3 < 97
+    assert fulltext.rarest({"common": 90, "rare": 3}, most=5) == ("common", "rare")  # 3 passages are too few
+    assert fulltext.rarest({"common": 90, "much": 95}, most=5) == ("common",)
+    assert fulltext.rarest({}, most=5) == ()
+
+
+@pytest.mark.parametrize("most", [20_000, 9])
+def test_a_limit_on_the_ranked_passages_keeps_the_order(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(fulltext, "MOST_RANKS", most)
+    monkeypatch.setattr(fulltext, "MOST_COUNTED", most)
+    (folder := tmp_path / "stations").mkdir()
+    for at in range(300):
+        (folder / f"{at:03d}.txt").write_text(f"Station {at} has a pump{' of Marlow' if at % 4 == 0 else ''}.")
+    assay.index(folder, store=url)
+    assay.index(folder, store=url, name="another")  # its passages count, and are not found
+    found = [passage.source for passage in DocumentIndex(url).search("Marlow station pump", 100)]
+    assert [int(name[:3]) % 4 == 0 for name in found] == [True] * 75 + [False] * 25  # those with Marlow, then others
 
 
 def test_the_bonus_of_a_pair_is_half_of_its_smaller_weight() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from indexed_documents import docs as docs
 from indexed_documents import rows, sources
 from indexed_documents import url as url
 
 import assay
 from assay.api.index import IndexReport
+from assay.cli.main import group
 from assay.errors import ConfigError, StoreError
 from assay.programs import DocumentIndex
 from assay.programs.retrieval import folder as folders
@@ -277,6 +279,8 @@ def test_an_empty_folder_does_not_empty_the_index(docs: Path) -> None:
 def test_wrong_use_says_what_to_do(docs: Path) -> None:
     for folder, options, message in (
         ("nowhere", {}, "no folder 'nowhere'"),
+        (docs / "pump.md", {}, "is a file: name the folder whose files"),
+        ("nowhere", {"remove": True}, "has no documents of the folder .*nowhere': it is empty"),
         (docs, {"name": "a/b"}, "name='a/b' must have"),
         (docs, {"passage_chars": 5}, "passage_chars=5 must be between 100 and 20000"),
         (docs, {"embedder": 3}, "embedder=3 must be a dspy.Embedder"),
@@ -290,6 +294,19 @@ def test_wrong_use_says_what_to_do(docs: Path) -> None:
     Store("s.db").close()
     with pytest.raises(StoreError, match=r"has no index 'documents': build it with assay index"):
         DocumentIndex("s.db").search("x")
+    assay.index(docs, store="s.db")
+    with pytest.raises(StoreError, match=r"has no index 'dcs', but 'documents': build it with"):
+        DocumentIndex("s.db", "dcs").search("x")
+    with pytest.raises(ConfigError, match=r"no documents of the folder .*nowhere': it has those of .*docs'"):
+        assay.index("nowhere", store="s.db", remove=True)
+
+
+def test_a_folder_without_text_is_noted(docs: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    noted, indexed = (CliRunner().invoke(group, ["index", str(folder)]) for folder in (tmp_path / "empty", docs))
+    assert noted.exit_code == 0
+    assert "has no text files, so nothing was indexed" in noted.output
+    assert "nothing was indexed" not in indexed.output
 
 
 def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from assay.api.traces import forget_subject
 from assay.datasets import load_tasks
 from assay.errors import ConfigError
-from assay.programs import Converse, Memory, ToolUser
+from assay.programs import Converse, DocumentIndex, Memory, ToolUser
 from assay.programs.agent import GUIDE
 from assay.testing import scripted_lm
 from assay.testing.contracts import MemoryContract
@@ -288,6 +288,31 @@ def test_facts_told_in_one_conversation_are_filled_in_in_another(tmp_path: Path)
     assert first.outcome == {"phone": "555-1", "day": "Friday"}
     assert second.outcome == {"phone": "555-1", "day": "Monday"}  # the day belongs to no person
     assert (second.ended, without.ended) == ("done", "gave_up")
+
+
+def test_upper_case_in_about_is_no_other_value(url: str) -> None:
+    memory = Memory(url, name="cases")
+    for about, text in (("phone", "555-1"), ("Phone", "555-2"), ("Örtchen", "a"), ("Örtchen", "b")):
+        memory.remember("Ada", text, about=about)
+    assert [fact.text for fact in memory.recall("phone", subject="Ada")] == ["555-2"]
+    assert [fact.text for fact in memory.recall("Örtchen", subject="Ada")] == ["b"]
+
+
+def test_wrong_arguments_of_a_memory_are_refused(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "s.db")
+    for call, message in (
+        (lambda: memory.remember("Ada", None), "text=None must be a text"),  # type: ignore[arg-type]
+        (lambda: memory.recall("x", subject="Ada", at="yesterday"), "at='yesterday' must be a time in seconds"),  # type: ignore[arg-type]
+        (lambda: memory.recall("x", subject="Ada", k="3"), "k='3' must be >= 1"),  # type: ignore[arg-type]
+        (lambda: memory.recall("x", subject=None), "subject=None must be the name of a person"),  # type: ignore[arg-type]
+        (lambda: memory.tools(" "), "must be the name of a person"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
+    with pytest.raises(TypeError, match="Did you mean 'store' instead of 'stor'"):
+        Memory(stor=tmp_path / "s.db")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Did you mean 'name' instead of 'nam'"):
+        DocumentIndex(nam="x")  # type: ignore[call-arg]
 
 
 def test_labels_are_not_remembered_and_one_turn_uses_the_memory(tmp_path: Path) -> None:

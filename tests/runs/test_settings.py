@@ -182,14 +182,6 @@ def test_settings_of_tune_are_checked(values: dict[str, Any], message: str) -> N
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "function", [assay.evaluate, assay.collect, assay.compare, assay.parameter_impact, assay.train]
-)
-def test_a_setting_that_a_command_does_not_use_is_refused(function: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match="unexpected keywords: demos"):
-        function("math_qa", rubric="math_qa", data="arithmetic:size=60", demos=77)
-
-
 def test_a_wrong_value_is_refused_by_the_python_function() -> None:
     with pytest.raises(ConfigError, match="max_calls='5' must be an integer or None"):
         assay.evaluate("math_qa", rubric="math_qa", data="arithmetic:size=60", max_calls="5")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
 from assay.programs.foreign.runners import CallableRunner, runner_of
 from assay.programs.loading import full_name
+from assay.runs.project import is_of_project
 from assay.runs.settings import AgentRunSettings, TrainSettings
 from assay.sources.modules import qualified_name
 from assay.support.keywords import takes
@@ -52,10 +53,17 @@ def serving(
         ConfigError: settings of an agent for a program, or an address beyond loopback without a key.
     """
     if not isinstance(program, ForeignAgent):
-        if config.agent_model is not None or key is not None:
-            raise ConfigError("agent_model and agent_key would have no effect: a program is trained, not an agent")
+        listens = config.changed("agent_listen") and not is_of_project("agent_listen", config.agent_listen)
+        if config.agent_model is not None or key is not None or listens:
+            raise ConfigError(
+                "agent_model, agent_key and agent_listen would have no effect: a program is trained, not an agent"
+            )
         yield
         return
+    if config.prompt_format is not None and not is_of_project("prompt_format", config.prompt_format):
+        raise ConfigError(
+            f"prompt_format={config.prompt_format!r} would have no effect: an agent writes its prompts itself"
+        )
     host, port = address_of(config.agent_listen)
     accepts = [config.agent_model] if config.agent_model else []
     gateway = PolicyGateway(store, config.policy.model, host=host, port=port, key=key, accepts=accepts)

@@ -89,7 +89,8 @@ def index(
             function from texts to vectors.
         options: the fields of `assay.runs.settings.IndexSettings`.
     Raises:
-        ConfigError: no such folder; it has no files, but the index has documents of it; or another process indexes it.
+        ConfigError: no such folder; it has no files, but the index has documents of it; the index has none of a folder
+            to remove; or another process indexes it.
         StoreError: the store cannot be opened, or its SQLite has no full-text search.
         ModelError: the embedder failed; the full-text index is complete.
     """
@@ -98,6 +99,8 @@ def index(
         raise ConfigError("embedder would have no effect with remove=True")
     root, progress = Path(folder).expanduser().resolve(), default_progress(progress)
     if not root.is_dir() and not settings.remove:
+        if root.is_file():
+            raise ConfigError(f"{str(folder)!r} is a file: name the folder whose files are to be indexed")
         raise ConfigError(f"there is no folder {str(folder)!r}: name one whose files are to be indexed")
     vectors, url = embedder_of(_loaded(embedder)), store_url(store)
     engine = open_engine(url)

@@ -33,6 +33,8 @@ def command(folder: str, **values: Any) -> None:
         return
     for line in _lines(report):
         click.echo(line)
+    if not any(report[count] for count in ("added", "changed", "unchanged", "removed")):
+        click.echo(f"note: {folder} has no text files, so nothing was indexed")
 
 
 def _lines(report: dict[str, Any]) -> list[str]:

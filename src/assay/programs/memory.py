@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError, StoreError
 from assay.programs.retrieval.fulltext import TOKENIZER, WORDS, match_of, words_of
+from assay.support.keywords import takes
 from assay.traces.recorder import current_rollout
 from assay.traces.records import subject_digest, subject_digests
 from assay.traces.store import Store
@@ -84,6 +85,7 @@ class Memory:
         StoreError: the database cannot be opened, or its SQLite has no full-text search.
     """
 
+    @takes()
     def __init__(
         self,
         store: Store | str | Path | None = None,
@@ -110,17 +112,17 @@ class Memory:
         return self
 
     def remember(self, subject: str, text: str, *, about: str = "") -> Fact:
-        """Adds a fact. One with the same `about` that says something else is superseded.
+        """Adds a fact. One with the same `about`, in upper or lower case, that says something else is superseded.
 
         A valid fact that says the same is returned as it is. Without `about` contradictory facts are kept side by side,
         and `recall` returns the newer one first.
 
         Raises:
-            ConfigError: subject or text is empty, or the subject is no text: facts about nobody would be shared.
+            ConfigError: subject or text is empty or no text: facts about nobody would be shared.
         """
-        if not isinstance(subject, str):
-            raise ConfigError(f"subject={subject!r} must be the name of a person")
-        subject, text = _line(subject), _line(text)[:_TEXT]
+        if not isinstance(text, str | int | float):
+            raise ConfigError(f"text={text!r} must be a text")
+        subject, text = _person(subject), _line(text)[:_TEXT]
         if not subject or not text:
             raise ConfigError(f"subject={subject!r} and text={text!r} must not be empty")
         f, rollout = schema.facts, current_rollout()
@@ -135,7 +137,8 @@ class Memory:
             "rollout_id": rollout.id if rollout else None,
             "t": len(rollout.transitions) - 1 if rollout and rollout.transitions else None,
         }
-        valid = [*self._own(subject), f.c.about == row["about"], f.c.valid_to.is_(None)]
+        same_name = sa.or_(f.c.about == row["about"], sa.func.lower(f.c.about) == row["about"].lower())
+        valid = [*self._own(subject), same_name, f.c.valid_to.is_(None)]
         with self._lock, self.engine.begin() as connection:
             now = self.clock()  # inside the lock: the order of times is that of the facts
             same = connection.execute(sa.select(f).where(*valid, f.c.text == text)).first()
@@ -160,12 +163,14 @@ class Memory:
         Args:
             at: facts that were valid at this time, in seconds since the epoch; None for now.
         Raises:
-            ConfigError: `k` is below 1.
+            ConfigError: `k` is no number of facts, `at` no time, or the subject no name.
         """
-        if k < 1:
+        if not isinstance(k, int) or k < 1:
             raise ConfigError(f"k={k!r} must be >= 1")
+        if at is not None and not isinstance(at, int | float):
+            raise ConfigError(f"at={at!r} must be a time in seconds since the epoch")
         f, words = schema.facts, words_of(clean(str(query)))
-        where = self._valid(_line(subject), self.clock() if at is None else at)
+        where = self._valid(_person(subject), self.clock() if at is None else at)
         newest = (f.c.valid_from.desc(), f.c.id.desc())
         with self.engine.connect() as connection:
             if not words:
@@ -191,18 +196,20 @@ class Memory:
         """
         f, now = schema.facts, self.clock()
         with self._lock, self.engine.begin() as connection:
-            ended = sa.update(f).where(*self._valid(_line(subject), now), f.c.id == fact).values(valid_to=now)
+            ended = sa.update(f).where(*self._valid(_person(subject), now), f.c.id == fact).values(valid_to=now)
             return bool(connection.execute(ended).rowcount)
 
     def history(self, subject: str) -> list[Fact]:
         """All facts of a person, superseded and forgotten ones too, oldest first."""
         f = schema.facts
-        where = self._own(_line(subject))
+        where = self._own(_person(subject))
         with self.engine.connect() as connection:
             return [_fact(row) for row in connection.execute(sa.select(f).where(*where).order_by(f.c.id))]
 
     def tools(self, subject: str) -> list[Callable[..., str]]:
         """The functions `remember`, `recall` and `forget` for an agent, bound to one person."""
+        if not _person(subject):
+            raise ConfigError("subject='' must be the name of a person: facts about nobody would be shared")
 
         def remember(fact: str, about: str = "") -> str:
             """Remembers a fact about the user, for later conversations. about: what it is a value of, such as phone."""
@@ -239,6 +246,13 @@ class Memory:
     def _valid(self, subject: str, at: float) -> list[Any]:
         f = schema.facts
         return [*self._own(subject), f.c.valid_from <= at, sa.or_(f.c.valid_to.is_(None), f.c.valid_to > at)]
+
+
+def _person(subject: str) -> str:
+    """The name of a person, without line breaks. Raises `ConfigError` if it is no text."""
+    if not isinstance(subject, str):
+        raise ConfigError(f"subject={subject!r} must be the name of a person")
+    return _line(subject)
 
 
 def _prepare(engine: sa.Engine) -> None:

@@ -1,6 +1,5 @@
 """Public API for `assay judge drift`: freezes a judge's verdicts on an anchor set, and replays them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -54,7 +53,6 @@ def replay_anchors(
     path, progress = Path(anchors), default_progress(progress)
     named = {"anchors": str(path), "freeze": freeze}
     config, lm = judge_settings(JudgeDriftSettings, judge, lm, freeze or str(path), {**options, **named})
-    config = replace(config, cache=False)
     frozen = None if freeze else AnchorSet.load(path)
     if freeze and path.exists():
         raise ConfigError(f"{path} is there already; an anchor set is frozen once. Delete it, or name another file")

@@ -17,7 +17,7 @@ __all__ = ["audit_command"]
 
 @click.command("audit")
 @click.argument("judge")
-@settings_flags(JudgeAuditSettings, without=("rename", "salt", "sizes", "preflight"))
+@settings_flags(JudgeAuditSettings)
 @job_options(resume=False)
 def audit_command(judge: str, **values: Any) -> None:
     """Test JUDGE for known failure modes. Exit code 1 if it fails one, for use in CI."""

@@ -16,7 +16,7 @@ __all__ = ["drift_command"]
 
 @click.command("drift")
 @click.argument("judge")
-@settings_flags(JudgeDriftSettings, without=("rename", "salt", "sizes", "cache"))
+@settings_flags(JudgeDriftSettings)
 @job_options(resume=False)
 def drift_command(judge: str, **values: Any) -> None:
     """Replay a frozen set of verdicts on JUDGE, and raise an alarm that names what changed. Exit code 1 on an alarm."""

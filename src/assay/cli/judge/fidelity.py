@@ -16,7 +16,7 @@ __all__ = ["fidelity_command"]
 
 @click.command("fidelity")
 @click.argument("user")
-@settings_flags(FidelitySettings, without=("rename", "salt", "sizes", "preflight", "threads"))
+@settings_flags(FidelitySettings)
 @job_options(resume=False)
 def fidelity_command(user: str, **values: Any) -> None:
     """Audit the simulated USER (rules, model or file.py:Class) of conversations. Exit code 1 if it fails."""

@@ -17,7 +17,7 @@ __all__ = ["score_command"]
 @click.command("score")
 @click.argument("judge")
 @out_option("JSONL file to write, with one verdict per item.", "FILE")
-@settings_flags(JudgeScoreSettings, without=("salt", "sizes"))
+@settings_flags(JudgeScoreSettings)
 @job_options()
 def score_command(judge: str, **values: Any) -> None:
     """Judge every row of a dataset, and print the mean value with its 95 % interval."""

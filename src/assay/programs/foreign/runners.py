@@ -7,6 +7,7 @@ raises.
 import contextvars
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -29,6 +30,7 @@ from assay.programs.foreign.tasks import (
 from assay.programs.standard_error import StandardError
 from assay.programs.wrapping import completed
 from assay.sources.modules import attribute_of
+from assay.support.settings import nearest
 
 __all__ = ["AgentRunner", "CallableRunner", "CommandRunner", "runner_of"]
 
@@ -179,13 +181,22 @@ def runner_of(agent: str, *, environment: bool = False) -> AgentRunner:
         ConfigError: there is no such callable, or the command cannot be read.
     """
     if not named_callable(agent):
-        return CommandRunner(command_of(agent))
-    module = agent.rpartition(":")[0]
+        words = command_of(agent)
+        if words[0].endswith(".py") and not shutil.which(words[0]):
+            raise ConfigError(
+                f"agent={agent!r} is no command: write 'python {agent}', or {words[0]}:FUNCTION", flag="--agent"
+            )
+        return CommandRunner(words)
+    module, _, name = agent.rpartition(":")
     if module.endswith(".py") and not Path(module).is_file():
         raise ConfigError(f"agent={agent!r}: there is no file {module}", flag="--agent")
     try:
         function = attribute_of(agent)
     except (ImportError, AttributeError) as error:
+        if isinstance(error, AttributeError) and error.name == name and error.obj is not None:
+            near = nearest(name, [other for other in vars(error.obj) if not other.startswith("_")])
+            hint = f". Did you mean {near!r}?" if near else ""
+            raise ConfigError(f"agent={agent!r}: {module} has no {name!r}{hint}", flag="--agent") from error
         raise ConfigError(f"agent={agent!r} cannot be loaded: {error}", flag="--agent") from error
     if not callable(function) or isinstance(function, type):
         kind = "a class" if isinstance(function, type) else type(function).__name__

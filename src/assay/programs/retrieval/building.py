@@ -108,10 +108,17 @@ def update_index(
 
 
 def remove_folder(engine: sa.Engine, folder: Path, index: str) -> int:
-    """Removes the documents of a folder from an index, and returns their number."""
+    """Removes the documents of a folder from an index, and returns their number.
+
+    Raises:
+        ConfigError: the index has none of this folder; the message names the folders of which it has some.
+    """
     fulltext.prepare(engine)
     update = _Update(engine, str(folder), index, 0)
-    known = update.known()
+    known, roots = update.known(), update.roots()
+    if _text(str(folder)) not in roots:
+        others = f"it has those of {', '.join(map(repr, roots[:_NAMES]))}" if roots else "it is empty"
+        raise ConfigError(f"the index {index!r} has no documents of the folder {str(folder)!r}: {others}")
     update.retire([row.id for row in known.values()])
     update.remove_unfinished()
     return len(known)
@@ -155,6 +162,12 @@ class _Update:
         statement = sa.select(*columns).where(_d.c.index_name == self.index, _d.c.root == self.root, _d.c.ready)
         with self.engine.connect() as connection:
             return {row.path: row for row in connection.execute(statement.order_by(_d.c.id))}
+
+    def roots(self) -> list[str]:
+        """The folders of which the index has documents."""
+        statement = sa.select(_d.c.root).where(_d.c.index_name == self.index).distinct().order_by(_d.c.root)
+        with self.engine.connect() as connection:
+            return list(connection.execute(statement).scalars())
 
     def read(self, file: TextFile, known: Any) -> None:
         """Reads one file, if it is new or changed."""

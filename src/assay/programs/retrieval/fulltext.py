@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +12,8 @@ from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_
 from assay.traces.store import tables as schema
 
 __all__ = [
+    "MOST_COUNTED",
+    "MOST_RANKS",
     "TOKENIZER",
     "WORDS",
     "in_order",
@@ -19,6 +21,7 @@ __all__ = [
     "match_of",
     "prepare",
     "ranked",
+    "rarest",
     "searched",
     "words_in",
     "words_of",
@@ -28,6 +31,10 @@ TOKENIZER = "porter unicode61 remove_diacritics 2"
 WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better
 _CANDIDATES = 4  # passages that are ranked by proximity too, for each one that is wanted
+# What PostgreSQL does for a query; more takes seconds to minutes:
+MOST_RANKS = 100_000  # passages times words that are ranked, as far as they suffice
+MOST_COUNTED = 10_000  # passages with a word that are counted; above, their number is estimated from a sample
+_SAMPLE = 64  # one of so many pages
 _TS_RANK = 0.0607927  # `ts_rank` of a word that occurs once, before it is divided by 1 + log(length)
 _Ranking = tuple[list[tuple[int, float]], Callable[[str], float]]
 """Passages with their scores, best first, and the weight of each word of the query."""
@@ -198,25 +205,54 @@ def _ranked_postgres(connection: sa.Connection, index: str, words: list[str], mo
         sa.text("SELECT w, plainto_tsquery('english', w)::text FROM unnest(CAST(:words AS text[])) AS w"),
         {"words": words},
     ).all()
-    weights: dict[str, float] = {}
-    for lexeme in sorted({lexeme for _, lexeme in lexemes if lexeme}):
-        found = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
-        n = connection.execute(found).scalar_one()
-        if n:  # the weight of BM25, with 1 added so that it is never negative
-            weights[lexeme] = float(math.log((total - n + 0.5) / (n + 0.5) + 1))
+    found = _frequencies(connection, sorted({lexeme for _, lexeme in lexemes if lexeme}), total)
+    # the weight of BM25, with 1 added so that it is never negative
+    weights = {lexeme: float(math.log((total - n + 0.5) / (n + 0.5) + 1)) for lexeme, n in found.items()}
     by_word = {word: weights.get(lexeme, 0.0) for word, lexeme in lexemes}
-    if not weights:
-        return [], by_word.__getitem__
-    terms = [(_term(lexeme), weight) for lexeme, weight in weights.items()]
-    rank = sum((sa.func.ts_rank(p.c.words, term, 1) * weight for term, weight in terms), sa.literal(0.0))
-    statement = (
-        sa.select(p.c.id, rank)
-        .join(d, d.c.id == p.c.document_id)
-        .where(sa.or_(*(p.c.words.op("@@")(term) for term, _ in terms)), d.c.index_name == index, d.c.ready)
-        .order_by(rank.desc(), p.c.id)
-        .limit(most)
-    )
-    return [(int(number), float(score)) for number, score in connection.execute(statement)], by_word.__getitem__
+    rank = sum((sa.func.ts_rank(p.c.words, _term(lexeme), 1) * w for lexeme, w in weights.items()), sa.literal(0.0))
+    rows: Sequence[Any] = []
+    for chosen in dict.fromkeys((rarest(found, most), tuple(found))):
+        if chosen and len(rows) < most:
+            statement = (
+                sa.select(p.c.id, rank)
+                .join(d, d.c.id == p.c.document_id)
+                .where(sa.or_(*(p.c.words.op("@@")(_term(lexeme)) for lexeme in chosen)))
+                .where(d.c.index_name == index, d.c.ready)
+                .order_by(rank.desc(), p.c.id)
+                .limit(most)
+            )
+            rows = connection.execute(statement).all()
+    return [(int(number), float(score)) for number, score in rows], by_word.__getitem__
+
+
+def _frequencies(connection: sa.Connection, lexemes: Sequence[str], total: int) -> dict[str, int]:
+    """Number of passages that have each word, without words that none has."""
+    p, sampled = schema.passages, dict[str, int]()
+    if total > MOST_COUNTED and lexemes:
+        sample = p.tablesample(sa.func.system(100 / _SAMPLE), name="sample", seed=sa.literal(0))
+        counts = [sa.func.count().filter(sample.c.words.op("@@")(_term(lexeme))) for lexeme in lexemes]
+        rows = connection.execute(sa.select(*counts).select_from(sample)).one()
+        sampled = {lexeme: _SAMPLE * n for lexeme, n in zip(lexemes, rows, strict=True) if _SAMPLE * n > MOST_COUNTED}
+    found: dict[str, int] = {}
+    for lexeme in lexemes:
+        having = sa.select(sa.func.count()).select_from(p).where(p.c.words.op("@@")(_term(lexeme)))
+        if n := min(sampled[lexeme], total) if lexeme in sampled else connection.execute(having).scalar_one():
+            found[lexeme] = n
+    return found
+
+
+def rarest(found: Mapping[str, int], most: int) -> tuple[str, ...]:
+    """The rarest words whose passages may all be ranked; more if these are fewer than `most` passages.
+
+    A passage that has only more frequent words of the query would hardly be among the best.
+    """
+    chosen, passages, limit = [], 0, MOST_RANKS / max(1, len(found))
+    for lexeme in sorted(found, key=lambda lexeme: (found[lexeme], lexeme)):
+        if passages >= most and passages + found[lexeme] > limit:
+            break
+        chosen.append(lexeme)
+        passages += found[lexeme]
+    return tuple(sorted(chosen))
 
 
 def _term(lexeme: str) -> Any:

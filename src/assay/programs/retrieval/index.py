@@ -11,6 +11,7 @@ from assay.errors import StoreError
 from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.dense import Vectors, embedder_of
 from assay.programs.retrieval.retriever import Passage, check_count, fused
+from assay.support.keywords import takes
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine, url_without_password
 from assay.traces.store.location import store_file, store_url
@@ -32,6 +33,7 @@ class DocumentIndex:
             vectors. None for full-text search alone.
     """
 
+    @takes()
     def __init__(self, store: str | Path | None = None, name: str = INDEX, *, embedder: Any = None) -> None:
         self.url, self.name, self.embedder = store_url(store), name, embedder_of(embedder)
         self._vectors = Vectors(name, self.embedder) if self.embedder is not None else None
@@ -63,7 +65,8 @@ class DocumentIndex:
         with engine.connect() as connection:
             if not (fulltext.is_prepared(connection) and self._has_documents(connection)):
                 raise StoreError(
-                    f"the store {url_without_password(self.url)} has no index {self.name!r}: {self._remedy}"
+                    f"the store {url_without_password(self.url)} has no index {self.name!r}{self._others(connection)}: "
+                    f"{self._remedy}"
                 )
             rankings = [fulltext.ranked(connection, self.name, query, depth)]
             if self._vectors is not None and query.strip():
@@ -82,6 +85,13 @@ class DocumentIndex:
                     id=row.key, text=row.text, source=row.path, line=row.line, score=scores[row.id]
                 )
         return list(passages.values())
+
+    def _others(self, connection: sa.Connection) -> str:
+        """The indexes that the store has, for a message."""
+        d = schema.documents
+        names = connection.execute(sa.select(d.c.index_name).where(d.c.ready).distinct().order_by(d.c.index_name))
+        listed = ", ".join(repr(name) for name in list(names.scalars())[:5])
+        return f", but {listed}" if listed else ""
 
     def _has_documents(self, connection: sa.Connection) -> bool:
         d = schema.documents

@@ -1,7 +1,7 @@
 """Settings of `judge compile`, `audit`, `score`, `drift`, `fidelity` and `label`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from assay.errors import ConfigError
@@ -51,6 +51,10 @@ class JudgeAuditSettings(JudgeSettings):
     """Settings of `audit_judge`."""
 
     kind: str = "judge audit"
+    rename: Mapping[str, str] = field(default_factory=dict)  # internal here and below: of no use to this command
+    salt: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    preflight: bool = False
     cases: str | None = _rows(
         "Rows with good and bad outputs (and input) to make the attacks from; shipped ones by default.", "--cases"
     )
@@ -80,6 +84,8 @@ class JudgeScoreSettings(JudgeSettings):
     """Settings of `score_rows`."""
 
     kind: str = "judge score"
+    salt: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
     data: str = named_setting(
         "Rows with input and output (or output_a and output_b); labels of some rows correct the mean.",
         flag="--data",
@@ -94,6 +100,10 @@ class JudgeDriftSettings(JudgeSettings):
     """Settings of `replay_anchors`."""
 
     kind: str = "judge drift"
+    rename: Mapping[str, str] = field(default_factory=dict)
+    salt: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    cache: bool = False  # a cached answer cannot show drift
     anchors: str | None = selected(
         "The frozen set, a .json file; by default the one next to a compiled judge.",
         metavar="FILE",
@@ -111,6 +121,11 @@ class FidelitySettings(CommonSettings):
     ROLE: ClassVar[str] = "judge"
 
     kind: str = "judge fidelity"
+    rename: Mapping[str, str] = field(default_factory=dict)
+    salt: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    threads: int | None = None  # one interview at a time
+    preflight: bool = False
     user: str = named_setting("Simulated user: rules, model, or file.py:Class.")
     data: str = named_setting(
         "Tasks with an input 'user', such as conversations:?size=40.",

@@ -31,20 +31,23 @@ __all__ = [
 ]
 
 
-class _Run(TypedDict, total=False):
+class _Calls(TypedDict, total=False):
     trust: bool  # read by the decorator `assay.sources.trust.trusts`
     api_base: str | None
     api_key_env: str | None
     thinking: int | str | None
-    rename: Mapping[str, str]
-    salt: str | None
-    sizes: Mapping[str, int]
     seed: int
-    threads: int | None
     task_timeout: float
     max_calls: int | None
     max_tokens: int | None
     max_cost_usd: float | None
+
+
+class _Run(_Calls, total=False):
+    rename: Mapping[str, str]
+    salt: str | None
+    sizes: Mapping[str, int]
+    threads: int | None
     preflight: bool
 
 
@@ -264,26 +267,36 @@ class SFTOptions(TypedDict, total=False):
     report_to: str
 
 
-class JudgeScoreOptions(_Common, _Cache, total=False):
-    """The keywords of `score_rows`."""
-
+class _Judge(_Calls, total=False):
+    model: str
+    threads: int | None
     scale: Sequence[str] | None
 
 
-class JudgeDriftOptions(JudgeScoreOptions, total=False):
+class JudgeScoreOptions(_Judge, _Cache, total=False):
+    """The keywords of `score_rows`."""
+
+    rename: Mapping[str, str]
+    preflight: bool
+
+
+class JudgeDriftOptions(_Judge, total=False):
     """The keywords of `replay_anchors`."""
 
+    preflight: bool
 
-class JudgeAuditOptions(JudgeScoreOptions, total=False):
+
+class JudgeAuditOptions(_Judge, _Cache, total=False):
     """The keywords of `audit_judge`."""
 
     profile: str | None
     pass_at: float
 
 
-class FidelityOptions(_Common, _Cache, total=False):
+class FidelityOptions(_Calls, _Cache, total=False):
     """The keywords of `audit_user`."""
 
+    model: str
     tasks: int
     fail_over: float
 
