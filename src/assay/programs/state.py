@@ -3,10 +3,12 @@
 import copy
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import dspy
 
+from assay.errors import ProgramError
 from assay.models.thinking import Thinking
 from assay.programs.allocation import ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
@@ -30,21 +32,38 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
         }
     if isinstance(program, EnsembleProgram):
         return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
-    # a predictor with its own model, as SIMBA creates them, cannot be dumped unchanged
-    has_own_model = any(getattr(part, "lm", None) is not None for _, part in program.named_parameters())
-    state = (
-        {name: _without_lm(part).dump_state() for name, part in program.named_parameters()}
-        if has_own_model
-        else program.dump_state()
-    )
-    for name, part in state.items():  # remove data of runs, and the model, which the artifact's manifest names
-        if isinstance(part, dict) and "demos" in part:
-            state[name] = {**part, "traces": [], "train": [], "lm": None}
+    frozen = {name: _module_state(module) for name, module in _frozen_modules(program).items()}
     thinking = getattr(program, "thinking", None)
     policy = getattr(program, "policy", None)
     budget: dict[str, Any] = {"thinking": thinking.value} if isinstance(thinking, Thinking) else {}
     budget |= {"policy": policy.to_dict()} if isinstance(policy, ThinkingPolicy) else {}
-    return {"kind": "program", "state": state, **budget}
+    return {"kind": "program", "state": _module_state(program), **({"frozen": frozen} if frozen else {}), **budget}
+
+
+def _module_state(module: dspy.Module) -> dict[str, Any]:
+    # a predictor with its own model, as SIMBA creates them, cannot be dumped unchanged
+    has_own_model = any(getattr(part, "lm", None) is not None for _, part in module.named_parameters())
+    state: dict[str, Any] = (
+        {name: _without_lm(part).dump_state() for name, part in module.named_parameters()}
+        if has_own_model
+        else module.dump_state()
+    )
+    for name, part in state.items():  # remove data of runs, and the model, which the artifact's manifest names
+        if isinstance(part, dict) and "demos" in part:
+            state[name] = {**part, "traces": [], "train": [], "lm": None}
+    return state
+
+
+def _frozen_modules(program: dspy.Module) -> dict[str, dspy.Module]:
+    """The modules in a program that DSPy's optimizers leave as they are (`_compiled`), by name.
+
+    `named_parameters` of the program leaves out their predictors.
+    """
+    return {
+        name.removeprefix("self."): module
+        for name, module in program.named_sub_modules(dspy.Module)
+        if module is not program and getattr(module, "_compiled", False)
+    }
 
 
 def _without_lm(part: Any) -> Any:
@@ -77,17 +96,35 @@ def restore_program(
     if state["kind"] == "ensemble":
         return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
     program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
-    settings = {path: (predictor.lm, predictor.config) for path, predictor in program.named_predictors()}
-    program.load_state(_without_models(state["state"]))
+    frozen = _frozen_modules_of(program, state.get("frozen", {}))
+    _load_module_state(program, state["state"])
+    for name, module in frozen.items():
+        _load_module_state(module, state["frozen"][name])
     if "thinking" in state:
         program.thinking = Thinking.of(state["thinking"])
     if "policy" in state:
         program.policy = ThinkingPolicy.of(state["policy"])
-    # Models and call settings of predictors come from the program's code, never from the state: a crafted state could
-    # name a server.
-    for path, predictor in program.named_predictors():
-        predictor.lm, predictor.config = settings.get(path, (None, {}))
     return program
+
+
+def _frozen_modules_of(program: dspy.Module, names: Iterable[str]) -> dict[str, dspy.Module]:
+    """Freezes the modules of these names, also if the program's code does not."""
+    modules = {name.removeprefix("self."): module for name, module in program.named_sub_modules(dspy.Module)}
+    if missing := sorted(set(names) - modules.keys()):
+        raise ProgramError(f"the program has no module {missing[0]!r} any more, which was frozen when it was compiled")
+    for name in names:
+        modules[name]._compiled = True
+    return {name: modules[name] for name in names}
+
+
+def _load_module_state(module: dspy.Module, state: dict[str, Any]) -> None:
+    """Models and call settings of predictors come from the program's code, never from the state: a crafted state could
+    name a server.
+    """
+    settings = {path: (predictor.lm, predictor.config) for path, predictor in module.named_predictors()}
+    module.load_state(_without_models(state))
+    for path, predictor in module.named_predictors():
+        predictor.lm, predictor.config = settings.get(path, (None, {}))
 
 
 def _without_models(state: dict[str, Any]) -> dict[str, Any]:

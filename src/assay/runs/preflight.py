@@ -77,12 +77,14 @@ def require_predictors(job: Job) -> None:
     """Refuses a job whose prompts cannot be compiled because the program has none.
 
     Raises:
-        ProgramError: no module of the program is a `dspy.Predict`.
+        ProgramError: no module of the program is a `dspy.Predict`, or all of them are in frozen modules.
     """
-    if not job.recorded.program.predictors():
+    program = job.recorded.program
+    if not program.predictors():
+        frozen = " except in frozen modules" if any(program.named_sub_modules(dspy.Predict)) else ""
         raise ProgramError(
-            f"{job.config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it "
-            "is an agent"
+            f"{job.config.program} has no predictors{frozen}, so there is nothing to compile; evaluate it, or tune "
+            "it where it is an agent"
         )
 
 
