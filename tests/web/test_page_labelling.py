@@ -118,6 +118,60 @@ def test_the_last_label_can_be_changed(store: Store) -> None:
     assert [row["label"] for row in store.labels(key)] == ["kind"]
 
 
+def withdrawn(store: Store, key: str, who: str = "ann", **changed: str) -> tuple[int, str]:
+    """Withdraws the last label of a rater. Returns the status, and the place of the next page or the message."""
+
+    async def visit(browser: Browser) -> tuple[int, str]:
+        text = (await browser.get(f"/judges/{key}/label?rater={who}"))[1]
+        data = {**fields_of(text.partition('id="withdraw"')[2].partition("</form>")[0]), **changed}
+        answer = await browser.send("POST", f"/judges/{key}/labels/withdraw", data=data, follow=False)
+        return answer.status, answer.headers.get("Location") or await answer.text()
+
+    return browse(store, visit)
+
+
+def test_a_rater_withdraws_only_own_labels(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    labelled(store, key, who="bob", label="rude")
+    labelled(store, key, who="ann", label="kind")  # the same item
+    (item,) = {row["item_id"] for row in store.labels(key)}
+    status, place = withdrawn(store, key)
+    assert (status, place) == (303, f"/judges/{key}/label?rater=ann&item={item}")
+    assert [(row["rater"], row["label"]) for row in store.labels(key)] == [("bob", "rude")]
+    text = read(store, place)
+    assert "0 labelled by <bdi>ann" in text
+    assert fields_of(text)["item"] == item  # it is shown again
+    assert "withdraw" not in text.partition("<fieldset>")[2].partition("</fieldset>")[0]
+    assert withdrawn(store, key, csrf="x", rater="bob", item=item)[0] == 403
+    assert "has no label of the item" in withdrawn(store, key, who="bob", rater="ann")[1]
+    assert len(list(store.labels(key))) == 1
+
+
+def test_every_own_label_is_listed_and_can_be_withdrawn(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    labelled(store, key, label="rude")
+    labelled(store, key, label="kind")
+    text = read(store, f"/judges/{key}/label?rater=ann")
+    places = re.findall(r'<li><a href="([^"]*)"><bdi>(\w+)</bdi></a> <bdi>answer', text)
+    assert [label for _, label in places] == ["kind", "rude"]  # newest first
+    first = places[1][0].replace("&amp;", "&")
+    form = read(store, first).partition('id="withdraw"')[2].partition("</form>")[0]
+    assert withdrawn(store, key, item=fields_of(form)["item"])[0] == 303
+    assert [row["label"] for row in store.labels(key)] == ["kind"]
+    text = read(store, f"/judges/{key}/label?rater=ann")
+    assert "1 labelled by <bdi>ann" in text
+
+
+def test_an_output_of_several_fields_is_shown_field_by_field(store: Store) -> None:
+    key = put_question(store)
+    fields = {"queue": "bug", "reply": "Thank you!"}
+    store.put_rollout(Rollout(task_id="t", status="done", inputs={"q": "x"}, prediction=fields, started_at=NOW))
+    store.flush()
+    assert ">queue: bug\nreply: Thank you!</pre>" in read(store, f"/judges/{key}/label?rater=ann")
+
+
 def test_a_skipped_item_makes_way_for_the_next(store: Store) -> None:
     key = put_question(store)
     put_outputs(store)

@@ -1,5 +1,6 @@
 """Commands that continue a run or repeat a rollout, made from what the store has of them. Runs nothing."""
 
+import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
@@ -64,14 +65,17 @@ def _command(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def rollout_command(
-    program: str, inputs: Mapping[str, Any], model: str, *, store: str | None = None
+    program: str, inputs: Mapping[str, Any], model: str, *, api_base: str = "", api_key_env: str = "",
+    store: str | None = None,
 ) -> str | None:  # fmt: skip
-    """The command that runs a program on the inputs of a rollout; None if an input is no text or number."""
+    """The command that runs a program or an artifact on the inputs of a rollout; None if an input is no text or
+    number."""
     if not program or not all(isinstance(value, _PLAIN) for value in inputs.values()):
         return None
     if any("=" in name or name.startswith("-") for name in inputs):
         return None
-    flags = [*(("--model", model) if model else ()), *(("--store", store) if store else ())]
+    options = {"--model": model, "--api-base": api_base, "--api-key-env": api_key_env, "--store": store}
+    flags = itertools.chain.from_iterable((flag, value) for flag, value in options.items() if value)
     return _line(["assay", "run", program, *(f"{name}={value}" for name, value in inputs.items()), *flags])
 
 

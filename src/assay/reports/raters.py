@@ -15,7 +15,7 @@ from assay.judges.quality.agreement import Answers, agreement, ceiling
 from assay.judges.quality.card import human_gaps
 from assay.judges.questions import Question
 from assay.reports.charts import Line, lines_chart
-from assay.reports.texts import preview
+from assay.reports.texts import plain, preview
 from assay.rubrics.criteria import JudgeSpec
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import StoreReads
@@ -166,7 +166,7 @@ def _outputs(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _line(value: Any) -> str:
-    return "" if value is None else preview(json.dumps({"": value}, default=str), _PREVIEW)
+    return "" if value is None else preview(json.dumps({"": plain(value)}), _PREVIEW)
 
 
 def _labels(item: Item) -> str:

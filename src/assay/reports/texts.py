@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ["Budget", "Clipped", "iso", "moment", "pretty", "preview", "readable", "seconds", "size"]
+__all__ = ["Budget", "Clipped", "iso", "moment", "plain", "pretty", "preview", "readable", "seconds", "size"]
 
 # Control characters that HTML does not have, and marks that reorder the text around them.
 _INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -80,6 +80,21 @@ def pretty(value: Any, *, line: int = 0) -> str:
     if 0 < len(short) <= line:
         return short
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
+
+
+def plain(value: Any) -> str:
+    """A value for a reader: an object as `name: value` lines, and any other value as in `pretty`.
+
+    A text that is a JSON object, which judges are shown for an output of several fields, is written like the object.
+    """
+    if isinstance(value, str) and value[:1] == "{":
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    if not isinstance(value, dict) or not value:
+        return pretty(value)
+    return "\n".join(f"{name}: {pretty(part, line=100)}" for name, part in value.items())
 
 
 def moment(at: float | None) -> str:

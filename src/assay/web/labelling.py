@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, StoreError
 from assay.judges.questions import Question, ToLabel, items_to_label
 from assay.reports.raters import label_rows
-from assay.reports.texts import Budget, pretty
+from assay.reports.texts import Budget, plain, readable
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -22,7 +22,7 @@ from assay.web.filters import filled_in
 from assay.web.judges import found_question
 from assay.web.rendering import View, link
 
-__all__ = ["label_view", "store_label"]
+__all__ = ["label_view", "store_label", "withdraw_label"]
 
 _WINDOW = 1_000  # newest rollouts, of the store or of a run, among which items are chosen
 _SEARCHED, _RUNS = 200, 10  # newest runs among which those of a judge are found, and how many of them are read
@@ -30,6 +30,7 @@ _ENOUGH = 100  # rollouts to label, above which those of earlier runs are not re
 _FIELDS = ("rater", "run", "item", "skip")
 _MOST_SKIPPED = 40  # that an address holds
 _RATER, _REASON = 200, 2_000  # characters
+_LISTED, _PREVIEW = 30, 120  # own labels that are listed, and characters of each output
 
 
 def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
@@ -53,14 +54,25 @@ def label_view(store: Store, key: str, query: Mapping[str, str]) -> View:
         address = {"rater": rater, "run": values.get("run")}
         previous = next((row["item_id"] for row in reversed(rows) if row["rater"] == rater), None)
         content |= {
-            "done": len(own), "waiting": len(waiting), "skipped": ".".join(skipped),
+            "done": len(own), "last": previous or "", "waiting": len(waiting), "skipped": ".".join(skipped),
+            "before": "",
+            "mine": [
+                (link("judges", key, "label", **address, item=row["item_id"]), row["label"], _output_of(row))
+                for row in reversed(list(own.values())[-_LISTED:])
+            ],
             "previous": (
                 link("judges", key, "label", **address, item=previous, skip=".".join(skipped) or None)
-                if previous and not named else ""
+                if previous and previous != named else ""
             ),
             "go_on": link("judges", key, "label", **address), **_form(question, entry, own, skipped, address),
         }  # fmt: skip
     return View(template="label.html", title=f"Label: {question.spec.text[:60]}", values=content)
+
+
+def _output_of(row: Mapping[str, Any]) -> str:
+    """The beginning of a labelled output in one line; of a pair both."""
+    outputs = (value for name, value in row.items() if name.startswith("output"))
+    return readable(" | ".join(" ".join(plain(value).split())[:_PREVIEW] for value in outputs))
 
 
 def _form(
@@ -73,7 +85,7 @@ def _form(
     budget, before = Budget(60_000, most=20_000, least=2_000), own.get(entry.item_id, {})
     skip = ".".join((*(name for name in skipped if name), entry.item_id)[-_MOST_SKIPPED:])
     names = {"task_input": "Task", "output": "Output", "output_a": "First output (A)", "output_b": "Second output (B)"}
-    fields = [(names.get(name, name), budget.clip(pretty(value))) for name, value in entry.fields.items()]
+    fields = [(names.get(name, name), budget.clip(plain(value))) for name, value in entry.fields.items()]
     outputs = {name for key, name in names.items() if key.startswith("output_")}
     return {
         "item": entry,
@@ -198,6 +210,29 @@ def store_label(store: Store, key: str, form: Mapping[str, Any]) -> str:
         rollout_id=entry.rollout_id,
     )  # fmt: skip
     return link("judges", key, "label", rater=rater, run=texts.get("run"), skip=texts.get("skip"))
+
+
+def withdraw_label(store: Store, key: str, form: Mapping[str, Any]) -> str:
+    """Removes a rater's own label of an item. Returns the address of the item, which is to be labelled again.
+
+    Args:
+        form: `rater`, `item`, `run`, `skip`.
+    Raises:
+        ConfigError: the rater has no label of this item.
+        StoreError: there is no such judge.
+    """
+    question = found_question(store, key)
+    texts = {name: str(value).replace("\0", "").strip() for name, value in form.items()}
+    rater, item_id, run_id = (texts.get(name, "") for name in ("rater", "item", "run"))
+    if not store.withdraw_label(question.key, item_id, rater):
+        raise ConfigError(f"{rater[:80]!r} has no label of the item {item_id[:80]!r} to withdraw")
+    rows = label_rows(store, question)
+    own = {row["item_id"] for row in rows if row["rater"] == rater}
+    waiting = _waiting(store, question, rows, own, run_id or None)
+    is_offered = any(entry.item_id == item_id for entry in waiting)  # not if its rollout is too old
+    return link(
+        "judges", key, "label", rater=rater, run=run_id, skip=texts.get("skip"), item=item_id if is_offered else None
+    )
 
 
 def _checked(store: Store, question: Question, item_id: str, texts: Mapping[str, str]) -> ToLabel:

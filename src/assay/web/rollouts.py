@@ -1,11 +1,12 @@
 """The pages of rollouts: the list, one rollout as a conversation, and the JSON of one call."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from assay.cli.repeat import rollout_command
@@ -16,7 +17,7 @@ from assay.traces.rating import store_rating, why_not_rated
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
-from assay.traces.store.listing import run_folder
+from assay.traces.store.listing import finished_report, run_folder
 from assay.traces.store.paging import Cursor, RolloutFilters, RolloutPage, calls_from, rollout_page
 from assay.traces.store.rows import rollout_of
 from assay.web.conversation import tools_of, turns_of
@@ -33,6 +34,7 @@ from assay.web.filters import (
 )  # fmt: skip
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
+from assay.web.same_task import other_sides
 from assay.web.verdicts import judge_calls, judged_rollout
 
 __all__ = ["call_json", "one_rollout", "rate", "rollout_json", "rollout_view", "rollouts_view"]
@@ -122,10 +124,11 @@ def rollout_view(
             "advantages": _advantages(rollout, where),
             "judge_calls": judge_calls(store, rollout),
             "judged": judged_rollout(store, rollout),
+            "other_sides": other_sides(store, rollout, query, values, where=where),
             **_around(store, rollout, values, filters),
             **rating_values(rollout),
             **dataset_values(store, rollout, where),
-            "commands": list(_commands(rollout, store_flag)),
+            "commands": list(_commands(store, rollout, where, store_flag)),
         },
         part="rollout_part.html",
         every_s=RUNNING_S if rollout.status == "running" else 0,
@@ -172,15 +175,51 @@ def _run_link(store: Store, rollout: Rollout) -> str:
     return link("runs", rollout.run_id) if known else link("rollouts", run=rollout.run_id)
 
 
-def _commands(rollout: Rollout, store_flag: str | None) -> Any:
+def _commands(
+    store: Store, rollout: Rollout, where: str | Path | None, store_flag: str | None
+) -> Iterator[tuple[str, str]]:
     if rollout.source == "program":
-        again = rollout_command(rollout.program, rollout.inputs, rollout.model, store=store_flag)
+        words, program, endpoint = _repeated(store, rollout, where)
+        again = rollout_command(program, rollout.inputs, rollout.model, store=store_flag, **endpoint)
         if again is not None:
-            yield "Run the program on this task again", again
-    store = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
-    yield "Show it in a terminal", f"assay traces show {rollout.id}{store}"
+            yield words, again
+    store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
+    yield "Show it in a terminal", f"assay traces show {rollout.id}{store_option}"
     if why_not_rated(rollout) is None:
-        yield "Rate it in a terminal", f"assay traces rate {rollout.id} 0.8{store}"
+        yield "Rate it in a terminal", f"assay traces rate {rollout.id} 0.8{store_option}"
+
+
+def _repeated(store: Store, rollout: Rollout, where: str | Path | None) -> tuple[str, str, dict[str, str]]:
+    """Which program repeats a rollout: words that say so, its name, and the address and key of its model."""
+    config = _config(store, rollout.run_id)
+    is_own = config.get("model") in (None, rollout.model)
+    endpoint = {name: config[name] for name in ("api_base", "api_key_env") if is_own and config.get(name)}
+    words, given = "Run the program on this task again", config.get("program")
+    report = {} if config.get("kind") != "compile" else finished_report(where, rollout.run_id) or {}
+    versions = {one.get("name"): one.get("version") for one in report.get("candidates") or ()}
+    if report.get("artifact") and rollout.program_version == versions.get(report.get("winner")):
+        return "Run the compiled program on this task again", str(report["artifact"]), endpoint
+    if versions and rollout.program_version != versions.get("baseline"):
+        words = "Run the program on this task, without the prompt of this candidate"
+    elif config.get("kind") in ("evaluate", "collect") and isinstance(given, str) and _is_artifact(given):
+        return words, given, endpoint
+    elif rollout.parameters:
+        words = "Run the program on this task again, with its own parameters"
+    return words, rollout.program, endpoint
+
+
+def _is_artifact(path: str) -> bool:  # as `assay.deployment.artifact.is_artifact`, which imports DSPy
+    return Path(path, "manifest.json").is_file()
+
+
+def _config(store: Store, run_id: str) -> Mapping[str, Any]:
+    """The settings of a run, with its kind; empty if the store has no row of it."""
+    table = schema.runs
+    with store.engine.connect() as connection:
+        row = connection.execute(sa.select(table.c.kind, table.c.config).where(table.c.id == run_id)).first()
+    if row is None:
+        return {}
+    return {**(orjson.loads(row.config) if isinstance(row.config, str | bytes) else row.config), "kind": row.kind}
 
 
 def rate(store: Store, rollout_id: str, text: str) -> Rollout:

@@ -80,6 +80,7 @@ class LocalPage:
         app.router.add_get("/judges/{judge}", self._judge)
         app.router.add_get("/judges/{judge}/label", self._label)
         app.router.add_post("/judges/{judge}/labels", self._store_label)
+        app.router.add_post("/judges/{judge}/labels/withdraw", self._withdraw_label)
         app.router.add_get("/data", self._data)
         app.router.add_get("/deployments", self._deployments)
         app.router.add_get("/deployments/{deployment}", self._deployment)
@@ -272,6 +273,13 @@ class LocalPage:
 
         form = await self._changing_form(request)
         following = await self._query(store_label, request.match_info["judge"], form)
+        return web.Response(status=303, headers={"Location": following})
+
+    async def _withdraw_label(self, request: web.Request) -> web.Response:
+        from assay.web.labelling import withdraw_label
+
+        form = await self._changing_form(request)
+        following = await self._query(withdraw_label, request.match_info["judge"], form)
         return web.Response(status=303, headers={"Location": following})
 
     async def _data(self, request: web.Request) -> web.Response:

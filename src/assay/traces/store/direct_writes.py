@@ -52,6 +52,15 @@ class DirectWrites(StoreReads):
         }
         self._now(schema.labels, row)
 
+    def withdraw_label(self, question: str, item_id: str, rater: str) -> bool:
+        """Removes one rater's label of one item. Returns whether there was one."""
+        table = schema.labels
+        one = sa.and_(
+            table.c.question == question, table.c.item_id == item_id, table.c.rater == clean(rater)[:_RATER_CHARS]
+        )
+        with self.engine.begin() as connection:
+            return bool(connection.execute(sa.delete(table).where(one)).rowcount)
+
     def forget_rater(self, rater: str) -> int:
         """Removes all labels of a rater. Returns their number."""
         table = schema.labels

@@ -7,8 +7,9 @@ a program also in the weights that were served.
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -18,7 +19,10 @@ from assay.traces.store import tables as schema
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.reads import StoreReads
 
-__all__ = ["Evaluated", "EvaluatedTask", "before_and_after", "evaluations_of", "is_training", "mean_scores"]
+__all__ = [
+    "Evaluated", "EvaluatedTask", "before_and_after", "evaluations_of", "evaluations_of_task", "is_training",
+    "mean_scores",
+]  # fmt: skip
 
 _PREVIEW = 400  # characters read of a task's inputs
 
@@ -116,34 +120,66 @@ def evaluations_of(store: StoreReads, run_id: str, *, split: str | None = None, 
     if large:
         raise StoreError(f"the run {run_id} has more than {most:,} rollouts: too many to compare on a page")
     table = schema.rollouts
-    columns = (
-        table.c.id, table.c.task_id, table.c.task_type, table.c.phase, table.c.split, table.c.program_version,
-        table.c.parameters_json, table.c.score, table.c.program, table.c.group_id,
-    )  # fmt: skip
-    query = (
-        sa.select(*columns, sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs"))
-        .where(table.c.run_id == run_id, table.c.source.not_in(("outside", *NOT_AGENTS)), table.c.task_id != "")
-        .order_by(table.c.started_at, table.c.id)
-    )
+    query = sa.select(*_columns()).where(table.c.run_id == run_id, *_of_agents())
     if split is not None:
         query = query.where(table.c.split == split)
-    evaluations: dict[tuple[str, str, str, str, str], Evaluated] = {}
     with store.engine.connect() as connection:
-        for place, row in enumerate(connection.execute(query)):
-            condition = _condition(run_id, row.group_id, row.task_id)
-            key = (row.phase, row.split, row.program_version, row.parameters_json, condition)
-            if (evaluated := evaluations.get(key)) is None:
-                evaluated = evaluations[key] = Evaluated(
-                    phase=row.phase, split=row.split, version=row.program_version, parameters=row.parameters_json,
-                    program=row.program, condition=condition,
-                )  # fmt: skip
-            if (task := evaluated.tasks.get(row.task_id)) is None:
-                task = EvaluatedTask(task_id=row.task_id, inputs=row.inputs, task_type=row.task_type)
-                evaluated.tasks[row.task_id] = task
-            task.rollouts.append(row.id)
-            if row.score is not None:
-                task.scores.append(row.score)
-                evaluated.runs.append((place, row.score))
+        return _grouped(run_id, connection.execute(query.order_by(table.c.started_at, table.c.id)))
+
+
+def evaluations_of_task(
+    store: StoreReads, run_id: str, task_id: str, *, phase: str, split: str, most: int = 2_000
+) -> list[Evaluated]:
+    """The evaluations of a run in one phase on one split, of one task alone, which is found by the index of tasks.
+
+    Args:
+        most: maximum number of rollouts of the task, of all runs, that are read.
+    """
+    table = schema.rollouts
+    some = sa.select(table.c.id).where(table.c.task_id == task_id).limit(most).subquery("found")
+    query = (
+        sa.select(*_columns(), table.c.run_id, table.c.started_at)
+        .join_from(some, table, some.c.id == table.c.id)
+        .where(table.c.phase == phase, table.c.split == split, *_of_agents())
+    )
+    with store.engine.connect() as connection:
+        rows = [row for row in connection.execute(query) if row.run_id == run_id]
+    return _grouped(run_id, sorted(rows, key=lambda row: (row.started_at, row.id)))
+
+
+def _columns() -> tuple[Any, ...]:
+    table = schema.rollouts
+    return (
+        table.c.id, table.c.task_id, table.c.task_type, table.c.phase, table.c.split, table.c.program_version,
+        table.c.parameters_json, table.c.score, table.c.program, table.c.group_id,
+        sa.func.substr(table.c.inputs_json, 1, _PREVIEW).label("inputs"),
+    )  # fmt: skip
+
+
+def _of_agents() -> tuple[Any, ...]:
+    """Conditions of rollouts of programs on tasks."""
+    table = schema.rollouts
+    return table.c.source.not_in(("outside", *NOT_AGENTS)), table.c.task_id != ""
+
+
+def _grouped(run_id: str, rows: Iterable[Any]) -> list[Evaluated]:
+    """The evaluations that rollouts of a run belong to."""
+    evaluations: dict[tuple[str, str, str, str, str], Evaluated] = {}
+    for place, row in enumerate(rows):
+        condition = _condition(run_id, row.group_id, row.task_id)
+        key = (row.phase, row.split, row.program_version, row.parameters_json, condition)
+        if (evaluated := evaluations.get(key)) is None:
+            evaluated = evaluations[key] = Evaluated(
+                phase=row.phase, split=row.split, version=row.program_version, parameters=row.parameters_json,
+                program=row.program, condition=condition,
+            )  # fmt: skip
+        if (task := evaluated.tasks.get(row.task_id)) is None:
+            task = EvaluatedTask(task_id=row.task_id, inputs=row.inputs, task_type=row.task_type)
+            evaluated.tasks[row.task_id] = task
+        task.rollouts.append(row.id)
+        if row.score is not None:
+            task.scores.append(row.score)
+            evaluated.runs.append((place, row.score))
     _name(list(evaluations.values()))
     return list(evaluations.values())
 
