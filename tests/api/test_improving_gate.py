@@ -1,6 +1,7 @@
 """The gate of a step of `assay improve` ends once it has decided, under the caps of the whole improvement."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,7 +183,11 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_the_adopted_steps(
     assert (report.test["gain"]["n"], report.test["after"]["score"]) == (10, 1.0)
     assert server.calls == 20 + 20 + 20  # gate, search, test
     assert report.artifact is not None
-    assert "Stopped early: step 2 of 2" in (report.artifact / "report.md").read_text()
+    text = (report.artifact / "report.md").read_text()
+    assert "Stopped early: step 2 of 2" in text
+    assert re.search(r"prompts: kept; gate \+\d\.\d{3}, 95 % \[", text)
+    assert re.search(r"paired: \+\d\.\d{3}, 95 % \[.*\], 10 tasks\.", text)
+    assert "{" not in text
     Path("other.py").write_text(PROGRAM.format(what="number + 2"))
     made.artifact = "other.py:Mine"
     monkeypatch.setattr("assay.api.improve.run.compile_program", lambda *_, **__: made)

@@ -3,11 +3,13 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pages import NOW, Scans, read
 
 from assay.reports.training import constant_reward
+from assay.api.pages import write_tune_page
 from assay.traces import Store
 
 TRIALS = [
@@ -53,6 +55,14 @@ def test_a_search_shows_its_decision_and_what_each_parameter_did(store: Store, t
     assert headings[:5] == ["Decision", "History", "Importance", "Slices", "Trials"]
     assert "3 <strong>chosen</strong>" in text
     assert text.count('<svg class="chart"') == 3  # the history and two slices
+
+
+def test_why_a_search_ended_early_is_said_in_the_words_of_the_caller(tmp_path: Path) -> None:
+    counts = {name: 0 for name in ("trials", "complete", "pruned", "failed", "calls", "cached", "tokens", "cost_usd")}
+    data = {**TUNED, **counts, "stopped": "max_calls=5", "test_openings": None}
+    report: Any = SimpleNamespace(to_dict=lambda: data, config=SimpleNamespace(program="p", model="m"))
+    file = write_tune_page(tmp_path / "t.html", report, words=lambda text: text.replace("max_calls=5", "--max-calls 5"))
+    assert "<dt>Stopped early</dt><dd>--max-calls 5</dd>" in file.read_text().replace("<bdi>", "").replace("</bdi>", "")
 
 
 def test_a_search_without_proof_says_what_could_give_one(store: Store, tmp_path: Path) -> None:

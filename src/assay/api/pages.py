@@ -53,7 +53,7 @@ def write_compile_page(
     facts = [
         ("Program", report.config.program), ("Model", report.config.model), ("Optimizer", data["optimizer"]),
         ("Winner", data["winner"]), *_spent(data),
-        ("Of these, the search", f"{data['search_calls']:,} LM calls"), *_stopped(data),
+        ("Of these, the search", f"{data['search_calls']:,} LM calls"), *_stopped(data, words),
         ("Artifact", str(data["artifact"])),
     ]  # fmt: skip
     return write_report(
@@ -82,7 +82,7 @@ def write_evaluation_page(
     )  # fmt: skip
     facts = [
         ("Score, 95 % interval", score), ("Tasks", f"{result['n']} of {data['split']}, {result['unscored']} unscored, "
-        f"{result['failed']} failed"), *_spent(data), *_stopped(data), *_opened(data),
+        f"{result['failed']} failed"), *_spent(data), *_stopped(data, words), *_opened(data),
     ]  # fmt: skip
     return write_report(
         path, "report_evaluate.html", title=f"Evaluation of {_short(program)}", facts=facts, scores=scores,
@@ -106,7 +106,7 @@ def write_compare_page(
         sides = sides_of(opened, (report.a.run_id, report.b.run_id), first, second, rows=ROWS, better_first=False)
     facts = [
         *((label, f"{data[side]['program']}, {data[side]['model']}") for label, side in _SIDES),
-        ("Split", data["split"]), *_spent(data), *_stopped(data), *_opened(data),
+        ("Split", data["split"]), *_spent(data), *_stopped(data, words), *_opened(data),
     ]  # fmt: skip
     names = " and ".join(map(_short, report.names))
     return write_report(
@@ -128,7 +128,7 @@ def write_tune_page(path: str | Path, report: TuneReport, *, words: Words = str)
     facts = [
         ("Program", report.config.program), ("Model", report.config.model), ("Best parameters", best),
         ("Trials", f"{data['trials']}, {data['complete']} complete, {data['pruned']} pruned, {data['failed']} failed"),
-        *_spent(data), *_stopped(data), *_opened(data), ("Artifact", str(data["artifact"])),
+        *_spent(data), *_stopped(data, words), *_opened(data), ("Artifact", str(data["artifact"])),
     ]  # fmt: skip
     page = tuned_page(data)
     return write_report(
@@ -171,7 +171,7 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
         ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", manifest["model"]),
         ("Compiled", f"{manifest['created_at']} with {result['optimizer']}, winner {result['winner']}"),
         ("Labels", ", ".join(f"{name} {count}" for name, count in manifest["labels"]["sizes"].items())),
-        *_opened(result), *_spent(result), *_stopped(result),
+        *_opened(result), *_spent(result), *_stopped(result, words),
     ]  # fmt: skip
     title = f"Reliability card of {spec['text'][:80] or _short(str(judge))}"
     return write_report(path, "report_card.html", title=title, facts=facts, page=card_page(card), notes=result["notes"])
@@ -207,8 +207,8 @@ def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("Cost", f"{text}; {cost_words(data['cost_usd'])}")]
 
 
-def _stopped(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [("Stopped early", str(data["stopped"]))] if data["stopped"] else []
+def _stopped(data: Mapping[str, Any], words: Words) -> list[tuple[str, str]]:
+    return [("Stopped early", words(str(data["stopped"])))] if data["stopped"] else []
 
 
 def _opened(data: Mapping[str, Any]) -> list[tuple[str, str]]:

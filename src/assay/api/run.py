@@ -31,7 +31,7 @@ from assay.support.keywords import takes
 from assay.traces import Recorder, Rollout
 from assay.traces.store.sealing import claim_salt, resolve_salt
 
-__all__ = ["load", "predictor", "run"]
+__all__ = ["inputs_of", "load", "predictor", "run"]
 
 
 @takes()
@@ -75,6 +75,17 @@ def run(
         raise ConfigError(f"inputs={str(inputs)[:80]!r} must be a mapping of input names to values")
     with predictor(program, store=store, **options) as predict:
         return predict(inputs)
+
+
+def inputs_of(program: str) -> list[str] | None:
+    """Names of the inputs of a program or an artifact; None if it does not say them. Loading it runs its code.
+
+    Raises:
+        AssayError: it cannot be loaded.
+    """
+    name = full_name(program)
+    loaded: Any = load_artifact(name).program if is_artifact(name) else load_program(name)
+    return program_inputs(loaded)
 
 
 @takes(RunSettings)

@@ -1,11 +1,13 @@
 """`assay improve`: prompts and weights in turn."""
 
+from functools import partial
 from typing import Any
 
 import click
 
 from assay.cli.flags import command_job, settings_flags
 from assay.cli.options import job_options, name_option
+from assay.cli.repeat import words_of_run
 from assay.cli.shared import Console, dry_run, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import ImproveSettings
@@ -34,7 +36,10 @@ def command(program: str | None, **values: Any) -> None:
             settings[step] = {key.replace("-", "_"): value for key, value in settings[step].items()}
     if dry:
         return dry_run("improve", program, settings, as_json=as_json, store=store, name=None if resume else name)
-    report = improve(program, name=name, out=out, store=store, resume=resume, progress=Console(), **settings).to_dict()
+    words = partial(words_of_run, "train", {"algorithm": "grpo"})  # its settings have the flags of `assay train grpo`
+    report = improve(
+        program, name=name, out=out, store=store, resume=resume, progress=Console(), words=words, **settings
+    ).to_dict()
     if as_json:
         print_json(report)
     else:

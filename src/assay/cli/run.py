@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -60,6 +61,7 @@ def command(
     from assay.models.defaults import DEFAULT_MODEL
     from assay.traces.records import RUN_FIELDS
 
+    _check_pairs(program, inputs)
     if not (as_json or settings.get("model") or is_artifact(program)):
         click.echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
     fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
@@ -72,6 +74,28 @@ def command(
     for step in fields.get("steps", []):
         result = step["result"] if step["error"] is None else f"error: {step['error']}"
         click.echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
+
+
+def _check_pairs(program: str, inputs: tuple[str, ...]) -> None:
+    """Refuses an input that is not NAME=VALUE with the names that the program takes."""
+    from assay.api.run import inputs_of
+    from assay.errors import AssayError
+
+    wrong = next((text for text in inputs if "=" not in text or re.search(r"\s", text.partition("=")[0])), None)
+    if wrong is None:
+        return
+    try:
+        names = inputs_of(program)
+    except AssayError:
+        names = None
+    if not names:
+        raise click.UsageError(f"input {wrong!r} must be NAME=VALUE")
+    values = [f"{names[0]}={wrong}", *(f"{name}=…" for name in names[1:])]
+    takes = f"input {names[0]}" if len(names) == 1 else f"inputs {', '.join(names)}"
+    raise click.UsageError(
+        f"input {wrong!r} must be NAME=VALUE; {program} takes the {takes}. For example: "
+        f"{shlex.join(['assay', 'run', program, *values])}"
+    )
 
 
 def _run_rows(

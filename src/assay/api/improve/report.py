@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assay.reports.markdown import with_interval
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
 from assay.traces.store.sealing import openings_line
@@ -42,17 +43,23 @@ class ImproveReport(ReportRepr):
     def as_text(self, name: str) -> str:
         """The report of the improvement `name` as Markdown."""
         lines = [
-            f"- {step['step']}: {'kept' if step['kept'] else 'not kept'} {step['gate'] or step.get('note', '')}"
+            f"- {step['step']}: {'kept' if step['kept'] else 'not kept'}; "
+            + (f"gate {with_interval(step['gate'])}" if step["gate"] else str(step.get("note", "")))
             for step in self.steps
         ]
         cut = [f"Stopped early: {self.stopped}."] if self.stopped else []
-        gain = f"Sealed test, paired: {(self.test or {}).get('gain')}"
+        gain = f"Sealed test, paired: {_gain(self.test)}."
         return (
             "\n\n".join(
                 [f"# {name}", f"Model `{self.model}`.", *cut, "\n".join(lines), gain, openings_line(self.test_openings)]
             )
             + "\n"
         )
+
+
+def _gain(test: Mapping[str, Any] | None) -> str:
+    gain = (test or {}).get("gain")
+    return "not run" if gain is None else with_interval(gain)
 
 
 def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:

@@ -4,7 +4,7 @@ Alternates prompt compilation and weight training; keeps a step only if it passe
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
@@ -62,6 +62,7 @@ def improve(
     store: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    words: Callable[[str], str] = str,
     **options: Unpack[ImproveOptions],
 ) -> ImproveReport:
     """Improves a program step by step and saves the result as an artifact.
@@ -77,6 +78,8 @@ def improve(
             arrived.
         monitor: a rubric that scores the rollouts of `grpo` and is not trained on.
         resume: continues the unfinished improvement of this name; finished steps are not run again.
+        words: changes alarms and notes of the pages of trainings; the command line puts its flags into them, in place
+            of Python arguments.
         options: the fields of `assay.runs.settings.ImproveSettings`. Caps apply to all steps together. `order` lists
             steps: `prompts` (compile), `sft` (collect on train, export this program's good rollouts from the store,
             fine-tune on them) and `grpo` (policy gradient on train). `sft` and `grpo` are the settings of these steps:
@@ -99,6 +102,7 @@ def improve(
     run = _Improvement(
         config.program, rubric, config.data, name, folder, store, progress, shared, config.rollouts, *training
     )
+    run.words = words
     if (finished := run.begin(list(order), resume)) is not None:
         return finished
     run.check_start(order)
@@ -110,6 +114,8 @@ def improve(
 
 class _Improvement(ImprovementState):
     """A running improvement: its steps, their gates and the end."""
+
+    words: Callable[[str], str] = str
 
     def check_start(self, order: Sequence[str]) -> None:
         """Runs the preflight once, before the first step.
@@ -231,6 +237,7 @@ class _Improvement(ImprovementState):
                 progress=self.progress, resume=begun,
                 retention=self.retention, monitor=self.monitor, test=False, **{**policy_options, **asdict(settings)},
             )  # fmt: skip
+            trained.write_page(self.words)
             if trained.name is None:
                 raise DataError(f"{self.report.model} is not served by name: its adapter is in {trained.path}")
             return self.report.program, trained.name
