@@ -42,7 +42,7 @@ def test_a_compile_shows_why_its_result_won(store: Store, tmp_path: Path) -> Non
     assert re.search(r"<ins>.*Answer with digits\.", text, re.DOTALL)
     assert '<a href="/rollouts?task=aaaaaaaaaaaaaaaa">' in text
     assert f"Artifact: <bdi>{tmp_path / 'artifact'}</bdi>" in text
-    assert f"assay run {tmp_path / 'artifact'} FIELD=VALUE" in text
+    assert f"assay run {tmp_path / 'artifact'} &#39;question=How much is" in text
     better_first = read(store, "/runs/run-1?split=gate&order=better", where=tmp_path / "page.db")
     assert "<strong>gate</strong>" in better_first
     assert "+1.000" in rows_of(better_first, "Tasks")[0]

@@ -80,7 +80,7 @@ def test_filters_select_runs(store: Store, query: str, runs: list[str]) -> None:
 def test_the_check_before_a_fine_tuning_is_listed_as_such(store: Store) -> None:
     put_run(store, "check", kind="preflight")
     store.flush()
-    assert "<td>preflight of train sft</td>" in read(store, "/runs")
+    assert "<td>check of train sft</td>" in read(store, "/runs")
 
 
 def test_older_runs_are_on_further_pages(store: Store) -> None:

@@ -19,6 +19,7 @@ from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
+from assay.runs.finished import FinishedRun
 from assay.runs.jobs import Job, open_job
 from assay.runs.preflight import checked
 from assay.runs.settings import EvaluateSettings
@@ -119,10 +120,12 @@ def evaluate(
             job.store.flush()
             file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
             corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
-    return EvaluationReport(
-        evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
-        corrected, job.openings, notes, job.run_id,
-    )  # fmt: skip
+        report = EvaluationReport(
+            evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
+            corrected, job.openings, notes, job.run_id,
+        )  # fmt: skip
+        FinishedRun(job.folder, caps=config.caps, about={}).keep(report.to_dict())  # for its page
+    return report
 
 
 def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:

@@ -171,7 +171,7 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
         ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", manifest["model"]),
         ("Compiled", f"{manifest['created_at']} with {result['optimizer']}, winner {result['winner']}"),
         ("Labels", ", ".join(f"{name} {count}" for name, count in manifest["labels"]["sizes"].items())),
-        *_opened(result), *_spent(result), *_stopped(result, words),
+        *_opened(result), *_spent(result), *_stopped(result, str),
     ]  # fmt: skip
     title = f"Reliability card of {spec['text'][:80] or _short(str(judge))}"
     return write_report(path, "report_card.html", title=title, facts=facts, page=card_page(card), notes=result["notes"])

@@ -23,7 +23,11 @@ def command() -> None:
 @store_option()
 @json_option()
 def list_(store: str | None, as_json: bool, **values: Any) -> None:
-    """List the newest runs, one per line: id, start, command, status, duration, program, model."""
+    """List the newest runs, one per line: id, start, command, status, duration, program, model.
+
+    The command `check of train sft` is the check of the program on one task that `assay train sft --program` makes
+    before it trains.
+    """
     from assay.traces.store.listing import list_runs
 
     settings = RunsListSettings(**command_settings(values, RunsListSettings))
@@ -36,7 +40,7 @@ def list_(store: str | None, as_json: bool, **values: Any) -> None:
         click.echo("the store holds no runs", err=True)
     for run in runs:
         echo_line(
-            f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_duration(run):>7}  "
+            f"{run['id']:18} {_when(run['started_at'])} {_command(run):18} {run['status']:8} {_duration(run):>7}  "
             f"{run['program'] or '–'}  {run['model'] or '–'}"
         )
 
@@ -56,16 +60,25 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json(run)
         return
-    click.echo(f"{run['id']}  {run['kind']}  {run['status']}  {_when(run['started_at'])}  {_duration(run)}")
+    click.echo(f"{run['id']}  {_command(run)}  {run['status']}  {_when(run['started_at'])}  {_duration(run)}")
     for name, value in run["config"].items():
         if value not in (None, {}, [], ""):
             click.echo(f"  {name}: {value}")
     for part in run["rollouts"]:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
         suffix = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
-        click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}{suffix}")
+        phase = {"preflight": "preflight, one task and each judge before the run"}.get(part["phase"], part["phase"])
+        click.echo(f"  {phase or '–'}: {part['n']} {part['status']}{mean}{suffix}")
     for line in result_lines(run["result"] or {}):
         click.echo(f"  {line}")
+
+
+def _command(run: dict[str, Any]) -> str:
+    """The command of a run, with the method of a training."""
+    if run["kind"] == "preflight":
+        return "check of train sft"
+    method = run["config"].get("algorithm") if run["kind"] == "train" else None
+    return f"{run['kind']} {method}" if method else str(run["kind"])
 
 
 def _when(seconds: float) -> str:

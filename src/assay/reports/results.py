@@ -49,6 +49,10 @@ def result_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if attacks := report.get("attacks"):
         failed = [name for name, entry in attacks.items() if not entry["passed"]]
         yield f"{len(failed)} of {len(attacks)} attacks failed" + (f": {', '.join(failed)}" if failed else "")
+    if "cusum" in report:
+        from assay.reports.cards import drift_facts  # imports numpy
+
+        yield f"{'drifted' if report['alarms'] else 'no drift'}: {drift_facts(report)}"
     for name, gain in (("gate", report.get("gate")), ("test", test.get("gain"))):
         if gain and gain.get("mean") is not None:
             yield f"gain on {name}: {with_interval({**gain, 'n': None})}"

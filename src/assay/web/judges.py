@@ -1,7 +1,8 @@
 """The pages of judges: the list, and one judge with its card, disagreements, audits, drift and labels."""
 
+import contextlib
+import itertools
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ from assay.reports.drift import drift_charts
 from assay.reports.raters import disagreements, growth, items_of, label_rows, verdicts_of
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
-from assay.traces.store.listing import finished_report, list_runs
+from assay.traces.store.listing import find_run, finished_report, list_runs
+from assay.web.next_steps import is_artifact, judge_commands
 from assay.web.rendering import View
 
 __all__ = ["found_question", "judge_view", "judges_view", "question_of_run"]
@@ -167,7 +169,7 @@ def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: 
             "attacks": attack_rows(judge.audits[0][1]) if judge.audits else [],
             "drifts": [(run, report, drift_facts(report)) for run, report in judge.drifts],
             "drift_charts": drift_charts([(run["started_at"], report) for run, report in judge.drifts]),
-            "commands": list(_commands(judge, store_flag)),
+            "commands": list(_commands(store, judge, store_flag)),
         },
     )  # fmt: skip
 
@@ -201,22 +203,21 @@ def _compiled_version(judge: _Judge) -> str:
         return ""
 
 
-def _commands(judge: _Judge, store_flag: str | None) -> Iterator[tuple[str, str]]:
-    store = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
-    artifact = str(judge.compiled.get("artifact") or "")
-    source = next((one for one in reversed(judge.question.sources) if one != artifact), artifact)
+def _commands(store: Store, judge: _Judge, store_flag: str | None) -> Iterator[tuple[str, str]]:
+    artifact, sentence = str(judge.compiled.get("artifact") or ""), judge.question.spec.text
+    source = next((one for one in reversed(judge.question.sources) if not is_artifact(one)), artifact)
     if not source:
         return
-    if " " in source and source == judge.question.spec.text:
-        scale = f" --scale {shlex.quote(','.join(judge.question.spec.scale))}"
-    else:
-        scale = ""
-    yield "Label in a terminal", f"assay judge label {shlex.quote(source)}{scale}{store}"
-    compiling = f"assay judge compile {shlex.quote(source)}{scale} --labels store{store}"
-    yield "Compile it with the labels of the store", compiling
-    newest = artifact or source
-    scale = "" if newest == artifact else scale
-    yield "Test it for known failure modes", f"assay judge audit {shlex.quote(newest)}{scale}{store}"
-    if artifact:
-        yield "Look for drift", f"assay judge drift {shlex.quote(artifact)}{store}"
-        yield "Send its card", f"assay judge card {shlex.quote(artifact)} --report card.html"
+    newest = sorted(itertools.chain.from_iterable(judge.runs.values()), key=lambda run: -run["started_at"])
+    config = newest[0]["config"] if newest else _config_of(store, judge.question)
+    scale = {"scale": list(judge.question.spec.scale)} if source == sentence and " " in source else {"scale": None}
+    yield from judge_commands(artifact or source, source, {**config, **scale}, store_flag)
+
+
+def _config_of(store: Store, question: Question) -> Mapping[str, Any]:
+    """The settings of the newest run in which it judged; empty if it is not known."""
+    for run_id in question.runs[-1:]:
+        with contextlib.suppress(StoreError):
+            config: Mapping[str, Any] = find_run(store, run_id)["config"]
+            return config
+    return {}

@@ -32,6 +32,7 @@ from assay.web.filters import (
     number_of,
     rollout_filters,
 )  # fmt: skip
+from assay.web.next_steps import is_artifact
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
 from assay.web.same_task import other_sides
@@ -201,15 +202,11 @@ def _repeated(store: Store, rollout: Rollout, where: str | Path | None) -> tuple
         return "Run the compiled program on this task again", str(report["artifact"]), endpoint
     if versions and rollout.program_version != versions.get("baseline"):
         words = "Run the program on this task, without the prompt of this candidate"
-    elif config.get("kind") in ("evaluate", "collect") and isinstance(given, str) and _is_artifact(given):
+    elif config.get("kind") in ("evaluate", "collect") and isinstance(given, str) and is_artifact(given):
         return words, given, endpoint
     elif rollout.parameters:
         words = "Run the program on this task again, with its own parameters"
     return words, rollout.program, endpoint
-
-
-def _is_artifact(path: str) -> bool:  # as `assay.deployment.artifact.is_artifact`, which imports DSPy
-    return Path(path, "manifest.json").is_file()
 
 
 def _config(store: Store, run_id: str) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from assay.traces.store.listing import failure_of, find_run, finished_report, li
 from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, filled_in
+from assay.web.next_steps import comparable, judges_of, next_steps
 from assay.web.rendering import View, link
 from assay.web.trainings import training_of
 
@@ -104,6 +105,7 @@ def run_page(
     tuned = report if run["kind"] == "tune" and report.get("history") else None
     running, words = run["status"] == "running", partial(words_of_run, run["kind"], run["config"])
     trained = training_of(store, run, report, run_folder(where, run["id"]), words=words)
+    judges = judges_of(store, run)
     noted = ("alarms", "notes") if trained is None else ("notes",)  # a training shows its alarms above its curves
     return View(
         template="run.html",
@@ -120,6 +122,8 @@ def run_page(
             "has_rollouts": not _reads_rows(run),
             "question": _question(store, run),
             "best": _parameters(tuned or {}),
+            "judges": [(link("judges", key, "label", run=run["id"]), source) for key, source in judges.items()],
+            "comparable": comparable(store, run),
             "comparisons": _comparisons(store, run, report),
             "validation_runs": _validation_runs(report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
@@ -130,16 +134,19 @@ def run_page(
             "notes": [words(str(note)) for name in noted for note in report.get(name) or ()],
             "stopped": words(report.get("stopped") or _failure(run, where) or ""),
             "has_report": bool(report),
-            "commands": list(_commands(run, report, store_flag)),
+            "commands": list(_commands(store, run, report, judges, store_flag)),
         },
         part="run_part.html",
         every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
 
 
-def _commands(run: Mapping[str, Any], report: Mapping[str, Any], store_flag: str | None) -> Iterator[tuple[str, str]]:
+def _commands(
+    store: Store, run: Mapping[str, Any], report: Mapping[str, Any], judges: Mapping[str, str], store_flag: str | None
+) -> Iterator[tuple[str, str]]:
     """Words and commands: what can be done with the result, how the run is resumed and repeated."""
-    yield from _uses(run, report)
+    if run["status"] in ("done", "stopped"):
+        yield from next_steps(store, run, report, judges, store_flag)
     resume = resume_command(run["kind"], run["config"], store=store_flag) if run["status"] != "done" else None
     if resume is not None:
         yield "Resume it", resume
@@ -147,19 +154,6 @@ def _commands(run: Mapping[str, Any], report: Mapping[str, Any], store_flag: str
         yield "Run it anew", again
     store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
     yield "Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"
-
-
-def _uses(run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What can be done with the result of a finished run, as commands."""
-    if run["kind"] in ("compile", "tune") and report.get("artifact"):
-        proof = "" if report.get("replaces") else ", which was not shown to be better,"
-        artifact = shlex.quote(str(report["artifact"]))
-        yield f"Run the result{proof} on an input of your own", f"assay run {artifact} FIELD=VALUE"
-    if run["kind"] == "train" and report.get("name"):
-        model = str(report["name"])
-        config = {name: run["config"].get(name) for name in ("program", "rubric", "data", "prompt_format")}
-        command = run_command("evaluate", {**config, "model": model}) if config["program"] else None
-        yield "Use the trained model, here in an evaluation", command or f"assay evaluate PROGRAM --model {model}"
 
 
 def _question(store: Store, run: Mapping[str, Any]) -> Any:
@@ -229,8 +223,21 @@ def _failure(run: Mapping[str, Any], where: str | Path | None) -> str | None:
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and texts of the settings that have a value."""
+    """Names and texts of the settings that have a value, without the kind of the run."""
     budget = Budget(20_000, most=1_000)
     for name, value in config.items():
-        if value not in (None, {}, [], ""):
-            yield name, budget.clip(pretty(value, line=_LINE) if isinstance(value, dict | list) else value)
+        if value not in (None, {}, [], "") and name != "kind":
+            yield name.replace("_", " "), budget.clip(_words(value))
+
+
+def _words(value: Any) -> str:
+    """A value of a setting: yes or no, a number as short as it is, lists and flat objects without brackets."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list) and all(isinstance(part, str | int | float) for part in value):
+        return ", ".join(map(_words, value))
+    if isinstance(value, dict) and not any(isinstance(part, dict | list) for part in value.values()):
+        return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
+    return pretty(value, line=_LINE) if isinstance(value, dict | list) else str(value)
