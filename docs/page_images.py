@@ -2,7 +2,7 @@
 
     python docs/page_images.py STORE [FOLDER]
 
-Needs Debian's Chromium and Playwright. The newest compile, its evaluations compared, a rollout of val, the newest
+Needs Debian's Chromium and Playwright. The newest compile, its evaluations compared, a rollout of its search, the newest
 deployment, study and training, and the judge with most labels are shown.
 """
 
@@ -31,7 +31,8 @@ def pages_of(tab: Any, base: str) -> dict[str, str]:
         return match[1].replace("&amp;", "&") if match else None
 
     run = first("/runs?kind=compile", r'href="(/runs/[^"?]+)"')
-    rollout = first("/rollouts?split=val&status=done", r'href="(/rollouts/[^"]+)"')
+    of_run = "" if run is None else f"&phase=search&run={run.rpartition('/')[2]}"  # has the same task by other versions
+    rollout = first(f"/rollouts?split=val&status=done{of_run}", r'href="(/rollouts/[^"]+)"')
     deployment = first("/deployments", r'href="(/deployments/[^"]+)"')
     judge = first("/judges", r'href="(/judges/[0-9a-f]+)"')
     study = first("/runs?kind=tune", r'href="(/runs/[^"?]+)"')
