@@ -2,8 +2,8 @@
 
     python docs/page_images.py STORE [FOLDER]
 
-Needs Debian's Chromium and Playwright. The newest compile, its evaluations compared, a rollout of its search, the newest
-deployment, study and training, and the judge with most labels are shown.
+Needs Debian's Chromium and Playwright. The newest compile, its evaluations compared, a rollout of its search, the
+newest deployment, study and training, and the judge with most labels are shown.
 """
 
 import json

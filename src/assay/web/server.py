@@ -92,7 +92,7 @@ class LocalPage:
         return app
 
     def warm_up(self) -> None:
-        """Starts a thread that loads what the first page with an interval would load: numpy and the templates."""
+        """Starts a thread that loads what the first pages would load: numpy, the templates, and commands."""
         self._threads.submit(_load)
 
     async def _end(self, app: web.Application) -> None:
@@ -371,6 +371,9 @@ def reachable(host: str) -> str:
 def _load() -> None:
     from scipy import special  # noqa: F401
 
+    from assay.cli.repeat import run_command
     from assay.web import data, deployments, judges  # noqa: F401
 
     compile_templates()
+    for kind in ("compile", "evaluate", "judge audit"):  # modules of commands that pages of runs offer
+        run_command(kind, {})
