@@ -60,7 +60,6 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         (["traces", "stats"], 1, "there is no store"),
         (["run", "classify", "text=x"], 2, "reads its labels from the data"),
         (["run", "math_qa", "what is 1+1"], 2, "For example: assay run math_qa 'question=what is 1+1'"),
-        (["run", "nothing", "question"], 2, "must be NAME=VALUE"),
         (
             ["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "max_steps=true"],
             2,

@@ -93,10 +93,8 @@ def evaluate(
     """
     program = resolve_program(program)
     lm, settings = resolve_model(program, lm, options)
-    config, progress = (
-        program_settings(EvaluateSettings, program, rubric, data, lm, settings),
-        default_progress(progress),
-    )
+    config = program_settings(EvaluateSettings, program, rubric, data, lm, settings)
+    progress = default_progress(progress)
     split, evaluation = config.split, Evaluation()
     with open_job(
         config,
