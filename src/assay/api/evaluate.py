@@ -118,12 +118,12 @@ def evaluate(
             job.store.flush()
             file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
             corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
-        report = EvaluationReport(
-            evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
-            corrected, job.openings, notes, job.run_id,
-        )  # fmt: skip
-        FinishedRun(job.folder, caps=config.caps, about={}).keep(report.to_dict())  # for its page
-    return report
+        shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms)}
+        FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
+    return EvaluationReport(
+        evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
+        corrected, job.openings, notes, job.run_id,
+    )  # fmt: skip
 
 
 def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
