@@ -238,13 +238,13 @@ def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:
     assert (first["frozen"], first["noise"]) == (40, 0.0)
     with pytest.raises(ConfigError, match="there already"):
         replay_anchors(MOOD, anchors=anchors, freeze=str(rows), **options(tmp_path, kind))
-    assert replay_anchors(MOOD, anchors=anchors, **options(tmp_path, kind, cache=False))["alarms"] == []
+    assert replay_anchors(MOOD, anchors=anchors, **options(tmp_path, kind))["alarms"] == []
 
     def other(request: Any) -> dict[str, float]:
         return {"yes": 0.6, "no": 0.4}
 
     asks_otherwise = PointwiseJudge("Is it nice?", shows=["output"])
-    result = replay_anchors(asks_otherwise, anchors=anchors, **options(tmp_path, other, cache=False))
+    result = replay_anchors(asks_otherwise, anchors=anchors, **options(tmp_path, other))
     assert {"question", "prompt"} <= set(result["changed"])
     assert any("CUSUM" in alarm and "question" in alarm for alarm in result["alarms"])
     with pytest.raises(DataError, match="not an anchor set"):
