@@ -49,3 +49,23 @@ def test_the_other_side_of_a_comparison_is_of_the_same_task(store: Store) -> Non
     assert f'/rollouts/{2:032x}?other={1:032x}" data-key="o"><bdi>the other side of the comparison' in text
     for other in (stranger.id, "x", f"{1:032x}"):
         assert "Same task" not in read(store, f"{page}?other={other}")
+
+
+def test_a_rollout_of_a_training_opens_the_one_that_was_sampled_in_the_same_way(store: Store) -> None:
+    sampled = {"before, greedy": 0, "before, sampled": 1, "after, greedy": 2, "after, sampled": 3}  # as they are run
+    store.put_run("training", kind="train", config={"algorithm": "grpo"}, status="done", started_at=NOW)
+    for condition, at in sampled.items():
+        rollout_of_sums(
+            store,
+            at,
+            run_id="training",
+            phase="test",
+            split="test",
+            task_id="t",
+            group_id=f"{condition}/t",
+            score=at / 4,
+        )
+    store.flush()
+    for here, there, name in ((0, 2, "after, greedy"), (2, 0, "before, greedy"), (1, 3, "after, sampled")):
+        text = read(store, f"/rollouts/{here:032x}")
+        assert f'/rollouts/{there:032x}?other={here:032x}" data-key="o"><bdi>{name}</bdi>' in text

@@ -10,7 +10,7 @@ from assay.reports.compiled import evaluation_labels
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
-from assay.traces.store.evaluations import Evaluated, evaluations_of_task
+from assay.traces.store.evaluations import Evaluated, evaluations_of_task, is_training
 from assay.traces.store.listing import finished_report
 from assay.web.rendering import link
 
@@ -33,7 +33,8 @@ def other_sides(
     store: Store, rollout: Rollout, query: Mapping[str, str], filters: Mapping[str, str], *, where: str | Path | None
 ) -> list[OtherSide]:
     """Rollouts of the task of a rollout, at most `_MOST`: first that of the comparison from which it was opened, then
-    the last ones of the other versions that its run evaluated in the same phase on the same split.
+    the last ones of the other versions that its run evaluated in the same phase on the same split: those of the other
+    side of its training, of a winner and of a baseline before others.
 
     Args:
         query: of the address; `other` is the id of the rollout on the other side of a comparison.
@@ -49,10 +50,11 @@ def other_sides(
     own = next((one for one in evaluations if rollout.id in _rollouts(one)), None)
     if own is not None and len(evaluations) > 1:
         labels = evaluation_labels(evaluations, finished_report(where, rollout.run_id) or {})
-        for one in evaluations:
-            if one is not own:
-                task = one.tasks[rollout.task_id]
-                sides[task.rollouts[-1]] = (_short(labels[one.name], one), task.score)
+        others = [one for one in evaluations if one is not own]
+        # of a training the other side is sampled in the same way
+        for one in sorted(others, key=lambda other: not (is_training(own, other) or is_training(other, own))):
+            task = one.tasks[rollout.task_id]
+            sides[task.rollouts[-1]] = (_short(labels[one.name], one), task.score)
     sides = dict(sorted(sides.items(), key=lambda side: not side[1][0].startswith(("winner", "baseline"))))
     compared = _compared(store, rollout, query.get("other", ""))
     if compared is not None:
