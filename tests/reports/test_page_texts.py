@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.reports.texts import Budget, iso, moment, preview, readable, seconds
+from assay.reports.texts import Budget, iso, moment, preview, price, readable, seconds
 from assay.web.rendering import link
 
 
@@ -40,6 +40,12 @@ def test_numbers_and_times_are_formatted_for_reading() -> None:
     assert [seconds(value) for value in (None, 0.04, 59, 61, 7_260)] == ["–", "0.0 s", "59 s", "1 min 1 s", "2 h 1 min"]
     assert (iso(0.0), iso(None)) == ("1970-01-01T00:00:00+00:00", "")
     assert [moment(value) for value in (None, 1e300)] == ["–", "–"]
+
+
+def test_a_small_cost_is_not_nothing() -> None:
+    assert [price(value) for value in (None, 0.0, 0.00004, 0.00006, 1.5)] == [
+        "unknown", "$0", "< $0.0001", "$0.0001", "$1.5000"
+    ]  # fmt: skip
 
 
 def test_addresses_quote_every_part() -> None:

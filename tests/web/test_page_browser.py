@@ -114,6 +114,29 @@ def test_a_phone_shows_every_column_of_a_list(tab: Any, store: Store) -> None:
         assert beyond == [], path
 
 
+def test_a_phone_cuts_no_text_of_a_chart(tab: Any, store: Store) -> None:
+    (judge,) = known_questions(store)
+    for path in ("/judges/{judge}", "/runs/training"):
+        tab.goto(tab.base + path.format(judge=judge))
+        texts = tab.locator("svg.chart text")
+        assert texts.count() > 0, path
+        beyond = """texts => texts.filter(text => {
+            const box = text.getBBox(), view = text.ownerSVGElement.viewBox.baseVal;
+            return box.x < view.x || box.x + box.width > view.x + view.width;
+        }).map(text => text.textContent)"""
+        assert texts.evaluate_all(beyond) == [], path
+
+
+def test_a_printed_comparison_says_what_was_compared(tab: Any) -> None:
+    tab.goto(f"{tab.base}/compare?a=compiled&b=compiled")
+    names = tab.locator("dl.printed")
+    assert not names.is_visible()
+    tab.emulate_media(media="print")
+    assert names.is_visible()
+    assert not tab.locator("form").is_visible()
+    assert "run compiled, sums.py:Sums, test · baseline" in names.inner_text()
+
+
 def severe(tab: Any) -> list[tuple[str, str, str]]:
     """Rules of axe-core that a page breaks seriously or critically, with the element and what is wrong."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python")

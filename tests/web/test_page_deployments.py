@@ -22,7 +22,7 @@ def test_a_deployment_shows_stage_metrics_and_decision(store: Store) -> None:
     assert scans == []
     for part in (
         "50 % of the units on the candidate", '<li aria-current="step">50 %</li>', "<strong>Wait</strong>",
-        f"support{ESCAPED}", "0.500", "0.733", "error_rate", "No decision so far.",
+        "<li>70 %, decides</li>", f"support{ESCAPED}", "0.500", "0.733", "error_rate", "No decision so far.",
     ):  # fmt: skip
         assert part in text, part
     assert "<script>" not in text

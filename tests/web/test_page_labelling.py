@@ -41,6 +41,15 @@ def test_a_label_is_stored_with_the_content_of_the_store(store: Store) -> None:
     assert row["output"].startswith("answer ")
 
 
+def test_keys_for_the_last_label_are_named_once_there_is_one(store: Store) -> None:
+    key = put_question(store)
+    put_outputs(store)
+    page = f"/judges/{key}/label?rater=ann"
+    assert "s skip, u the judge" in read(store, page)
+    labelled(store, key)
+    assert "s skip, b change the last, w withdraw it, u the judge" in read(store, page)
+
+
 def test_sealed_test_outputs_are_never_shown(store: Store) -> None:
     key = put_question(store)
     put_outputs(store)

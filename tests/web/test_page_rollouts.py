@@ -225,6 +225,15 @@ def test_each_digit_is_a_button_that_rates(store: Store) -> None:
     assert "rated 0.67" in read(store, f"/rollouts/{rollout.id}")
 
 
+def test_only_keys_that_do_something_are_named(store: Store) -> None:
+    hints = {}
+    for number, split in ((1, "train"), (2, "test")):
+        rollout_of_sums(store, number, split=split)
+        store.flush()
+        hints[split] = re.findall(r"Keys: (.*?)← newer", read(store, f"/rollouts/{number:032x}"))
+    assert hints == {"train": ["0 to 9 rate, d adds to the dataset, "], "test": [""]}
+
+
 def test_htmx_gets_only_the_form_back(store: Store) -> None:
     rollout = rollout_of_sums(store, 1)
     store.flush()

@@ -66,7 +66,7 @@ def _differences(rows: _Rows, unit: str) -> DriftChart:
         keys=[("first", "no drift"), ("fourth", "drifted")],
         chart=points_chart(
             dots, label="Mean difference of verdicts over time",
-            x=Axis(name=f"{unit} since the first of these replays"),
+            x=Axis(name=f"{unit} since the first shown"),
             y=Axis(name="mean difference", low=-reach, high=reach), steps=steps,
         ),
     )  # fmt: skip
@@ -89,7 +89,7 @@ def _alarms(rows: _Rows, unit: str) -> DriftChart:
         note="Each statistic as a share of its limit; above 1 is an alarm",
         keys=[*keys, ("fourth", "limit")],
         chart=lines_chart(
-            lines, label="Share of the alarm limits over time", x_name=f"{unit} since the first of these replays",
+            lines, label="Share of the alarm limits over time", x_name=f"{unit} since the first shown",
             y_name="share of the limit",
         ),
     )  # fmt: skip

@@ -125,7 +125,9 @@ def seconds(value: float | None) -> str:
 
 
 def price(value: float | None) -> str:
-    """Dollars; `unknown` where they are not known."""
+    """Dollars; `unknown` where they are not known. A cost is never rounded to nothing."""
+    if value is not None and 0 < value < 0.00005:
+        return "< $0.0001"
     return "unknown" if value is None else f"${value:.4f}" if value else "$0"
 
 

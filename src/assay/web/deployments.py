@@ -63,7 +63,11 @@ def deployment_view(store: Store, name: str, query: Mapping[str, str], *, store_
         values={
             "deployment": deployment,
             "steps": [
-                {"label": step.label, "share": step.share, "is_current": place == deployment.state.step}
+                {
+                    "label": f"{step.label}, decides" if step.decides else step.label,
+                    "share": step.share,
+                    "is_current": place == deployment.state.step,
+                }
                 for place, step in enumerate(deployment.plan.steps)
             ],
             "decision": None if report is None else report.decision,
