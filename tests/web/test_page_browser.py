@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from compiles import put_compile
 from deployed import DEPLOYMENT, put_deployment
 from judged import put_judge
@@ -23,6 +24,7 @@ from assay.reports.files import write_report
 from assay.reports.training_log import TrainingLog
 from assay.testing.serving import served
 from assay.traces import Store
+from assay.traces.store import tables as schema
 from assay.web.access import PageAccess
 from assay.web.server import LocalPage
 
@@ -116,6 +118,9 @@ def test_a_phone_shows_every_column_of_a_list(tab: Any, store: Store) -> None:
 
 def test_a_phone_cuts_no_text_of_a_chart(tab: Any, store: Store) -> None:
     (judge,) = known_questions(store)
+    with store.engine.begin() as connection:  # replays of one minute, whose axis has the longest name
+        runs = schema.runs
+        connection.execute(sa.update(runs).where(runs.c.id == "judge-drift-before").values(started_at=NOW - 11))
     for path in ("/judges/{judge}", "/runs/training"):
         tab.goto(tab.base + path.format(judge=judge))
         texts = tab.locator("svg.chart text")
