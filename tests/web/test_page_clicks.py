@@ -130,6 +130,18 @@ def test_two_evaluations_are_compared_in_four_clicks(start: tuple[Any, str]) -> 
     assert documented()["Which tasks differ between two evaluations?"].startswith(f"{person.clicks}:")
 
 
+def test_the_other_version_of_a_task_is_one_click_from_its_rollout(start: tuple[Any, str]) -> None:
+    tab, address = start
+    person = Person(tab)
+    tab.goto(address)
+    person.click("compiled")
+    person.click("1.000")  # the task that got worse, before
+    person.clicks = 0
+    person.click("winner: two demonstrations")
+    person.sees("baseline")
+    assert documented()["What did the other version do on this task?"].startswith(f"{person.clicks} more:")
+
+
 def test_a_failed_task_is_one_click_from_its_rollout_and_one_key_from_a_dataset(start: tuple[Any, str]) -> None:
     tab, address = start
     person = Person(tab)
