@@ -180,8 +180,8 @@ def command_job(values: dict[str, Any], program: str | None, *kinds: type[Any]) 
 
 
 def is_artifact(*names: Any) -> bool:
-    """Whether one of the names is an artifact's folder."""
-    return any((Path(str(name)) / "manifest.json").is_file() for name in names)
+    """Whether one of the names is an artifact's folder; as that of `assay.deployment.artifact`, which imports DSPy."""
+    return any(name and (Path(str(name)) / "manifest.json").is_file() for name in names)
 
 
 def of_project() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
+from assay.cli.flags import is_artifact
 from assay.errors import AssayError, StoreError
 from assay.judges.labels import Item, load_labels
 from assay.judges.questions import Question, known_questions
@@ -20,7 +21,7 @@ from assay.reports.raters import disagreements, growth, items_of, label_rows, ve
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.listing import find_run, finished_report, list_runs
-from assay.web.next_steps import is_artifact, judge_commands
+from assay.web.next_steps import judge_commands
 from assay.web.rendering import View
 
 __all__ = ["found_question", "judge_view", "judges_view", "question_of_run"]

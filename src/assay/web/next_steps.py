@@ -3,19 +3,19 @@
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
+from assay.cli.flags import is_artifact
 from assay.cli.repeat import rollout_command, run_command
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.listing import list_runs
 from assay.web.rendering import link
 
-__all__ = ["comparable", "is_artifact", "judge_commands", "judges_of", "next_steps"]
+__all__ = ["comparable", "judge_commands", "judges_of", "next_steps"]
 
 _SEARCHED, _OFFERED = 100, 3  # newest evaluations that are searched, and how many of anything are offered
 _ONE_RUN = ("sizes", "max_calls", "max_tokens", "max_cost_usd", "split", "samples")  # settings that others do not take
@@ -122,11 +122,6 @@ def judge_commands(
             yield words, command
     if is_artifact(judge):
         yield "Send the card of the judge", f"assay judge card {shlex.quote(judge)} --report card.html"
-
-
-def is_artifact(path: str) -> bool:
-    """As `assay.deployment.artifact.is_artifact`, which imports DSPy."""
-    return bool(path) and Path(path, "manifest.json").is_file()
 
 
 def judges_of(store: Store, run: Mapping[str, Any]) -> dict[str, str]:

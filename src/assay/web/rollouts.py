@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
+from assay.cli.flags import is_artifact
 from assay.cli.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
 from assay.reports.texts import Budget, pretty
@@ -32,7 +33,6 @@ from assay.web.filters import (
     number_of,
     rollout_filters,
 )  # fmt: skip
-from assay.web.next_steps import is_artifact
 from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
 from assay.web.same_task import other_sides
