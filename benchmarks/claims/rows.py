@@ -369,7 +369,7 @@ ROWS = (
         note="measured with 400 calls of search, which compare most candidates on two or three val tasks, and without "
         "the gate that `assay compile` has: the winner was reported. That of seed 2 has two demonstrations that both "
         "answer, and answers also where the passage was removed (25 % right, before 0 %). The measurement has the gate "
-        "and 1,200 calls now, and was not run since.",
+        "and 600 calls now, and was not run since.",
     ),
     Row(
         name="document_abstention",
