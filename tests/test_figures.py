@@ -21,7 +21,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def record(seed: int, values: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    return {"measurement": "m", "seed": seed, "values": values, "facts": facts}
+    return {"measurement": "m", "seed": seed, "seconds": 90.0, "values": values, "facts": facts}
 
 
 def test_the_committed_table_is_that_of_the_committed_records() -> None:
@@ -50,6 +50,22 @@ def test_a_row_without_all_seeds_is_not_run() -> None:
     assert "not run (1 of 2 seeds)" in markdown([row], {("m", 0): one}, (0, 1))
     both = {("m", 0): one, ("m", 1): record(1, {"x": {"after": {"a": 0.0}}})}
     assert "| 100, 0 % | 50.0 % [0.0, 100.0], n = 2 | g | reported |" in markdown([row], both, (0, 1))
+
+
+def test_an_end_of_an_interval_shows_its_side_of_zero() -> None:
+    from claims.table import points
+
+    assert points(0.075, 0.0003, 0.15) == "+7.5 points [0.03, 15.0]"
+    assert points(-0.01, -0.02, -0.0004) == "-1.0 points [-2.0, -0.04]"
+    assert points(0.0, 0.0, 0.1) == "+0.0 points [0.0, 10.0]"
+
+
+def test_a_row_says_how_long_its_longest_seed_took() -> None:
+    from claims.table import Row, markdown, share
+
+    row = Row(name="r", claim="c", goal="g", measurement="m", cells=share("x"))
+    records = {("m", seed): record(seed, {"x": {"after": {"a": 1.0}}}) | {"seconds": 60.0 * seed} for seed in (3, 12)}
+    assert "| reported | 12 |" in markdown([row], records, (3, 12))
 
 
 def test_a_row_for_which_one_seed_is_enough_says_how_many_it_has() -> None:

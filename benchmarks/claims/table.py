@@ -23,7 +23,8 @@ the commands, versions and commits. Embedded model (`embedded/smollm2-135m`) unl
 out: nothing was selected on them. Where a cell has three numbers they are those of seeds 0, 1 and 2, unless the row's
 note names others. Intervals are 95 % intervals over the tasks of all seeds, paired where there are two sides: the wider
 of the t and the BCa bootstrap interval. They do not include the variation between compile runs, of which there are only
-three. A gain is reached if its mean is at least the goal and its interval excludes zero.
+three. A gain is reached if its mean is at least the goal and its interval excludes zero. Minutes are those of the
+longest of the seeds on one or two cores, mostly next to other work; rows of one measurement share its run.
 """
 Records = Sequence[Mapping[str, Any]]  # of one measurement, one for each seed
 
@@ -66,10 +67,14 @@ class Row:
         return [self.measurement, *([self.also] if self.also else [])]
 
     def records(self, records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> Records:
-        """One record for each seed for which all measurements have one, with the values and facts of all."""
+        """One record for each seed for which all measurements have one, with the values, facts and seconds of all."""
         by_seed = [[records.get((name, seed)) for name in self.measurements] for seed in seeds]
         return [
-            {"seed": seed, **{part: _joined(entries, part) for part in ("values", "facts")}}
+            {
+                "seed": seed,
+                "seconds": sum(entry["seconds"] for entry in entries if entry is not None),
+                **{part: _joined(entries, part) for part in ("values", "facts")},
+            }
             for seed, entries in zip(seeds, by_seed, strict=True)
             if None not in entries
         ]
@@ -102,7 +107,13 @@ def per_cent(values: Sequence[float]) -> str:
 
 
 def points(mean: float, low: float, high: float) -> str:
-    return f"{100 * mean:+.1f} points [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * mean:+.1f} points [{_end(100 * low)}, {_end(100 * high)}]"
+
+
+def _end(value: float) -> str:
+    """An end of an interval, with as many digits as show on which side of zero it is."""
+    text = f"{value:.1f}"
+    return text if value == 0 or float(text) else f"{value:.1g}"
 
 
 def gain(
@@ -341,8 +352,8 @@ def page(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str, Any
 def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str, Any]], seeds: Sequence[int]) -> str:
     """The table. A row is reported only with the records of all `seeds`, or of as many as are `enough` for it."""
     lines = [
-        "| claim | before | after | difference, 95 % | goal | reached | command |",
-        "|---|---|---|---|---|---|---|",
+        "| claim | before | after | difference, 95 % | goal | reached | minutes | command |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         own = row.seeds or seeds
@@ -351,11 +362,12 @@ def markdown(rows: Sequence[Row], records: Mapping[tuple[str, int], Mapping[str,
         command = f"`python benchmarks/figures.py run {row.name}{' --stronger FILE.gguf' if stronger else ''}`"
         if len(measured) < (row.enough or len(own)):
             why = NOT_RUN if not measured else f"{NOT_RUN} ({len(measured)} of {len(own)} seeds)"
-            lines.append(f"| {row.claim} | | | | {row.goal} | {why} | {command} |")
+            lines.append(f"| {row.claim} | | | | {row.goal} | {why} | | {command} |")
             continue
         cells = row.cells(measured)
         reached = {True: "yes", False: "**no**", None: "reported"}[cells.reached]
         reached += "" if len(measured) == len(own) else f" ({len(measured)} of {len(own)} seeds)"
-        columns = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, command)
+        minutes = f"{max(record['seconds'] for record in measured) / 60:.0f}"
+        columns = (row.claim, cells.before, cells.after, cells.difference, row.goal, reached, minutes, command)
         lines.append(f"| {' | '.join(columns)} |".replace("|  |", "| |"))
     return "\n".join(lines)
