@@ -39,6 +39,16 @@ def test_a_failed_run_says_why(store: Store, tmp_path: Path) -> None:
     )
 
 
+def test_a_resumed_run_shows_its_first_start_and_when_it_was_resumed(store: Store) -> None:
+    put_run(store, "run-1", status="stopped")
+    store.flush()
+    put_run(store, "run-1", at=NOW + 7_200)
+    store.flush()
+    times = re.findall(r'<time datetime="([^"]*)"', read(store, "/runs/run-1"))
+    assert times[:2] == ["2025-06-15T15:06:40+00:00", "2025-06-15T17:06:40+00:00"]
+    assert re.search("started <time[^·]*· resumed <time[^·]*· took .* from then", read(store, "/runs/run-1"))
+
+
 def test_the_reason_of_a_failure_names_flags(store: Store, tmp_path: Path) -> None:
     store.put_run("broken", kind="tune", config={"program": "p"}, status="failed", started_at=NOW)
     store.flush()
