@@ -272,6 +272,8 @@ def test_evaluate_run_shows_its_settings_and_no_verdicts_as_tasks(tmp_path: Path
         for line in lines
         if line.strip().startswith(("optimizer", "demos", "threshold", "difference", "early_stop"))
     ]
+    assert "  preflight: yes" in lines
+    assert "  task timeout: 600" in lines
     assert "  evaluate: 1 done (verdicts of judges)" in lines
     assert "  evaluate: 4 done, mean score 0.250" in lines
 
