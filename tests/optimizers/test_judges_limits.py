@@ -28,6 +28,9 @@ def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
     assert data["test"]["compiled"]["weighted_kappa"] is None
     assert "only one label" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
     assert data["replaces"] is False
+    assert any("weighted kappa is undefined before the gate" in note for note in data["notes"])
+    assert "| weighted kappa | – | – | – |" in (Path(data["artifact"]) / "report.md").read_text()
+    assert any("raters: weighted kappa is undefined" in alarm for alarm in data["card"]["alarms"])
     assert data["ceiling"]["undefined"]["kappa"] == "no item has two raters"
 
 

@@ -135,8 +135,9 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
 
 
 def _markdown(data: dict[str, Any]) -> str:
+    measure = data["objective"].replace("_", " ")
     lines = [
-        f"# A judge, compiled with {data['optimizer']} for {data['objective']}",
+        f"# A judge, compiled with {data['optimizer']} for {measure}",
         "",
         f"Winner: {data['winner']}.",
         "",
@@ -145,7 +146,7 @@ def _markdown(data: dict[str, Any]) -> str:
     if before and after:
         lines += ["| sealed test | baseline | compiled | raters |", "|---|---|---|---|"]
         lines += [
-            f"| {name} | {figure(before[name])} | {figure(after[name])} | {figure(ceiling[name])} |"
+            f"| {name.replace('_', ' ')} | {figure(before[name])} | {figure(after[name])} | {figure(ceiling[name])} |"
             for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
         ]
         verdict = (
@@ -155,7 +156,7 @@ def _markdown(data: dict[str, Any]) -> str:
         )
         lines += [
             "",
-            f"Gain in {data['objective']}, paired: {with_interval(data['test']['gain'], 'items')}. Gate: {verdict}.",
+            f"Gain in {measure}, paired: {with_interval(data['test']['gain'], 'items')}. Gate: {verdict}.",
         ]
         lines += ["", openings_line(data["test_openings"])]
     return "\n".join(lines) + "\n"
