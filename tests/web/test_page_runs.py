@@ -222,6 +222,16 @@ def test_two_runs_are_compared_by_task_the_worst_first(two_runs: Store) -> None:
     assert "no significant difference" in text
 
 
+def test_a_comparison_names_adapters_apart_from_the_model(two_runs: Store) -> None:
+    for run, model in (("a", "embedded/m+sums-1+sums-2"), ("b", "openai/m+plus")):
+        config = {"program": "p.py:P", "model": model}
+        two_runs.put_run(run, kind="evaluate", config=config, status="done", started_at=NOW)
+    two_runs.flush()
+    text = read(two_runs, "/compare?a=a&b=b")
+    assert text.count("with <bdi>embedded/m</bdi> and the adapters <bdi>sums-1, sums-2</bdi>") == 2  # form and print
+    assert text.count("with <bdi>openai/m+plus</bdi>") == 2
+
+
 def test_the_form_with_one_run_does_not_choose_its_preflight(two_runs: Store) -> None:
     rollout_of_sums(two_runs, 40, run_id="a", task_id="task-0", phase="preflight")
     two_runs.flush()
