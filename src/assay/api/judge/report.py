@@ -26,7 +26,7 @@ from assay.runs.opening import Run
 from assay.runs.settings import JudgeCompileSettings
 from assay.sources.modules import qualified_name
 from assay.support.package import __version__
-from assay.support.reprs import ReportRepr
+from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.traces.records import person_digest
 from assay.traces.store.sealing import Openings, openings_line
 
@@ -52,6 +52,20 @@ class JudgeReport(ReportRepr):
     @property
     def judge(self) -> Judge:
         return self.outcome.compiled
+
+    def _facts(self) -> list[tuple[str, str]]:
+        data, measure = self.to_dict(), self.to_dict()["objective"]
+        test, ceiling = data["test"], data["ceiling"] or {}
+        sides = {"baseline": test["baseline"] or {}, "compiled": test["compiled"] or {}, "raters": ceiling}
+        facts = {
+            **{key: data[key] for key in ("artifact", "winner", "replaces")},
+            "measure": measure.replace("_", " "),
+            **{name: figure(side.get(measure)) for name, side in sides.items()},
+            **({"gain": measure_text(test["gain"], change=True)} if test["gain"] else {}),
+            **{key: data[key] for key in ("calls", "cost_usd", "stopped") if data[key] is not None},
+            **({"alarms": len(data["card"]["alarms"])} if data["card"].get("alarms") else {}),
+        }
+        return [(key, shortened(value)) for key, value in facts.items()]
 
     def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:
