@@ -26,6 +26,7 @@ from assay.rubrics import ScoreResult
 from assay.support.reprs import ReportDict, shortened
 from assay.traces import Verdict
 from assay.traces.export.gates import GateReport, Gates
+from assay.traces.export.pipeline import ExportReport
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x07\ud800"
 LOADS = re.compile(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<(?:script|link|img|iframe|object|form)\b", re.I)
@@ -121,6 +122,14 @@ def test_a_report_that_is_a_dictionary_is_short() -> None:
     assert pickle.loads(pickle.dumps(report)) == data
     assert repr(report) == "Audit(failed=<empty>, passed=False, notes=2, calls=3)"
     assert "<caption>Audit</caption><tr><th>failed</th><td>&lt;empty&gt;</td></tr>" in report._repr_html_()
+
+
+def test_an_export_names_the_gates_that_failed(tmp_path: Path) -> None:
+    gates = [{"gate": "transitions", "passed": False}, {"gate": "clean", "passed": True}]
+    keys = ("left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types")
+    manifest = {**dict.fromkeys(keys), "gates": gates, "passed": False, "rollouts": 3}
+    report = ExportReport(tmp_path, 2, manifest)
+    assert repr(report).endswith("rollouts=3, rows=2, passed=False, failed_gates=transitions)")
 
 
 def test_reports_without_common_names_show_their_own_values() -> None:
