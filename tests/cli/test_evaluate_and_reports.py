@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -77,6 +78,26 @@ def test_the_page_of_a_compile_is_rounded() -> None:
     assert "+0.333, 95 % [-0.100, +0.700], 12 tasks" in text
     assert "1,234 LM calls" in text
     assert "3333" not in text
+
+
+def test_the_page_of_a_compile_names_the_flags_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: dict[str, Any] = {}
+
+    def compile_(program: str, **options: Any) -> Any:
+        received.update(options)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("assay.api.compile.compile", compile_)
+    CliRunner().invoke(group, ["compile", "p.py", "--rubric", "r.yaml", "--data", "d.jsonl"])
+    data = {
+        "optimizer": "auto", "winner": "demos 4", "gate": None, "replaces": False, "stopped": "max_calls=5 is too low",
+        "notes": ["raise max_search_calls=9"], "calls": 1, "search_calls": 1, "cached": 0, "tokens": 1,
+        "cost_usd": None, "test": {"baseline": None, "compiled": None, "gain": None},
+    }  # fmt: skip
+    with click.Context(compile_command.command):
+        text = compile_markdown(data, program="qa.py:QA", model="openai/x", words=received["words"])
+    assert "Stopped early: --max-calls 5 is too low." in text
+    assert "- raise --max-search-calls 9\n" in text
 
 
 def test_names_of_task_types_are_no_markup() -> None:
@@ -272,6 +293,8 @@ def test_evaluate_run_shows_its_settings_and_no_verdicts_as_tasks(tmp_path: Path
         for line in lines
         if line.strip().startswith(("optimizer", "demos", "threshold", "difference", "early_stop"))
     ]
+    assert "  preflight: yes" in lines
+    assert "  task timeout: 600" in lines
     assert "  evaluate: 1 done (verdicts of judges)" in lines
     assert "  evaluate: 4 done, mean score 0.250" in lines
 

@@ -41,9 +41,9 @@ def test_calibration_corrects_a_biased_judge(calibrated: tuple[Path, Any], tmp_p
     assert (report.artifact / "card.png").read_bytes().startswith(b"\x89PNG")
     page = (report.artifact / "report.md").read_text()
     assert "{" not in page
-    assert "Gain in weighted_kappa, paired: " in page
+    assert "Gain in weighted kappa, paired: " in page
     output = CliRunner().invoke(group, ["judge", "card", str(report.artifact)])
-    assert (output.exit_code, "of what raters reach" in output.output, "weighted_kappa" in output.output) == (
+    assert (output.exit_code, "of what raters reach" in output.output, "weighted kappa" in output.output) == (
         0,
         True,
         True,

@@ -24,10 +24,15 @@ def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
     path.write_text(
         "".join(json.dumps({"output": f"thing {n}", "rater": "1", "label": "positive"}) + "\n" for n in range(120))
     )
-    data = compiled(tmp_path, labels=str(path)).to_dict()
+    report = compiled(tmp_path, labels=str(path))
+    data = report.to_dict()
     assert data["test"]["compiled"]["weighted_kappa"] is None
     assert "only one label" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
     assert data["replaces"] is False
+    assert any("weighted kappa is undefined before the gate" in note for note in data["notes"])
+    assert "| weighted kappa | – | – | – |" in (Path(data["artifact"]) / "report.md").read_text()
+    assert any("raters: weighted kappa is undefined" in alarm for alarm in data["card"]["alarms"])
+    assert "measure=weighted kappa, baseline=–, compiled=–, raters=–" in repr(report)
     assert data["ceiling"]["undefined"]["kappa"] == "no item has two raters"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.reports.texts import Budget, iso, moment, preview, price, readable, seconds
+from assay.reports.texts import Budget, iso, moment, preview, price, readable, seconds, setting_texts
 from assay.web.rendering import link
 
 
@@ -53,3 +53,16 @@ def test_addresses_quote_every_part() -> None:
         link("rollouts", "a/b?c#d", text="x&y=ä", empty="", none=None) == "/rollouts/a%2Fb%3Fc%23d?text=x%26y%3D%C3%A4"
     )
     assert link("rollouts", "\ud800") == "/rollouts/%3F"
+
+
+def test_settings_are_texts_and_no_python_values() -> None:
+    config = {
+        "kind": "tune", "program": "p.py:P", "preflight": True, "cache": False, "task_timeout": 600.0, "margin": 0.02,
+        "objectives": ["score", "tokens"], "parameters": {"temperature": 0.1}, "data": None, "sizes": {}, "seed": 0,
+        "roles": {"judge": {"model": "m"}},
+    }  # fmt: skip
+    assert dict(setting_texts(config)) == {
+        "program": "p.py:P", "preflight": "yes", "cache": "no", "task timeout": "600", "margin": "0.02",
+        "objectives": "score, tokens", "parameters": "temperature 0.1", "seed": "0",
+        "roles": '{"judge": {"model": "m"}}',
+    }  # fmt: skip

@@ -1,6 +1,8 @@
 """Reports as files: complete, small, without scripts or addresses, whatever the texts are."""
 
+import json
 import math
+import pickle
 import re
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import ThinkingReport
 from assay.evaluation.statistics import paired_gain
+from assay.optimizers.finetuning.policy_report import PolicyReport
+from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.parameters.trainer import HeldOutReport
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, lines_chart
@@ -19,8 +23,10 @@ from assay.reports.compiled import CandidateRow, CompilePage, Decision, Demonstr
 from assay.reports.files import write_report
 from assay.reports.texts import Clipped
 from assay.rubrics import ScoreResult
+from assay.support.reprs import ReportDict, shortened
 from assay.traces import Verdict
 from assay.traces.export.gates import GateReport, Gates
+from assay.traces.export.pipeline import ExportReport
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x07\ud800"
 LOADS = re.compile(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<(?:script|link|img|iframe|object|form)\b", re.I)
@@ -89,6 +95,41 @@ def test_scores_and_evaluations_are_one_line_each() -> None:
     evaluation = Evaluation(results={"a": result})
     assert repr(evaluation).endswith("right=0.500, short=–, brief=–, tasks=1, unscored=0)")
     assert repr(Evaluation()) == "Evaluation(score=unscored, tasks=0, unscored=0)"
+
+
+def test_a_training_shows_both_sides_and_how_many_alarms(tmp_path: Path) -> None:
+    sides = {
+        "before": {"score": 0.5, "interval": [0.25, 0.75]}, "after": {"score": 0.75, "interval": [0.5, 1.0]},
+        "gain": {"mean": 0.25, "low": 0.125, "high": 0.375}, "runs": ["a", "b"],
+    }  # fmt: skip
+    report = PolicyReport("m+a", tmp_path, PolicySettings(), validation={"Sums": {"greedy": sides}}, alarms=["a", "b"])
+    text = repr(report)
+    assert "before=0.500 [0.250, 0.750], after=0.750 [0.500, 1.000], gain=+0.250 [+0.125, +0.375]" in text
+    assert text.endswith("alarms=2)")
+
+
+def test_values_of_reports_are_one_line_without_invisible_characters() -> None:
+    assert shortened({"temperature": 0.20934812, "max_steps": 3}) == "temperature 0.2093; max_steps 3"
+    assert shortened("one\n two\u202e\x07") == "one two[U+202E][U+0007]"
+    assert len(shortened("word " * 100)) == 80
+
+
+def test_a_report_that_is_a_dictionary_is_short() -> None:
+    data = {"passed": False, "attacks": {"empty": {"wrong": ["<b>" * 900]}}, "notes": ["one", "two"], "calls": 3}
+    report = ReportDict("Audit", data, {"failed": "<empty>"})
+    assert report == data
+    assert json.loads(json.dumps(report)) == data
+    assert pickle.loads(pickle.dumps(report)) == data
+    assert repr(report) == "Audit(failed=<empty>, passed=False, notes=2, calls=3)"
+    assert "<caption>Audit</caption><tr><th>failed</th><td>&lt;empty&gt;</td></tr>" in report._repr_html_()
+
+
+def test_an_export_names_the_gates_that_failed(tmp_path: Path) -> None:
+    gates = [{"gate": "transitions", "passed": False}, {"gate": "clean", "passed": True}]
+    keys = ("left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types")
+    manifest = {**dict.fromkeys(keys), "gates": gates, "passed": False, "rollouts": 3}
+    report = ExportReport(tmp_path, 2, manifest)
+    assert repr(report).endswith("rollouts=3, rows=2, passed=False, failed_gates=transitions)")
 
 
 def test_reports_without_common_names_show_their_own_values() -> None:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, FailureKind, StoreError
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.traces.store.counts import file_stats
+from assay.traces.store.listing import find_run
 from assay.traces.store.tables import metadata
 
 
@@ -195,6 +196,20 @@ def test_a_rating_survives_the_run_that_writes_the_rollout_again(store: Store) -
             store.rate(rollout.id, broken)
     with pytest.raises(StoreError, match="no rollout"):
         store.rate("nobody", 0.5)
+
+
+def test_a_resumed_run_keeps_its_first_start(store: Store) -> None:
+    store.put_run("one", kind="tune", config={}, status="running", started_at=100.0)
+    store.put_run("one", kind="tune", config={}, status="stopped", started_at=100.0)
+    store.flush()
+    assert (find_run(store, "one")["started_at"], find_run(store, "one")["resumed_at"]) == (100.0, None)
+    for process in (200.0, 300.0):
+        for status in ("running", "done"):
+            store.put_run("one", kind="tune", config={}, status=status, started_at=process)
+            store.flush()
+            run = find_run(store, "one")
+            assert (run["started_at"], run["resumed_at"], run["status"]) == (100.0, process, status)
+    assert run["seconds"] == run["ended_at"] - 300.0
 
 
 def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:

@@ -90,7 +90,10 @@ def put_judge(store: Store, folder: Path, *, text: str = "") -> str:
                 "empty": {"n": 4, "right": 4, "share": 1.0, "passed": True, "flip_rate": None, "wrong": []},
                 "praise": {
                     "n": 4, "right": 1, "share": 0.25, "passed": False, "flip_rate": 0.5,
-                    "wrong": [{"output": f"Great{text}", "value": 0.9, "rule": "not above", "against": 0.1}],
+                    "wrong": [
+                        {"output": f"Great{text}", "value": 0.9, "rule": "not above", "against": 0.1},
+                        {"output": f"Superb{text}", "value": 0.8, "rule": "not above", "against": 0.1},
+                    ],
                 },
             },
         },

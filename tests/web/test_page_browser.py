@@ -5,6 +5,7 @@ accessibility need `pip install axe-playwright-python`, which holds axe-core.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,24 @@ def test_a_printed_comparison_says_what_was_compared(tab: Any) -> None:
     assert names.is_visible()
     assert not tab.locator("form").is_visible()
     assert "run compiled, sums.py:Sums, test · baseline" in names.inner_text()
+
+
+def test_a_printed_judge_has_one_wrong_case_of_each_attack(tab: Any, store: Store) -> None:
+    (judge,) = known_questions(store)
+    tab.goto(f"{tab.base}/judges/{judge}")
+    cases, data = tab.locator("details.first").first, tab.locator("details.data")
+    assert cases.locator("li").count() > 1
+    assert data.count() > 0
+    assert data.first.is_visible()
+    tab.emulate_media(media="print")
+    assert [case.is_visible() for case in cases.locator("li").all()] == [
+        True,
+        *[False] * (cases.locator("li").count() - 1),
+    ]
+    assert re.search(r"^1 of \d+\n", cases.locator("xpath=..").inner_text())
+    assert not any(part.is_visible() for part in data.all())
+    color = "element => getComputedStyle(element, '::before').printColorAdjust"
+    assert set(tab.locator(".key").evaluate_all(f"keys => keys.map({color})")) == {"exact"}
 
 
 def severe(tab: Any) -> list[tuple[str, str, str]]:

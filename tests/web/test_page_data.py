@@ -44,6 +44,10 @@ def test_gates_balance_and_personal_data_are_shown_before_anything_is_written(
     assert 4 < rollouts <= 40
     assert rows == 2 * rollouts
     assert '<tr><th scope="row">clean</th><td class="better">passed</td>' in text
+    clean = 2 * rollouts
+    row = f'<td data-label="value">{clean}</td><td data-label="required">5,000</td>'
+    assert row in text
+    assert f"{5_000 - clean:,} more clean transitions" in text
     assert re.search(r"No gate stops the export, \d warns?: ", text)
     assert "Replaced: <bdi>email" in text
     assert "@mailhaus.de" not in text

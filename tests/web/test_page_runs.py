@@ -39,6 +39,16 @@ def test_a_failed_run_says_why(store: Store, tmp_path: Path) -> None:
     )
 
 
+def test_a_resumed_run_shows_its_first_start_and_when_it_was_resumed(store: Store) -> None:
+    put_run(store, "run-1", status="stopped")
+    store.flush()
+    put_run(store, "run-1", at=NOW + 7_200)
+    store.flush()
+    times = re.findall(r'<time datetime="([^"]*)"', read(store, "/runs/run-1"))
+    assert times[:2] == ["2025-06-15T15:06:40+00:00", "2025-06-15T17:06:40+00:00"]
+    assert re.search("started <time[^·]*· resumed <time[^·]*· took .* from then", read(store, "/runs/run-1"))
+
+
 def test_the_reason_of_a_failure_names_flags(store: Store, tmp_path: Path) -> None:
     store.put_run("broken", kind="tune", config={"program": "p"}, status="failed", started_at=NOW)
     store.flush()
@@ -210,6 +220,16 @@ def test_two_runs_are_compared_by_task_the_worst_first(two_runs: Store) -> None:
     assert "2 better, 1 worse, 3 the same; 1 not scored in both" in text
     assert re.findall(r"<bdi>How much is (\d+)", text) == ["100", "103", "104", "105", "102", "101"]
     assert "no significant difference" in text
+
+
+def test_a_comparison_names_adapters_apart_from_the_model(two_runs: Store) -> None:
+    for run, model in (("a", "embedded/m+sums-1+sums-2"), ("b", "openai/m+plus")):
+        config = {"program": "p.py:P", "model": model}
+        two_runs.put_run(run, kind="evaluate", config=config, status="done", started_at=NOW)
+    two_runs.flush()
+    text = read(two_runs, "/compare?a=a&b=b")
+    assert text.count("with <bdi>embedded/m</bdi> and the adapters <bdi>sums-1, sums-2</bdi>") == 2  # form and print
+    assert text.count("with <bdi>openai/m+plus</bdi>") == 2
 
 
 def test_the_form_with_one_run_does_not_choose_its_preflight(two_runs: Store) -> None:

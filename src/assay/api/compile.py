@@ -4,7 +4,7 @@ Combines data, model, rubric with judges, program, optimizer and artifact. Does 
 `assay.optimizers.prompts` does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -106,6 +106,7 @@ def compile(
     gate: bool = True,
     test: bool = True,
     progress: Progress | None = None,
+    words: Callable[[str], str] = str,
     **options: Unpack[CompileOptions],
 ) -> CompileReport:
     """Compiles a program's prompts against a rubric and reports it on the sealed test split.
@@ -121,6 +122,8 @@ def compile(
         gate: whether the gate split decides if the result replaces the program. If not, the result is the winner on
             val; for callers that decide themselves.
         test: whether the report at the end includes the sealed test split.
+        words: changes the notes of the artifact's `report.md`, and why it was stopped; the command line puts its flags
+            into them, in place of Python arguments.
         options: the fields of `assay.runs.settings.CompileSettings`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -144,9 +147,8 @@ def compile(
             return _as_stored(job, config, stored)
         report = _compiled(job, config, search, progress)
         report.run_id = job.run_id
-        report.artifact = _save(
-            job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config)
-        )
+        place = Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config)
+        report.artifact = _save(job, report, place, words)
         _require_model(report)
         finished.keep(report.to_dict())
     return report
@@ -239,13 +241,14 @@ def _estimate_line(guess: Estimate, config: CompileSettings) -> str:
     )
 
 
-def _save(job: Job, report: CompileReport, folder: Path) -> Path:
+def _save(job: Job, report: CompileReport, folder: Path, words: Callable[[str], str]) -> Path:
     result = {key: value for key, value in report.to_dict().items() if key != "artifact"}
-    return keep_artifact(job, report.outcome.compiled, folder, result, _markdown(report))
+    return keep_artifact(job, report.outcome.compiled, folder, result, _markdown(report, words))
 
 
-def _markdown(report: CompileReport) -> str:
+def _markdown(report: CompileReport, words: Callable[[str], str]) -> str:
     data = report.to_dict()
     return compile_markdown(
-        data, program=report.config.program, model=report.config.model, openings=openings_line(data["test_openings"])
-    )
+        data, program=report.config.program, model=report.config.model, openings=openings_line(data["test_openings"]),
+        words=words,
+    )  # fmt: skip

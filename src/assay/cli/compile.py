@@ -46,7 +46,7 @@ def command(program: str | None, **values: Any) -> None:
     program, settings = command_job(values, program, CompileSettings)
     if dry:
         return dry_run("compile", program, settings, as_json=as_json, store=store)
-    report = compile(program, out=out, store=store, resume=resume, progress=Console(), **settings)
+    report = compile(program, out=out, store=store, resume=resume, progress=Console(), words=in_flags, **settings)
     data = report.to_dict()
     if as_json:
         print_json(data)

@@ -120,7 +120,7 @@ def _show_gates(gates: list[dict[str, Any]]) -> None:
 
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:
-        table.add_row(gate["gate"], format_value(gate["value"]), str(gate["required"]), _gate_text(gate))
+        table.add_row(gate["gate"], format_value(gate["value"]), format_value(gate["required"]), _gate_text(gate))
     Rich(highlight=False, markup=False).print(table)
 
 

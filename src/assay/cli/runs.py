@@ -52,6 +52,7 @@ def list_(store: str | None, as_json: bool, **values: Any) -> None:
 def show(run_id: str, store: str | None, as_json: bool) -> None:
     """Show one run: its settings, rollouts by phase and result. RUN_ID may be the first characters of the id."""
     from assay.reports.results import result_lines
+    from assay.reports.texts import setting_texts
     from assay.traces.store.listing import finished_report, show_run
 
     with open_store(store) as opened:
@@ -60,10 +61,10 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json(run)
         return
-    click.echo(f"{run['id']}  {_command(run)}  {run['status']}  {_when(run['started_at'])}  {_duration(run)}")
-    for name, value in run["config"].items():
-        if value not in (None, {}, [], ""):
-            click.echo(f"  {name}: {value}")
+    resumed = "" if run["resumed_at"] is None else f"resumed {_when(run['resumed_at'])}  "
+    click.echo(f"{run['id']}  {_command(run)}  {run['status']}  {_when(run['started_at'])}  {resumed}{_duration(run)}")
+    for name, text in setting_texts(run["config"]):
+        click.echo(f"  {name}: {text}".replace("\n", "\n    "))
     for part in run["rollouts"]:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
         suffix = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")

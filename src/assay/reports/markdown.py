@@ -1,6 +1,6 @@
 """The page `report.md` of a compiled artifact: rounded figures with their intervals."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.reports.texts import readable
@@ -87,12 +87,15 @@ def with_interval(value: Mapping[str, Any], unit: str = "tasks") -> str:
     return f"{signed(value['mean'])}, {interval}" + (f", {value['n']} {unit}" if value.get("n") is not None else "")
 
 
-def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openings: str = "") -> str:
+def compile_markdown(
+    data: Mapping[str, Any], *, program: str, model: str, openings: str = "", words: Callable[[str], str] = str
+) -> str:
     """The page of a compile.
 
     Args:
         data: `CompileReport.to_dict()`.
         openings: how often the test split was opened, as a sentence.
+        words: changes the notes and why it was stopped, such as Python arguments to flags.
     """
     name = program.replace("\\", "/").rpartition("/")[2]
     lines = [f"# {name}", "", f"Compiled with `{data['optimizer']}` for `{model}`. Winner: {data['winner']}.", ""]
@@ -139,7 +142,7 @@ def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openi
     ]
     lines[-1] += f"{data['tokens']:,} tokens; {cost_words(data['cost_usd'])}."
     if data["stopped"]:
-        lines += ["", f"Stopped early: {data['stopped']}."]
+        lines += ["", f"Stopped early: {words(str(data['stopped']))}."]
     if data["notes"]:
-        lines += ["", "## Notes", "", *(f"- {note}" for note in data["notes"])]
+        lines += ["", "## Notes", "", *(f"- {words(str(note))}" for note in data["notes"])]
     return "\n".join(lines) + "\n"

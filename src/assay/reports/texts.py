@@ -3,17 +3,31 @@
 import json
 import re
 import time
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-__all__ = ["Budget", "Clipped", "iso", "moment", "plain", "pretty", "preview", "readable", "seconds", "size"]
+__all__ = [
+    "Budget",
+    "Clipped",
+    "iso",
+    "moment",
+    "plain",
+    "pretty",
+    "preview",
+    "readable",
+    "seconds",
+    "setting_texts",
+    "size",
+]
 
 # Control characters that HTML does not have, and marks that reorder the text around them.
 _INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _VALUE = re.compile(r'\{"(?:[^"\\]|\\.)*":\s*(.*)', re.DOTALL)
+_LINE = 100  # characters of a setting that is shown in one line
 _CUT_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$")
 
 
@@ -95,6 +109,26 @@ def plain(value: Any) -> str:
     if not isinstance(value, dict) or not value:
         return pretty(value)
     return "\n".join(f"{name}: {pretty(part, line=100)}" for name, part in value.items())
+
+
+def setting_texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and texts of the settings of a run that have a value, without the kind of the run."""
+    for name, value in config.items():
+        if value not in (None, {}, [], "") and name != "kind":
+            yield name.replace("_", " "), _setting(value)
+
+
+def _setting(value: Any) -> str:
+    """A value of a setting: yes or no, a number as short as it is, lists and flat objects without brackets."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list) and all(isinstance(part, str | int | float) for part in value):
+        return ", ".join(map(_setting, value))
+    if isinstance(value, dict) and not any(isinstance(part, dict | list) for part in value.values()):
+        return ", ".join(f"{name} {_setting(part)}" for name, part in value.items())
+    return pretty(value, line=_LINE) if isinstance(value, dict | list) else str(value)
 
 
 def moment(at: float | None) -> str:

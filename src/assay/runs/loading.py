@@ -133,12 +133,13 @@ def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
     if measured is None:
         raise ConfigError(f"{source} has no card: it was not tested on sealed labels. Compile it with a test split")
     name = "kappa" if manifest["judge"]["kind"] == "nominal" else "weighted_kappa"
+    measure = name.replace("_", " ")
     value, interval = measured[name], (measured["intervals"] or {}).get(name)
     if value is None or value <= 0 or (interval and interval[0] <= 0):
         reached = "undefined" if value is None else figure(value, 2)
         limits = f", 95 % [{figure(interval[0], 2)}, {figure(interval[1], 2)}]" if interval else ""
         raise ConfigError(
-            f"the card of {source} shows no agreement with raters ({name} {reached}{limits}): a verifier at chance "
+            f"the card of {source} shows no agreement with raters ({measure} {reached}{limits}): a verifier at chance "
             "makes answers worse. Compile the judge on more labels or with a better model"
         )
 

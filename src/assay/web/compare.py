@@ -59,7 +59,13 @@ def _side(
     if not evaluations:
         raise ConfigError(f"the run {run['id']} has no rollouts of tasks: there is nothing to compare")
     labels = evaluation_labels(list(evaluations.values()), finished_report(where, run["id"]) or {})
-    return {"run": run, "evaluations": evaluations, "labels": labels, "chosen": name if name in evaluations else None}
+    model, adapters = str(run["model"] or ""), list[str]()
+    if model.startswith("embedded/"):  # other names may have a plus of their own
+        model, *adapters = model.split("+")
+    return {
+        "run": run, "evaluations": evaluations, "labels": labels, "chosen": name if name in evaluations else None,
+        "model": model, "adapters": adapters,
+    }  # fmt: skip
 
 
 def _chosen(sides: list[Any], values: Mapping[str, str]) -> tuple[Evaluated, Evaluated]:

@@ -12,7 +12,7 @@ from assay.reports.compiled import compile_page
 from assay.reports.files import Scores, scores_of
 from assay.reports.results import RunScores, result_lines, run_scores
 from assay.reports.studies import tuned_page, tuned_words
-from assay.reports.texts import Budget, pretty
+from assay.reports.texts import Budget, setting_texts
 from assay.support.times import since
 from assay.traces.store import Store
 from assay.traces.store.evaluations import evaluations_of, is_training, mean_scores
@@ -28,7 +28,6 @@ __all__ = ["COUNTED", "RUNNING_S", "SCORED", "run_page", "runs_page"]
 
 RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise
 _ROWS, _TASKS = 50, 100
-_LINE = 100  # characters of a setting that is shown in one line
 COUNTED = 4_000  # rollouts of a run up to which its calls are counted at once: about 0.1 s
 SCORED = 800  # rollouts of an evaluation, with its verdicts, up to which its intervals are computed at once: 0.2 s
 STATUSES = ("running", "done", "stopped", "failed")
@@ -127,7 +126,7 @@ def run_page(
             "comparisons": _comparisons(store, run, report),
             "validation_runs": _validation_runs(report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
-            "settings": list(_settings(run["config"])),
+            "settings": _settings(run["config"]),
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
@@ -222,22 +221,6 @@ def _failure(run: Mapping[str, Any], where: str | Path | None) -> str | None:
     return failure_of(where, run["id"]) if run["status"] in ("failed", "stopped") else None
 
 
-def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and texts of the settings that have a value, without the kind of the run."""
+def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     budget = Budget(20_000, most=1_000)
-    for name, value in config.items():
-        if value not in (None, {}, [], "") and name != "kind":
-            yield name.replace("_", " "), budget.clip(_words(value))
-
-
-def _words(value: Any) -> str:
-    """A value of a setting: yes or no, a number as short as it is, lists and flat objects without brackets."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list) and all(isinstance(part, str | int | float) for part in value):
-        return ", ".join(map(_words, value))
-    if isinstance(value, dict) and not any(isinstance(part, dict | list) for part in value.values()):
-        return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
-    return pretty(value, line=_LINE) if isinstance(value, dict | list) else str(value)
+    return [(name, budget.clip(text)) for name, text in setting_texts(config)]

@@ -1,7 +1,7 @@
 """The report of `assay improve`, and its files. Does not run anything."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,14 @@ class ImproveReport(ReportRepr):
         """From the output of `to_dict`."""
         return cls(**{**stored, "artifact": Path(stored["artifact"]) if stored["artifact"] else None})
 
-    def as_text(self, name: str) -> str:
-        """The report of the improvement `name` as Markdown."""
+    def as_text(self, name: str, words: Callable[[str], str] = str) -> str:
+        """The report of the improvement `name` as Markdown. `words` changes notes, and why it was stopped."""
         lines = [
             f"- {step['step']}: {'kept' if step['kept'] else 'not kept'}; "
-            + (f"gate {with_interval(step['gate'])}" if step["gate"] else str(step.get("note", "")))
+            + (f"gate {with_interval(step['gate'])}" if step["gate"] else words(str(step.get("note", ""))))
             for step in self.steps
         ]
-        cut = [f"Stopped early: {self.stopped}."] if self.stopped else []
+        cut = [f"Stopped early: {words(self.stopped)}."] if self.stopped else []
         gain = f"Sealed test, paired: {_gain(self.test)}."
         return (
             "\n\n".join(

@@ -78,8 +78,8 @@ def improve(
             arrived.
         monitor: a rubric that scores the rollouts of `grpo` and is not trained on.
         resume: continues the unfinished improvement of this name; finished steps are not run again.
-        words: changes alarms and notes of the pages of trainings; the command line puts its flags into them, in place
-            of Python arguments.
+        words: changes alarms and notes of the pages of trainings and of `report.md`; the command line puts its flags
+            into them, in place of Python arguments.
         options: the fields of `assay.runs.settings.ImproveSettings`. Caps apply to all steps together. `order` lists
             steps: `prompts` (compile), `sft` (collect on train, export this program's good rollouts from the store,
             fine-tune on them) and `grpo` (policy gradient on train). `sft` and `grpo` are the settings of these steps:
@@ -197,7 +197,7 @@ class _Improvement(ImprovementState):
         shutil.rmtree(out, ignore_errors=True)  # of an interrupted process; the replay makes it again
         report = compile_program(
             self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.progress,
-            gate=False, test=False, **{**self._capped(self.options), "model": self.report.model},
+            gate=False, test=False, words=self.words, **{**self._capped(self.options), "model": self.report.model},
         )  # fmt: skip
         stopped = report.outcome.stopped
         if (
@@ -311,7 +311,11 @@ class _Improvement(ImprovementState):
         )
         with self._part("end"), opened as job:
             report.artifact = keep_artifact(
-                job, job.recorded, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name)
+                job,
+                job.recorded,
+                place,
+                {"steps": report.steps, "test": report.test},
+                report.as_text(self.name, self.words),
             )
         report.program = str(report.artifact)  # intermediate versions are deleted with the folder
 

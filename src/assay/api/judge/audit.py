@@ -22,6 +22,7 @@ from assay.runs.settings import JudgeAuditSettings
 from assay.runs.settings.options import JudgeAuditOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.reprs import ReportDict
 
 __all__ = ["audit_judge"]
 
@@ -94,7 +95,8 @@ def _stored(report: dict[str, Any], run: Run, config: JudgeAuditSettings) -> dic
     attacks = {name: {**entry, "wrong": []} for name, entry in report["attacks"].items()}
     stored = {**report, "attacks": attacks} if config.labels else report
     FinishedRun(run.folder, caps=config.caps, about={}).keep(stored)
-    return report
+    failed = [name for name, entry in attacks.items() if not entry["passed"]]
+    return ReportDict("Audit", report, {"attacks": len(attacks), "failed": ", ".join(failed) or "none"})
 
 
 def _audit_notes(source: str, count: int, kind: str, profile: str | None) -> list[str]:

@@ -24,6 +24,7 @@ from assay.runs.settings.options import JudgeDriftOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.places import check_writable
+from assay.support.reprs import ReportDict
 
 __all__ = ["replay_anchors"]
 
@@ -66,7 +67,7 @@ def replay_anchors(
             preflight_items(judge_, items_of(frozen), session, config)
             report = {**replay(judge_, frozen, session), **spent_by(session)}
             FinishedRun(run.folder, caps=config.caps, about={}).keep(report)
-            return report
+            return ReportDict("Replay", report, {"alarms": len(report["alarms"])})
         items = make_items(
             iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True, shows=judge_.shows
         )
@@ -78,10 +79,5 @@ def replay_anchors(
             repeat = judge_items(judge_, items, session, name="freeze: once more").answers
         anchor_set = freeze_set(judge_, items, first, repeat, session)
         anchor_set.save(path)
-        return {
-            "frozen": len(anchor_set.anchors),
-            "anchors": str(path),
-            "noise": anchor_set.noise,
-            **judged.coverage(judge_),
-            **spent_by(session),
-        }
+        frozen_set = {"frozen": len(anchor_set.anchors), "anchors": str(path), "noise": anchor_set.noise}
+        return ReportDict("Anchors", {**frozen_set, **judged.coverage(judge_), **spent_by(session)})

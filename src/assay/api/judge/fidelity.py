@@ -18,6 +18,7 @@ from assay.runs.settings import FidelitySettings
 from assay.runs.settings.options import FidelityOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.reprs import ReportDict
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
@@ -67,7 +68,8 @@ def audit_user(
                     problems.append(error_text(error))
                 advance(1)
         card = fidelity_card(runs, fail_over=config.fail_over)
-        return {"user": name, **card, "why_failed": list(dict.fromkeys(problems))[:3], **usage_of(run.meter)}
+        why = list(dict.fromkeys(problems))[:3]
+        return ReportDict("Fidelity", {"user": name, **card, "why_failed": why, **usage_of(run.meter)})
 
 
 def _user_of(user: str | UserProgram) -> UserProgram:

@@ -26,7 +26,7 @@ from assay.runs.opening import Run
 from assay.runs.settings import JudgeCompileSettings
 from assay.sources.modules import qualified_name
 from assay.support.package import __version__
-from assay.support.reprs import ReportRepr
+from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.traces.records import person_digest
 from assay.traces.store.sealing import Openings, openings_line
 
@@ -52,6 +52,20 @@ class JudgeReport(ReportRepr):
     @property
     def judge(self) -> Judge:
         return self.outcome.compiled
+
+    def _facts(self) -> list[tuple[str, str]]:
+        data, measure = self.to_dict(), self.to_dict()["objective"]
+        test, ceiling = data["test"], data["ceiling"] or {}
+        sides = {"baseline": test["baseline"] or {}, "compiled": test["compiled"] or {}, "raters": ceiling}
+        facts = {
+            **{key: data[key] for key in ("artifact", "winner", "replaces")},
+            "measure": measure.replace("_", " "),
+            **{name: figure(side.get(measure)) for name, side in sides.items()},
+            **({"gain": measure_text(test["gain"], change=True)} if test["gain"] else {}),
+            **{key: data[key] for key in ("calls", "cost_usd", "stopped") if data[key] is not None},
+            **({"alarms": len(data["card"]["alarms"])} if data["card"].get("alarms") else {}),
+        }
+        return [(key, shortened(value)) for key, value in facts.items()]
 
     def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:
@@ -135,8 +149,9 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
 
 
 def _markdown(data: dict[str, Any]) -> str:
+    measure = data["objective"].replace("_", " ")
     lines = [
-        f"# A judge, compiled with {data['optimizer']} for {data['objective']}",
+        f"# A judge, compiled with {data['optimizer']} for {measure}",
         "",
         f"Winner: {data['winner']}.",
         "",
@@ -145,7 +160,7 @@ def _markdown(data: dict[str, Any]) -> str:
     if before and after:
         lines += ["| sealed test | baseline | compiled | raters |", "|---|---|---|---|"]
         lines += [
-            f"| {name} | {figure(before[name])} | {figure(after[name])} | {figure(ceiling[name])} |"
+            f"| {name.replace('_', ' ')} | {figure(before[name])} | {figure(after[name])} | {figure(ceiling[name])} |"
             for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
         ]
         verdict = (
@@ -155,7 +170,7 @@ def _markdown(data: dict[str, Any]) -> str:
         )
         lines += [
             "",
-            f"Gain in {data['objective']}, paired: {with_interval(data['test']['gain'], 'items')}. Gate: {verdict}.",
+            f"Gain in {measure}, paired: {with_interval(data['test']['gain'], 'items')}. Gate: {verdict}.",
         ]
         lines += ["", openings_line(data["test_openings"])]
     return "\n".join(lines) + "\n"

@@ -26,6 +26,7 @@ from assay.runs.settings.options import JudgeScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.places import check_writable
+from assay.support.reprs import ReportDict
 from assay.support.scrubbing import results
 
 __all__ = ["score_rows"]
@@ -74,13 +75,14 @@ def score_rows(
     if out is not None:
         _write(Path(out), items, judged, values)
     reasons = list(dict.fromkeys(reason for reason in judged.reasons if reason))
-    return {
+    report = {
         "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_MAX_REASONS],
         **judged.coverage(judge_), "out": str(out) if out else None,
         "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels},
         **_means(items, values, judge_), **spent,
     }  # fmt: skip
+    return ReportDict("Verdicts", report, report["verdicts"])
 
 
 def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) -> dict[str, Any]:

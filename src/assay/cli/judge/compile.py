@@ -51,7 +51,7 @@ def _show(data: dict[str, Any]) -> None:
         for name in MEASURES:
             style = "bold" if name == data["objective"] else ""
             table.add_row(
-                name,
+                name.replace("_", " "),
                 number(before[name]),
                 number(after[name]),
                 interval_text(after["intervals"].get(name)),
@@ -63,9 +63,10 @@ def _show(data: dict[str, Any]) -> None:
         for prefix, side in (("", after), ("raters' ", ceiling)):
             for name, reason in sorted(side["undefined"].items()):
                 if not prefix or name != "brier":  # raters give no probabilities
-                    rich.print(f"{prefix}{name} is undefined: {reason}", markup=False)
+                    rich.print(f"{prefix}{name.replace('_', ' ')} is undefined: {reason}", markup=False)
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
-        rich.print(f"gain in {data['objective']}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)
+        measure = data["objective"].replace("_", " ")
+        rich.print(f"gain in {measure}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)
         show_card(rich, card, reported=after["undefined"])
     print_openings(rich, data["test_openings"])
     if data["gate"]:

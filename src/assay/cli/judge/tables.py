@@ -32,7 +32,7 @@ def show_agreement(rich: Any, card: dict[str, Any]) -> None:
     for name in MEASURES:
         style = "bold" if name == card["objective"] else ""
         table.add_row(
-            name,
+            name.replace("_", " "),
             number(agreement[name]),
             interval_text(agreement["intervals"].get(name)),
             number(ceiling[name]),

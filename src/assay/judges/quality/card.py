@@ -116,16 +116,17 @@ def _alarms(card: dict[str, Any]) -> list[str]:
         "self_preference": ("prefers outputs of its own model more than raters do", "mean", 0.05),
     }
     chance = objective != "brier" and interval is not None and interval[0] <= 0
+    named = objective.replace("_", " ")
     retest, flips, error = card["test_retest"], card["position_flip_rate"], card["calibration_error"]
     rules = [
         (sum(rows) == 1 and measures["n"] >= _FEWEST, "gives the same verdict to every item"),
         (
             value is None,
-            f"cannot be compared with raters: {objective} is undefined: {measures['undefined'].get(objective)}",
+            f"cannot be compared with raters: {named} is undefined: {measures['undefined'].get(objective)}",
         ),
         (
             chance,
-            f"agrees with raters no better than chance: {objective} {_number_text(value)}, "
+            f"agrees with raters no better than chance: {named} {_number_text(value)}, "
             f"95 % from {_number_text(interval and interval[0])}",
         ),
         (card["coverage"] < 0.95, f"leaves {1 - card['coverage']:.0%} of the items unscored"),

@@ -75,7 +75,7 @@ def _draw_agreement(axes: Any, card: dict[str, Any]) -> None:
                 markersize=16,
                 label="raters (one against the others)" if not at else None,
             )
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.set(xlim=(min(-0.1, *(agreement[name] for name in names)) if names else -0.1, 1.02))
     axes.invert_yaxis()
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)

@@ -25,13 +25,14 @@ from assay.optimizers.judges.config import JudgeConfig
 from assay.optimizers.judges.search import LOST, JudgeSearch
 from assay.rubrics import Criterion, Grade, Rubric
 from assay.rubrics.criteria import JudgeSpec
+from assay.support.reprs import ReportRepr, shortened
 from assay.traces import Rollout
 
 __all__ = ["JudgeConfig", "JudgeOutcome", "agreement_rubric", "compile_judge_prompts"]
 
 
-@dataclass
-class JudgeOutcome:
+@dataclass(repr=False)
+class JudgeOutcome(ReportRepr):
     """The result of compiling a judge. Agreement and gains are measured on the sealed test items."""
 
     baseline: Judge
@@ -49,6 +50,10 @@ class JudgeOutcome:
     accuracy_gain: dict[str, Any] | None = None
     ceiling: Agreement | None = None
     notes: list[str] = field(default_factory=list)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = {"winner": self.winner, "replaces": self.replaces, "objective": self.objective, "stopped": self.stopped}
+        return [(key, shortened(value)) for key, value in facts.items() if value is not None]
 
 
 def agreement_rubric(spec: JudgeSpec) -> Rubric:

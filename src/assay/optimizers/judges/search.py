@@ -274,7 +274,7 @@ class JudgeSearch:
 
     def _add(self, name: str, judge: Judge, judged: Judged, items: Sequence[Item]) -> None:
         result = agreement(judged.answers, items, judge.spec, intervals=False)
-        value = result.values[self.objective]
+        value, measure = result.values[self.objective], self.objective.replace("_", " ")
         self.candidates.append(
             JudgeCandidate(
                 name,
@@ -285,10 +285,9 @@ class JudgeSearch:
             )
         )
         if value is None:
-            self.notes.append(f"{name}: {self.objective} is undefined before the gate: {result.why[self.objective]}")
+            self.notes.append(f"{name}: {measure} is undefined before the gate: {result.why[self.objective]}")
         self.session.progress.say(
-            f"  {name}: {self.objective} {'undefined' if value is None else figure(value)} "
-            f"on {len(items)} held-out items"
+            f"  {name}: {measure} {'undefined' if value is None else figure(value)} on {len(items)} held-out items"
         )
 
 

@@ -9,6 +9,7 @@ from assay.errors import ModelError
 from assay.optimizers.parameters.smoothing import Expected, smoothed_scores
 from assay.optimizers.parameters.space import Point, Space
 from assay.optimizers.parameters.study import OBJECTIVES, SearchConfig
+from assay.support.reprs import ReportRepr, shortened
 
 if TYPE_CHECKING:
     import optuna
@@ -51,8 +52,8 @@ class TrialResult:
         }
 
 
-@dataclass
-class SearchOutcome:
+@dataclass(repr=False)
+class SearchOutcome(ReportRepr):
     """Result of a search.
 
     `expected` is the score of each trial by number, smoothed over its neighbours; `best` is chosen by it if the score
@@ -77,6 +78,10 @@ class SearchOutcome:
     def states(self) -> list[str]:
         """States of all trials: `complete`, `pruned` or `failed`."""
         return [*self.earlier, *(trial.state for trial in self.trials)]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = {"best": self.best.number, "trials": len(self.trials), "task_runs": self.task_runs, "saved": self.saved}
+        return [(key, shortened(value)) for key, value in facts.items()]
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:

@@ -22,6 +22,7 @@ from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import FEWEST, Decisions, ReportPlan, forecast_pair, pair_of, plan_report
 from assay.optimizers.prompts.search import PromptSearch
+from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
 
 __all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
@@ -30,8 +31,8 @@ AUTO_SEARCH_CALLS = 300
 _SIDES = ("baseline", "compiled")
 
 
-@dataclass
-class CompileOutcome:
+@dataclass(repr=False)
+class CompileOutcome(ReportRepr):
     """The result of a compile. `replaces`: the whole interval of the paired gain on gate is above zero."""
 
     baseline: RecordedProgram
@@ -47,6 +48,13 @@ class CompileOutcome:
     test_compiled: Evaluation | None = None
     test_gain: Gain | None = None
     notes: list[str] = field(default_factory=list)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = {"winner": self.winner, "replaces": self.replaces, "candidates": len(self.candidates)}
+        gains = {"gate": self.gate, "gain": self.test_gain}
+        facts |= {key: measure_text(gain.to_dict(), change=True) for key, gain in gains.items() if gain is not None}
+        facts |= {"stopped": self.stopped}
+        return [(key, shortened(value)) for key, value in facts.items() if value is not None]
 
 
 def compile_prompts(

@@ -57,7 +57,8 @@ def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
     failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
     if failed:
         text = "; ".join(
-            f"{gate['gate']} is {format_value(gate['value'])}, required is {gate['required']}: {gate['missing']}"
+            f"{gate['gate']} is {format_value(gate['value'])}, required is {format_value(gate['required'])}: "
+            f"{gate['missing']}"
             for gate in failed
         )
         raise UngatedExport(
@@ -98,8 +99,8 @@ def _cure(reason: str, manifest: Mapping[str, Any]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Display form of a gate's value: numbers with four significant digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Display form of a gate's value: shares with four significant digits, counts with separators of thousands."""
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +189,10 @@ class GateReport(ReportRepr):
         """One object per gate: `gate`, `passed`, `enforced`, `value`, `required`, and `missing` if it failed."""
         share = self.clean / self.transitions if self.transitions else 0.0
         least, task_types = self.gates.min_transitions, len(self.task_types)
-        worst = ", ".join(f"{count} {why}" for why, count in self.problems.most_common())
+        worst = ", ".join(f"{count:,} {why}" for why, count in self.problems.most_common())
         if len(self.runs) > 1:
             run, count = self.runs.most_common(1)[0]
-            worst += f"; {count} of them in run {run}"
+            worst += f"; {count:,} of them in run {run}"
         required = self.gates.min_clean
         # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding
         # errors
@@ -206,14 +207,14 @@ class GateReport(ReportRepr):
                 "transitions",
                 self.clean,
                 least,
-                f"{least - self.clean} more clean transitions",
+                f"{least - self.clean:,} more clean transitions",
                 enforced=self.gates.gated,
             ),
             _gate(
                 "clean",
                 share,
                 required,
-                f"{worst or 'there are none'}" + (f"; {more} more clean transitions would do" if more else ""),
+                f"{worst or 'there are none'}" + (f"; {more:,} more clean transitions would do" if more else ""),
             ),
             _gate(
                 "task types",

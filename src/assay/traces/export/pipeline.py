@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from assay.errors import ConfigError
-from assay.support.reprs import ReportRepr
+from assay.support.reprs import ReportRepr, shortened
 from assay.support.scrubbing import fields
 from assay.traces.export.drawn import check_named, count_drawn
 from assay.traces.export.export_pass import ExportPass
@@ -48,6 +48,10 @@ class ExportReport(ReportRepr):
     # kind="grpo" only: up to 20 rollouts with the text of their last call, to try the rubric's checks on
     answers: list[tuple[Rollout, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        failed = [gate["gate"] for gate in self.manifest["gates"] if not gate["passed"]]
+        return super()._facts() + ([("failed_gates", shortened(", ".join(failed)))] if failed else [])
 
     def to_dict(self) -> dict[str, Any]:
         keys = (

@@ -214,12 +214,13 @@ def _run(row: Any) -> dict[str, Any]:
     config = _json_object(row["config"])
     for name in _NOT_OF_KIND.get(row["kind"], ()):  # shared settings that this command does not use
         config.pop(name, None)
-    ended = row["ended_at"]
+    ended, resumed = row["ended_at"], row["resumed_at"]
+    begun = row["started_at"] if resumed is None else resumed
     return {
         "id": row["id"], "kind": row["kind"], "status": row["status"],
         "program": config.get("program") or config.get("judge"), "model": config.get("model"),
-        "started_at": row["started_at"], "ended_at": ended,
-        "seconds": None if ended is None else ended - row["started_at"], "config": config,
+        "started_at": row["started_at"], "resumed_at": resumed, "ended_at": ended,
+        "seconds": None if ended is None else ended - begun, "config": config,
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["REVISION", "default_store", "store_file", "store_url"]
 
-REVISION = "0006"  # the newest in `migrations/versions`; read without importing Alembic
+REVISION = "0007"  # the newest in `migrations/versions`; read without importing Alembic
 _default: str | None = None  # not in the environment: child processes must not get a URL with a password
 
 

@@ -154,6 +154,7 @@ class Store(DirectWrites):
 
         Args:
             status: running, done, stopped or failed.
+            started_at: start of the process. One that resumes a run leaves the run's first start as it is.
             unrecorded: LM calls that bypassed the recorder.
         """
         ended = None if status == "running" else time.time()
@@ -165,9 +166,8 @@ class Store(DirectWrites):
             "status": status,
             "unseen": unrecorded.calls,
         }
-        self._writer.put(
-            "runs", run_id, {**row, "unrecorded_reason": reason, "started_at": started_at, "ended_at": ended}
-        )
+        times = {"started_at": started_at, "ended_at": ended, "resumed_at": None}
+        self._writer.put("runs", run_id, {**row, "unrecorded_reason": reason, **times})
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Returns once everything put before is committed.

@@ -32,6 +32,7 @@ runs = Table(
     Column("unrecorded_reason", Text),  # if not null, the number of missed calls is unknown
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
+    Column("resumed_at", Float),  # the last time that a process continued it
 )
 
 # Columns ending in _json hold JSON as text: the same on both databases, not converted by a driver.

@@ -14,7 +14,8 @@ def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
     """An insert statement that replaces the row of the same key, or keeps it if `replace` is False.
 
     Some columns keep their old value on replacement: a human rating, a score set while the gateway held the rollout
-    open, a sealed split (gate, test), owners that the new row does not name.
+    open, a sealed split (gate, test), owners that the new row does not name. A run keeps its first start; a later one
+    becomes the time at which it was resumed.
     """
     # Imported by name, so that only the dialect in use is loaded.
     insert: Any = importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
@@ -26,6 +27,10 @@ def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
         # A rating may have been stored while the run that writes this row held an older copy.
         changed["human_rating"] = sa.func.coalesce(insert.excluded.human_rating, table.c.human_rating)
         changed |= _preserved_scores(insert.excluded, table)
+    if table is schema.runs:
+        resumed = insert.excluded.started_at > table.c.started_at
+        changed["started_at"] = sa.case((resumed, table.c.started_at), else_=insert.excluded.started_at)
+        changed["resumed_at"] = sa.case((resumed, insert.excluded.started_at), else_=table.c.resumed_at)
     if table is schema.known_tasks:
         sealed = sa.or_(table.c.split == "gate", table.c.split == "test")
         changed["split"] = sa.case((sealed, table.c.split), else_=insert.excluded.split)
