@@ -300,6 +300,9 @@ class Store(DirectWrites):
             compiled = upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
             self._upserts[table.name] = (str(compiled), compiled.positiontup)
         statement, order = self._upserts[table.name]
+        columns = dict.fromkeys(column.name for column in table.columns)
+        # A file that an earlier version left lacks the columns that were added since.
+        rows = [row if len(row) == len(columns) else {**columns, **row} for row in rows]
         connection.exec_driver_sql(
             statement, rows if order is None else [tuple(row[name] for name in order) for row in rows]
         )
