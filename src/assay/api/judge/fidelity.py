@@ -19,6 +19,7 @@ from assay.runs.settings.options import FidelityOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.scrubbing import error_text
+from assay.support.settings import one_of
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
 
@@ -77,7 +78,7 @@ def _user_of(user: str | UserProgram) -> UserProgram:
         return user
     shipped: dict[str, type[RuleBasedUser] | type[SimulatedUser]] = {"rules": RuleBasedUser, "model": SimulatedUser}
     if user not in shipped and ":" not in user and not user.endswith(".py"):
-        raise ConfigError(f"user={user!r} must be rules, model or file.py:Class")
+        raise ConfigError(f"user={user!r} {one_of(user, shipped, other='file.py:Class')}")
     program: UserProgram = shipped[user]() if user in shipped else load_program(user)
     return program
 
