@@ -14,7 +14,7 @@ from assay.rubrics.criteria import Grade, NoGrade, NotApplicable
 from assay.rubrics.steps import plain_text
 from assay.traces.records import Rollout, Transition
 
-__all__ = ["abstained", "answer_correct", "answer_supported", "retrieval_gain", "retrieved"]
+__all__ = ["abstained", "answer_correct", "answer_supported", "expected_sources", "retrieval_gain", "retrieved"]
 
 _ABSTENTIONS = re.compile(
     r"\bnot (?:(?:said|mentioned|stated|contained) )?in the (?:documents?|passages?|texts?)\b|\bdo(?:es)? not say\b|"
@@ -116,6 +116,15 @@ def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -
         raise NoGrade(f"task {task.id!r} has no expected 'passages' or 'source'", missing_field="passages")
     reason = f"Not retrieved: {', '.join(part[:100] for part in missing)}." if missing else ""
     return Grade(value=1 - len(missing) / len(wanted), reason=reason)
+
+
+def expected_sources(task: Task) -> list[str]:
+    """Names of the documents that `retrieved` expects; none if it expects passages, or the documents have no answer."""
+    try:
+        answerable = is_answerable(task)
+    except NoGrade:
+        return []
+    return _texts(task.expected.get("source")) if answerable and not _texts(task.expected.get("passages")) else []
 
 
 def _texts(value: Any) -> list[str]:
