@@ -156,7 +156,7 @@ def test_users_that_fail_are_counted_and_those_that_break_the_protocol_are_refus
         audit_user(Mute(), data=DATA, tasks=1, lm=scripted_lm(lambda request: "{}"))
     with pytest.raises(ConfigError, match="callable"):
         audit_user(3, data=DATA)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"user='rule' must be rules, model or file\.py:Class"):
+    with pytest.raises(ConfigError, match=r"one of rules, model, or file\.py:Class\. Did you mean 'rules'\?"):
         audit_user("rule", data=DATA)
     with pytest.raises(DataError, match="no input 'user'"):
         audit_user("rules", data="arithmetic:size=3")

@@ -291,6 +291,15 @@ def test_users_that_cannot_be_called_are_refused(user: Any) -> None:
         Converse(user=user)
 
 
+def test_a_misspelled_kind_of_user_is_answered_by_the_nearest_one() -> None:
+    with pytest.raises(ProgramError, match=r"rules, model, or a program\. Did you mean 'rules'\?$"):
+        Converse(user="rule")
+    with pytest.raises(ProgramError, match=r"Did you mean 'model'\?$"):
+        Converse(user="Modle")
+    with pytest.raises(ProgramError, match=r"or a program\. An artifact cannot contain a user .*file\.py:NAME$"):
+        Converse(user="nobody")
+
+
 def test_settings_without_effect_and_forms_that_clash_are_refused() -> None:
     with pytest.raises(ProgramError, match="user_model='m' applies to user='model' only"):
         Converse(user_model="m")

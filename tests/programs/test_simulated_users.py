@@ -54,6 +54,41 @@ def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
     assert "real person" in turns[3][0]
 
 
+def test_facts_in_short_forms_are_those_in_long_ones() -> None:
+    day = {"value": "Friday", "asked_by": "when", "first": "Monday", "corrects": "Sorry, Friday."}
+    profile = {**PROFILE, "facts": {**PROFILE["facts"], "day": day}}
+    turns = talk("What are the details?", "When do you come?", "How many guests?", profile=profile)
+    assert [text for text, _ in turns[1:]] == [
+        "Sorry, I do not understand what you need from me.",  # no letter of `when` asks for the day
+        "The day is Monday.",
+        "Sorry, Friday.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("user", "message"),
+    [
+        ({"fact": {"day": "Friday"}}, r"user has the key 'fact'\. Did you mean 'facts'\?"),
+        (
+            {"facts": {"day": {"value": "Friday", "say": "On Friday."}}},
+            r"'day' .* key 'say'\. Did you mean 'says'",
+        ),
+        ({"facts": {"day": {"value": "Friday", "ask_by": ["when"]}}}, r"key 'ask_by'\. Did you mean 'asked_by'"),
+        ({"facts": {"day": {"valeu": "Friday"}}}, r"key 'valeu'\. Did you mean 'value'"),
+        ({"facts": {"day": {"says": "On Friday."}}}, r"fact 'day' of the user is .* without a 'value'"),
+    ],
+)
+def test_misspelled_keys_of_a_user_are_refused_by_the_nearest_one(user: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        UserProfile.of({"goal": "Hello.", **user})
+
+
+def test_other_keys_are_those_of_a_users_own_program() -> None:
+    profile = UserProfile.of({"goal": "Hello.", "mood": "bad", "facts": {"day": {"value": "Friday", "secret": True}}})
+    assert profile.facts["day"]["secret"] is True
+    assert UserProfile.of({"goal": "Hello.", "facts": {"day": {"odd": "Friday"}}}).facts["day"]["asked_by"] == ["day"]
+
+
 def test_a_changed_fact_is_corrected_before_the_next_one_is_told() -> None:
     first = {"value": "Monday", "says": "On Monday."}
     day = {**PROFILE["facts"]["day"], "first": first, "corrects": "Sorry, the day should be Friday, not Monday."}

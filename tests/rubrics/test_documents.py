@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from assay.datasets import Task
+from assay.programs import Passage
 from assay.rubrics import Criterion, NoGrade, NotApplicable
 from assay.rubrics.documents import (
     abstained,
@@ -134,6 +135,27 @@ def test_recall_is_of_passages_or_sources() -> None:
 )
 def test_support_is_by_the_retrieved_passage_that_is_cited(prediction: Any, grade: float) -> None:
     assert answer_supported(RIGHT, prediction, None).value == pytest.approx(grade)
+
+
+def test_passages_of_other_programs_are_objects_mappings_or_texts() -> None:
+    text = "The mill stands 38 metres high."
+    mill = Passage(text=text, source="mill.txt")
+    by_source = Task(id="t", inputs={"question": "How high?"}, expected={"answer": "38", "source": "mill.txt"})
+    by_text = Task(id="t", inputs={"question": "How high?"}, expected={"answer": "38", "passages": ["38 metres"]})
+    unnamed = {"source": "mill.txt", "text": text}
+    for passage in (mill, unnamed):
+        prediction = {"answer": "38 metres", "passages": [passage], "citation": passage}
+        assert retrieved(by_source, prediction, None).value == 1.0
+        assert answer_supported(by_source, prediction, None).value == 1.0
+    prediction = {"answer": "38 metres", "passages": [text], "citation": text}
+    assert retrieved(by_text, prediction, None).value == 1.0
+    assert answer_supported(by_text, prediction, None).value == 1.0
+    assert answer_supported(by_text, {**prediction, "passages": [mill], "citation": mill.id}, None).value == 1.0
+    with pytest.raises(NoGrade, match="none has a 'source'"):
+        retrieved(by_source, prediction, None)
+    assert retrieved(by_source, {**prediction, "passages": []}, None).value == 0.0
+    with pytest.raises(NoGrade, match=r"a passage of the prediction is '3': return Passage objects"):
+        retrieved(by_source, {**prediction, "passages": [3]}, None)
 
 
 def test_support_applies_to_answers_only() -> None:

@@ -142,7 +142,7 @@ class _Collection:
         tasks = getattr(job.splits, split)
         job.session.register(tasks, split)
         read = (split,) if self.schedule is None else SPLITS  # a curriculum reads val too
-        self.notes += unused_settings(job, read=read)
+        self.notes += [*job.warnings, *unused_settings(job, read=read)]
         if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
             checked(job, tasks, split=split, recorded=_sampler(job, 0, self.config.over))
         if self.schedule is None:

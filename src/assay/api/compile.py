@@ -173,7 +173,7 @@ def _search_of(config: CompileSettings, decisions: Decisions) -> CompileConfig:
 
 def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress: Progress) -> CompileReport:
     """Preflight, estimate, search, gate and test."""
-    warnings = [*announce_splits(job.splits, progress), *unused_settings(job)]
+    warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
     _announce(job, progress, config, search.decisions, measured)
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]

@@ -127,9 +127,10 @@ def evaluate(
 
 
 def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
-    """Notes that limit what the score means: unused settings, too few tasks, rows left out."""
+    """Notes that limit what the score means: unused settings, too few tasks, rows left out, absent documents."""
     warning, excluded = too_few_to_score(job.splits.sizes(), config.split), job.splits.left_out()
     notes = [
+        *job.warnings,
         *unused_settings(job, read=(config.split,)),
         *([warning] if warning else []),
         *([f"of the data: {excluded}"] if excluded else []),

@@ -205,7 +205,7 @@ def _plan(
     return Plan(
         kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER),
         left_out=job.splits.left_out(),
-        warnings=warnings, steps=steps,
+        warnings=[*(f"warning: {warning}" for warning in job.warnings), *warnings], steps=steps,
         cost_usd=price_of(session.lm, calls * prompt, calls * _ANSWER),
         minutes=None if latency is None else calls * latency / max(1, session.threads) / 60,
     )  # fmt: skip

@@ -153,9 +153,12 @@ def _guards(
 
 
 def _unused(job: Job, retained: Sequence[EvalTask], monitor: Rubric | None) -> list[str]:
-    """Notes about settings without effect; judges may be those of a retention task or of the monitor rubric."""
+    """Warnings about the data, and notes about settings without effect.
+
+    Judges may be those of a retention task or of the monitor rubric.
+    """
     rubrics = [*(task.session.rubric for task in retained), *([] if monitor is None else [monitor])]
-    return unused_settings(job, read=("train", "val", "test"), rubrics=rubrics)
+    return [*job.warnings, *unused_settings(job, read=("train", "val", "test"), rubrics=rubrics)]
 
 
 def _values(

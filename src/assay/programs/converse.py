@@ -31,6 +31,7 @@ from assay.programs.simulated_users import (
 )
 from assay.programs.thinking import thought_field
 from assay.support.scrubbing import error_text
+from assay.support.settings import one_of
 from assay.traces.recorder import aside, current_rollout
 from assay.traces.records import Rollout
 from assay.traces.store.rows import clean
@@ -360,10 +361,10 @@ def _user(user: Any, model: str | None, prompt_format: str) -> UserProgram:
     if user == "model":
         return SimulatedUser(model, prompt_format=prompt_format)
     if isinstance(user, str):
-        raise ProgramError(
-            f"user={user!r} must be one of {', '.join(USERS)}, or a program. An artifact cannot contain a user "
-            f"object: write a subclass of Converse in a file, whose __init__ passes it, and use file.py:NAME"
-        )
+        rule = one_of(user, USERS, other="a program")
+        own = ". An artifact cannot contain a user object: write a subclass of Converse in a file, whose __init__ "
+        own += "passes it, and use file.py:NAME"
+        raise ProgramError(f"user={user!r} {rule}{'' if rule.endswith('?') else own}")
     if isinstance(user, type) or not callable(user):
         raise ProgramError(f"user={user!r} must be callable as user(profile=…, messages=…)")
     return user

@@ -13,6 +13,7 @@ import dspy
 
 from assay.errors import DataError, EnvironmentFailed
 from assay.programs.adapters import make_adapter
+from assay.support.settings import nearest
 
 __all__ = [
     "ENDINGS",
@@ -38,6 +39,7 @@ LOST, UNKNOWN, BEFORE = (
     "You have that from last time.",
 )
 _PATIENCE = 3  # replies in a row that bring nothing, after which the user asks for a person
+_KEYS = ("value", "says", "asked_by", "first", "corrects", "delays", "told_before")  # of a fact
 _CLOSES = re.compile(r"\b(confirmed|booked|reserved|all set|completed|goodbye|bye|have a (nice|good|great))\b", re.I)
 
 
@@ -68,8 +70,8 @@ class UserProfile:
 
     Attributes:
         facts: name -> `value`; optionally `says` (how it is stated), `asked_by` (words that ask for it), `first` (a
-            wrong value with its `says`, stated first) with `corrects` (the later correction), `delays` (the answer to
-            the first request), `told_before` (true: stated in another conversation, not again).
+            wrong value, or an object with it and its `says`, stated first) with `corrects` (the later correction),
+            `delays` (the answer to the first request), `told_before` (true: stated in another conversation, not again).
     """
 
     goal: str
@@ -80,10 +82,12 @@ class UserProfile:
         """Reads a task's input `user`.
 
         Raises:
-            DataError: it has no goal, or facts that are no mapping.
+            DataError: it has no goal, facts that are no mapping, or a fact without a value or with a misspelled key.
         """
         goal = profile.get("goal") if isinstance(profile, Mapping) else None
         facts = profile.get("facts", {}) if isinstance(profile, Mapping) else None
+        if isinstance(profile, Mapping) and "facts" not in profile and (near := nearest("facts", map(str, profile))):
+            raise DataError(f"user has the key {near!r}. Did you mean 'facts'?")
         if not isinstance(goal, str) or not goal.strip() or not isinstance(facts, Mapping):
             raise DataError(
                 f"user={str(profile)[:200]!r} must have a 'goal' (text) and 'facts' (name -> value), for example "
@@ -93,14 +97,34 @@ class UserProfile:
 
 
 def _fact(name: Any, value: Any) -> dict[str, Any]:
-    fact = dict(value) if isinstance(value, Mapping) and "value" in value else {"value": value}
+    """A fact with its defaults.
+
+    Raises:
+        DataError: it is an object with other keys and no `value`, or with a key that is probably a misspelled one.
+    """
+    fact = dict(value) if isinstance(value, Mapping) else {"value": value}
+    for key in fact.keys() - set(_KEYS):
+        if (near := nearest(str(key), _KEYS)) is not None and near not in fact:
+            raise DataError(f"the fact {name!r} of the user has the key {key!r}. Did you mean {near!r}?")
+    if not fact.keys() & set(_KEYS):  # an object that a user's own program understands
+        fact = {"value": value}
+    if "value" not in fact:
+        raise DataError(f"the fact {name!r} of the user is {str(value)[:200]!r}, without a 'value'")
     words = str(name).replace("_", " ").casefold()
+    asked_by = fact.get("asked_by") or [words]
+    if "first" in fact:
+        first = fact["first"] if isinstance(fact["first"], Mapping) else {"value": fact["first"]}
+        fact["first"] = {**first, "says": _statement(words, first)}
     return {
         **fact,
         "value": str(fact["value"]),
-        "says": str(fact.get("says") or f"The {words} is {fact['value']}."),
-        "asked_by": [str(word).casefold() for word in fact.get("asked_by") or [words]],
+        "says": _statement(words, fact),
+        "asked_by": [str(word).casefold() for word in ([asked_by] if isinstance(asked_by, str) else asked_by)],
     }
+
+
+def _statement(words: str, fact: Mapping[str, Any]) -> str:
+    return str(fact.get("says") or f"The {words} is {fact.get('value')}.")
 
 
 def stated_values(text: str, names: Sequence[str]) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """Checks of answers from documents. Each is called as `check(task, prediction, rollout, **with)`.
 
 The prediction is that of `answer_from_documents`: `answer`, `abstained`, `citation`, `passages` and `searches`; other
-programs may have the same fields. Whether the documents have the answer is known from the task's metadata `answerable`,
+programs may have the same fields. A passage is an `assay.programs.Passage`, a mapping with `text` and `source`, or a
+text. Whether the documents have the answer is known from the task's metadata `answerable`,
 else from `expected.passages`, `expected.source` or `expected.answer`: an empty one says that they have not.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -111,11 +113,22 @@ def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -
     if wanted := _texts(task.expected.get("passages")):
         missing = [part for part in wanted if not any(_is_passage(passage, part) for passage in passages)]
     elif wanted := _texts(task.expected.get("source")):
+        if passages and not any(passage.get("source") for passage in passages):
+            raise NoGrade("the sources of the retrieved passages are unknown: none has a 'source'")
         missing = [name for name in wanted if not any(passage.get("source") == name for passage in passages)]
     else:
         raise NoGrade(f"task {task.id!r} has no expected 'passages' or 'source'", missing_field="passages")
     reason = f"Not retrieved: {', '.join(part[:100] for part in missing)}." if missing else ""
     return Grade(value=1 - len(missing) / len(wanted), reason=reason)
+
+
+def expected_sources(task: Task) -> list[str]:
+    """Names of the documents that `retrieved` expects; none if it expects passages, or the documents have no answer."""
+    try:
+        answerable = is_answerable(task)
+    except NoGrade:
+        return []
+    return _texts(task.expected.get("source")) if answerable and not _texts(task.expected.get("passages")) else []
 
 
 def _texts(value: Any) -> list[str]:
@@ -127,7 +140,29 @@ def _passages(prediction: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     listed = prediction.get("passages")
     if not isinstance(listed, list | tuple):
         raise NoGrade("the retrieved passages are unknown: the prediction has no field 'passages'")
-    return [passage for passage in listed if isinstance(passage, Mapping)]
+    return [_passage(entry) for entry in listed]
+
+
+def _passage(entry: Any) -> Mapping[str, Any]:
+    """A passage of a prediction as a mapping.
+
+    Raises:
+        NoGrade: it is something else.
+    """
+    if isinstance(entry, Mapping):
+        return entry
+    if dataclasses.is_dataclass(entry) and not isinstance(entry, type):
+        return dataclasses.asdict(entry)
+    if isinstance(entry, str):
+        return {"text": entry}
+    raise NoGrade(
+        f"a passage of the prediction is {str(entry)[:80]!r}: return Passage objects, mappings with 'text' and "
+        "'source', or texts"
+    )
+
+
+def _identity(passage: Mapping[str, Any]) -> Any:
+    return passage.get("id") or passage.get("text")
 
 
 def _is_passage(passage: Mapping[str, Any], wanted: str) -> bool:
@@ -145,8 +180,8 @@ def answer_supported(task: Task, prediction: dict[str, Any], rollout: Rollout | 
     if has_abstained(prediction):
         raise NotApplicable("the prediction abstains")
     cited = prediction.get("citation")
-    identity = cited.get("id") if isinstance(cited, Mapping) else cited
-    passage = next((part for part in _passages(prediction) if identity and part.get("id") == identity), None)
+    identity = cited if cited is None or isinstance(cited, str) else _identity(_passage(cited))
+    passage = next((part for part in _passages(prediction) if identity and _identity(part) == identity), None)
     if passage is None:
         return Grade(value=0.0, reason=f"The citation {str(identity)[:100]!r} is none of the retrieved passages.")
     answer, known = words(prediction.get("answer")), set(words(passage.get("text", "")))

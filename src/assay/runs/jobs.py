@@ -27,6 +27,7 @@ from assay.programs import load_program, program_inputs, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
+from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
@@ -57,6 +58,7 @@ class Job:
     openings: Openings | None = None  # of the test split, once this job has opened it
     ended: bool = False  # an earlier process had ended it; its report was returned and nothing was run
     was_done: bool = False  # an earlier process had completed it
+    warnings: Sequence[str] = ()  # of the data, already shown to the user; reports repeat them
 
     def additional_rubric(self, source: str | Path | Rubric) -> Rubric:
         """Loads another rubric, with the same judge models as the job's own."""
@@ -178,6 +180,10 @@ def open_job(
             config, run.folder, run.run_id, splits, recorded, session, run.store, artifact, path, was_done=run.was_done
         )
         _keep_splits(job, opens_as or run.run_id)
+        all_tasks = [task for tasks in splits.parts().values() for task in tasks]
+        job.warnings = absent_sources(recorded.program, session.rubric, all_tasks)
+        for warning in job.warnings:
+            progress.say(f"warning: {warning}")
         yield job
         run.status, run.ended = job.status, job.ended
 

@@ -85,6 +85,7 @@ def check_start(
         ) as job:
             warnings = [
                 *announce_splits(job.splits, progress),
+                *job.warnings,
                 *unused_settings(job, rubrics=_others(job, trial), order=trial.order),
             ]
             if "prompts" in trial.order:

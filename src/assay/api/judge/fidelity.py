@@ -20,6 +20,7 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportDict
 from assay.support.scrubbing import error_text
+from assay.support.settings import one_of
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
 
@@ -79,7 +80,7 @@ def _user_of(user: str | UserProgram) -> UserProgram:
         return user
     shipped: dict[str, type[RuleBasedUser] | type[SimulatedUser]] = {"rules": RuleBasedUser, "model": SimulatedUser}
     if user not in shipped and ":" not in user and not user.endswith(".py"):
-        raise ConfigError(f"user={user!r} must be rules, model or file.py:Class")
+        raise ConfigError(f"user={user!r} {one_of(user, shipped, other='file.py:Class')}")
     program: UserProgram = shipped[user]() if user in shipped else load_program(user)
     return program
 

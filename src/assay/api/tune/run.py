@@ -140,7 +140,7 @@ def _check_folders(out: str | Path | None, apply: str | Path | None, also: Seque
 
 def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:
     """Preflight, and the reserve of gate and test; returns notes for the report."""
-    warnings = [*announce_splits(job.splits, progress), *unused_settings(job)]
+    warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
     warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
     price = price_of(job.session.lm, 300, 40) or 0.0

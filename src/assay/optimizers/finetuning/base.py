@@ -17,6 +17,7 @@ from filelock import FileLock
 from assay.errors import MissingExtra, ModelError, NoModelFile
 from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.registry import find_model, model_home, spec
+from assay.optimizers.finetuning.hub import why_unreachable
 
 __all__ = ["Policy", "fast_bf16", "lean_head", "load_policy", "lora_of", "quiet", "tokenizer_sha", "unpacked_weights"]
 
@@ -111,13 +112,22 @@ def load_policy(name: str) -> Policy:
     if name.startswith("embedded/"):
         embedded, adapters = with_adapters(name)
         source = str(unpacked_weights(embedded))
+    unreachable = why_unreachable(source)
+    cached_only = bool(unreachable)
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=cached_only)
             # LoRA's own weights stay in 32 bits
             half = embedded is None and torch.cuda.is_available() and fast_bf16()
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16 if half else torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.bfloat16 if half else torch.float32, local_files_only=cached_only
+            )
     except (OSError, ValueError) as error:
+        if unreachable:
+            raise ModelError(
+                f"{name!r} cannot be loaded for training: {unreachable}, and its cache does not have all files of the "
+                "model. Connect to the network, or name a folder with its weights"
+            ) from error
         raise ModelError(f"{name!r} cannot be loaded for training: {' '.join(str(error).split())[:300]}") from error
     with quiet():
         for adapter in adapters:

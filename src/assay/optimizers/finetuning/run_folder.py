@@ -304,7 +304,7 @@ def report_agreement(
         return None
     if share < 0.5:
         notes.append(
-            f"only {100 * share:.0f} % of greedy texts are the same as in torch: "
+            f"only {round(share * len(prompts))} of {len(prompts)} greedy texts are the same as in torch: "
             "what is served may not be what was trained"
         )
     return share

@@ -64,6 +64,8 @@ class TaskServer:
     """
 
     def __init__(self, url: str, key: str) -> None:
+        if "://" not in url:
+            raise ConfigError(f"server={url!r} is no URL: write http://{url}", flag="--server URL")
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise ConfigError(f"server={url!r} must be the address that the trainer printed", flag="--server URL")
         self.url, self._key = url.rstrip("/").removesuffix("/v1"), key
@@ -102,15 +104,20 @@ def work(
 ) -> dict[str, int]:
     """Executes tasks of a server until it has gone for `patience_s`, or `tasks` are done. Returns counts by outcome.
 
+    Args:
+        say: gets a line for each task, and one when the server cannot be reached and when it is reached again.
     Raises:
         ConfigError: the key or the address is wrong, or the agent cannot be started.
         AssayError: the server was never reached.
     """
-    name, counts, reached = f"{socket.gethostname()}/{os.getpid()}", Counter[str](), time.monotonic()
+    name, counts, reached, away = f"{socket.gethostname()}/{os.getpid()}", Counter[str](), time.monotonic(), False
     while tasks is None or counts.total() < tasks:
         try:
             leased = server.post("/assay/tasks/lease", {"runner": name})
             reached = time.monotonic()
+            if away:
+                away = False
+                say(f"{server.url} is reached")
             if leased is not None:
                 outcome = _execute(runner, server, leased)
                 counts[outcome] += 1
@@ -123,11 +130,20 @@ def work(
                 if counts:
                     break  # the training has ended
                 raise AssayError(
-                    f"{server.url} cannot be reached: {error_text(error)}. Check the address, and that "
+                    f"{server.url} cannot be reached: {_reason(error)}. Check the address, and that "
                     "`assay train … --agent remote` runs there"
                 ) from None
+            if not away:  # the trainer may start later than its runners
+                away = True
+                say(f"{server.url} cannot be reached: {_reason(error)}. Trying again for up to {patience_s:g} s")
             time.sleep(_RETRY_S)
     return dict(counts)
+
+
+def _reason(error: Exception) -> str:
+    """Why a request failed, without the wrapper of urllib."""
+    cause = getattr(error, "reason", None)
+    return error_text(cause if isinstance(cause, Exception) else error)
 
 
 def _execute(runner: AgentRunner, server: TaskServer, leased: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """The retriever over the documents that `assay index` has put into a store. Does not read folders."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,26 @@ class DocumentIndex:
         """See `Retriever.search`."""
         check_count(k)
         query, depth = str(query).encode("utf-8", "replace").decode(), max(_LEAST_DEPTH, _DEPTH * k)
+        with self._connected() as connection:
+            rankings = [fulltext.ranked(connection, self.name, query, depth)]
+            if self._vectors is not None and query.strip():
+                rankings.append(self._vectors.ranked(connection, query, depth))
+            return self._passages(connection, fused(rankings), k)
+
+    def sources(self) -> list[str]:
+        """Names of the indexed documents: their paths relative to the indexed folder, in alphabetical order.
+
+        Raises:
+            StoreError: the index cannot be read, or was never built.
+        """
+        d = schema.documents
+        of_index = sa.select(d.c.path).where(d.c.index_name == self.name, d.c.ready).distinct()
+        with self._connected() as connection:
+            return sorted(connection.execute(of_index).scalars())
+
+    @contextmanager
+    def _connected(self) -> Iterator[sa.Connection]:
+        """A connection to a store that has the index."""
         with self._opening:
             engine = self._engine
         with engine.connect() as connection:
@@ -68,10 +90,7 @@ class DocumentIndex:
                     f"the store {url_without_password(self.url)} has no index {self.name!r}{self._others(connection)}: "
                     f"{self._remedy}"
                 )
-            rankings = [fulltext.ranked(connection, self.name, query, depth)]
-            if self._vectors is not None and query.strip():
-                rankings.append(self._vectors.ranked(connection, query, depth))
-            return self._passages(connection, fused(rankings), k)
+            yield connection
 
     def _passages(self, connection: sa.Connection, scores: dict[int, float], k: int) -> list[Passage]:
         """The first `k` passages with different texts."""

@@ -11,7 +11,7 @@ from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_
 from assay.programs.retrieval.retriever import Passage, check_count, fused, passage_key
 from assay.programs.retrieval.splitting import passages_of
 
-__all__ = ["TextRetriever"]
+__all__ = ["TextRetriever", "listed_sources"]
 
 
 class TextRetriever:
@@ -71,6 +71,16 @@ class TextRetriever:
     def _weight(self, word: str) -> float:
         found = self._words.execute("SELECT count(*) FROM words WHERE words MATCH ?", (match_of([word]),)).fetchone()
         return inverse_frequency(found[0], len(self._passages))
+
+
+def listed_sources(documents: Mapping[str, str] | Iterable[Any]) -> list[str]:
+    """Names of the documents of a `TextRetriever`.
+
+    Raises:
+        ConfigError: a document has no text.
+    """
+    listed = documents.items() if isinstance(documents, Mapping) else documents
+    return [_source_and_text(document, at)[0] for at, document in enumerate(listed, 1)]
 
 
 def _source_and_text(document: Any, at: int) -> tuple[str, str]:

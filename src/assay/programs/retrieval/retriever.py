@@ -19,17 +19,21 @@ class Passage:
     """A part of a document.
 
     Attributes:
-        id: hash of the text, so passages with the same text are one passage, in every index.
+        id: hash of the text by default, so passages with the same text are one passage, in every index.
         source: name of the document, such as its path relative to the indexed folder.
         line: of the document, on which the text begins; 0 if unknown.
         score: higher is better. Scores of different queries or retrievers are not comparable.
     """
 
-    id: str
+    id: str = ""
     text: str
     source: str = ""
     line: int = 0
     score: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", passage_key(self.text))
 
     def to_dict(self) -> dict[str, Any]:
         """The passage without its score, as predictions contain it."""

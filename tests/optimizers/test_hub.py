@@ -1,0 +1,126 @@
+"""A model of the hub whose hub cannot be reached: short, and loaded from the cache where that has it."""
+
+import http.server
+import shutil
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from assay.errors import ModelError
+from assay.optimizers.finetuning import hub
+from assay.optimizers.finetuning.base import load_policy
+from assay.optimizers.finetuning.hub import why_unreachable
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy, and a hub that is not turned off."""
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    return url
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(500)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+
+
+def test_a_model_of_an_absent_hub_is_refused_without_retries(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with pytest.raises(ModelError, match=rf"{absent} cannot be reached \(ConnectionRefusedError.*cache does not have"):
+        load_policy("someone/no-such-model")
+    assert sum(pauses) < 1  # its client waits for 23 s for each of several files
+
+
+def test_a_cached_model_is_loaded_without_the_hub(
+    absent: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "models--someone--tiny"
+    shutil.copytree(tiny_model, repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert load_policy("someone/tiny").model.num_parameters() > 0
+
+
+def test_a_hub_that_answers_with_an_error_is_left_to_its_client(answering: None) -> None:
+    assert why_unreachable("someone/model") == ""
+
+
+def test_a_slow_hub_is_not_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert why_unreachable("someone/model") == ""
+
+
+def test_folders_proxies_and_a_hub_that_is_turned_off_are_not_checked(
+    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert absent in why_unreachable("someone/model")
+    assert why_unreachable(str(tmp_path)) == ""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert why_unreachable("someone/model") == ""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"all": "socks5://127.0.0.1:1"})
+    assert why_unreachable("someone/model") == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "unreachable"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), True),
+        (OSError(101, "Network is unreachable"), True),
+        (TimeoutError("timed out"), True),
+        (ssl.SSLCertVerificationError(1, "unknown certificate"), False),
+    ],
+)
+def test_only_errors_of_the_connection_are_those_of_an_absent_hub(
+    reason: OSError, unreachable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError(reason)
+
+    monkeypatch.setattr(urllib.request, "urlopen", fails)
+    assert bool(why_unreachable("someone/model")) is unreachable
+
+
+def test_one_failure_of_a_name_server_is_not_an_absent_hub(answering: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = urllib.request.urlopen, [urllib.error.URLError(socket.gaierror(-3, "Temporary failure"))]
+
+    def flaky(*arguments: Any, **keywords: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(urllib.request, "urlopen", flaky)
+    assert why_unreachable("someone/model") == ""
