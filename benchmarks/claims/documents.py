@@ -15,7 +15,7 @@ COMPILING = Compiling(
     name="documents",
     rubric="answer_from_documents",
     data="documents:facts?size=400&passages=12",
-    search_calls=600,
+    search_calls=300,
     demos=4,
     sizes={"train": 40, "val": 20, "gate": 24},
     test=24,

@@ -8,6 +8,8 @@ prompt, and a tag inside of them is changed.
 import functools
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import dspy
@@ -16,7 +18,7 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import AssayError, ConfigError, DataError, EnvironmentFailed, ProgramError
 from assay.models import supports
 from assay.models.scope import alternatives_of
-from assay.programs.agent import WRITTEN_DECISIONS, Agent
+from assay.programs.agent import GUIDE, WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.estimate import choice_odds, has_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
@@ -74,6 +76,7 @@ class AnswerFromDocuments(Agent):
     """
 
     input_names: ClassVar = ("question",)
+    guided: ClassVar = True
 
     def __init__(
         self,
@@ -144,14 +147,52 @@ class AnswerFromDocuments(Agent):
             retriever = self.retriever if documents is None or documents == "" else TextRetriever(documents)
         except ConfigError as error:
             raise DataError(str(error)) from None
-        return _Run(self, retriever, str(inputs.get("question", ""))).answered()
+        guide = _Guide.of(dspy.settings.get(GUIDE) or {})
+        return _Run(self, retriever, str(inputs.get("question", "")), guide).answered()
+
+
+@dataclass(frozen=True)
+class _Guide:
+    """What the labels of a training task say that a run should have done.
+
+    Attributes:
+        passages, sources: the texts or ids of the passages with the answer, and names of documents with it.
+        answer: the right one; "" if no passage has it.
+    """
+
+    passages: tuple[str, ...]
+    sources: tuple[str, ...]
+    answer: str
+
+    @classmethod
+    def of(cls, expected: Mapping[str, Any]) -> "_Guide | None":
+        """None if the labels do not say which passages have the answer, or not the answer."""
+        if not expected.keys() & {"passages", "source"}:
+            return None
+        passages, sources, answers = (_texts(expected.get(name)) for name in ("passages", "source", "answer"))
+        if (passages or sources) and not answers:
+            return None
+        return cls(passages, sources, answers[0] if answers else "")
+
+    def reads(self, passage: Passage) -> bool:
+        """Whether a passage has the answer."""
+        if self.passages:
+            return any(part == passage.id or part in passage.text for part in self.passages)
+        return passage.source in self.sources
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(str(text) for text in values if text not in ("", None))
 
 
 class _Run:
     """The answer to one question."""
 
-    def __init__(self, agent: AnswerFromDocuments, retriever: Retriever, question: str) -> None:
-        self.agent, self.retriever, self.question = agent, retriever, question
+    def __init__(
+        self, agent: AnswerFromDocuments, retriever: Retriever, question: str, guide: _Guide | None = None
+    ) -> None:
+        self.agent, self.retriever, self.question, self.guide = agent, retriever, question, guide
         self.retrieved: dict[str, Passage] = {}
         self.searches: list[dict[str, Any]] = []
         self.steps = agent.agent_parameters.max_steps - 1 - agent.rounds  # the last ones write and review the answer
@@ -178,11 +219,12 @@ class _Run:
         """Passages that no earlier search found."""
         agent, tried = self.agent, [search["query"] for search in self.searches]
         self.steps -= 1
-        try:
-            filled = agent.fit_context(agent.write, agent.write.signature, {"question": self.question}, tried, "tried")
-            query = str(agent.write(**filled).query)
-        except AdapterParseError:
-            query = ""
+        query = ""
+        if self.guide is None:  # labels do not say what to search for
+            with suppress(AdapterParseError):
+                signature = agent.write.signature
+                filled = agent.fit_context(agent.write, signature, {"question": self.question}, tried, "tried")
+                query = str(agent.write(**filled).query)
         passages: list[Passage] = []
 
         def search(query: str) -> str:
@@ -221,6 +263,10 @@ class _Run:
         if self.steps <= 0:
             return False
         self.steps -= 1
+        if self.guide is not None:
+            answers = "yes" if self.guide.reads(passage) else "no"
+            self._show(self.agent.read, passage, answers=answers)
+            return answers == "yes"
         agent, threshold = self.agent, self.agent.agent_parameters.tool_usage_threshold
         # a policy in training is credited with the tokens of its decision, so the written decision counts
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
@@ -254,6 +300,9 @@ class _Run:
     def _answer(self, passage: Passage) -> str:
         """The answer from a passage, reviewed if the depth requires it."""
         agent, inputs = self.agent, {"question": self.question}
+        if self.guide is not None:
+            self._show(agent.respond, passage, answer=self.guide.answer)
+            return self.guide.answer
         answer = str(self._asked(agent.respond, agent.respond.signature, inputs, passage).answer)
         for _ in range(agent.rounds):
             reviewed = self._asked(agent.review, agent.review.signature, {**inputs, "draft": answer}, passage)
@@ -265,10 +314,18 @@ class _Run:
     def _asked(
         self, predictor: dspy.Predict, signature: Any, inputs: Mapping[str, Any], passage: Passage, **config: Any
     ) -> Any:
-        # at four characters per token, half of the context is left for the rest of the prompt
-        text = quoted(passage, 2 * self.agent.agent_parameters.context_length)
-        filled = self.agent.fit_context(predictor, signature, dict(inputs), [text], "passage", keep=1)
+        filled = self.agent.fit_context(predictor, signature, dict(inputs), [self._quoted(passage)], "passage", keep=1)
         return predictor(signature=signature, config=config, **filled)
+
+    def _quoted(self, passage: Passage) -> str:
+        # at four characters per token, half of the context is left for the rest of the prompt
+        return quoted(passage, 2 * self.agent.agent_parameters.context_length)
+
+    def _show(self, predictor: dspy.Predict, passage: Passage, **output: str) -> None:
+        """Adds a step of the guide to the trace, as if the predictor had made it."""
+        if dspy.settings.trace is not None:
+            inputs = {"question": self.question, "passage": self._quoted(passage)}
+            dspy.settings.trace.append((predictor, inputs, dspy.Prediction(**output)))
 
 
 def _fused(parts: list[list[Passage]], k: int, known: Mapping[str, Passage]) -> list[Passage]:
