@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import assay
 from assay.datasets import Task
@@ -64,9 +65,23 @@ class Trainer:
         self.session.register([TASK], "train")
         self.gateway = PolicyGateway(self.store, model, key=KEY)
         self.gateway.add_routes(leases.add_to)
+        self.gateway.add_routes(lambda app: app.middlewares.append(self._proxy))
+        self.faults: list[str] = []  # ends of paths, whose next request gets a 503
+        self.handled_first = self.lasting = False
         self.program = ForeignAgent("remote", RemoteRunner(leases))
         self.program.gateway = self.gateway
         self.server = TaskServer(self.gateway.address, KEY)
+
+    @web.middleware
+    async def _proxy(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """As of a proxy before the trainer."""
+        if (end := request.path.rpartition("/")[2]) not in self.faults:
+            return await handler(request)
+        if not self.lasting:
+            self.faults.remove(end)
+        if self.handled_first:
+            await handler(request)
+        return web.Response(status=503, text="the upstream is not there")
 
     def run(self, *, timeout_s: float = 60.0) -> Any:
         calls = calls_of([(RecordedProgram(self.program, self.session), TASK)], self.session)
@@ -177,6 +192,86 @@ def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Train
     assert (rollout.status, rollout.score) == ("failed", 0.0)
 
 
+def slow_agent(trainer: Trainer) -> tuple[CallableRunner, list[str]]:
+    """An agent that takes some heartbeats and calls no model, and the ids of its rollouts."""
+    runs = list[str]()
+    trainer.program.reached.set()
+
+    def answer(task: dict[str, Any]) -> str:
+        runs.append(task["rollout"])
+        time.sleep(1.5)
+        return "5"
+
+    return CallableRunner(answer), runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("handled", [False, True], ids=["refused", "reply lost"])
+@pytest.mark.parametrize("faults", [["alive"], ["result"], ["alive", "result", "result"]], ids="-".join)
+def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
+    trainer: Trainer, faults: list[str], handled: bool
+) -> None:
+    trainer.leases.heartbeat_s, trainer.faults, trainer.handled_first = 1.0, list(faults), handled
+    (runner, runs), lines = slow_agent(trainer), list[str]()
+    done = Later(work, runner, trainer.server, patience_s=30, say=lines.append, tasks=1)
+    rollout = rollout_of(trainer.run())
+    assert done.value() == {"done": 1}
+    assert (rollout.status, rollout.score, runs) == ("done", 1.0, [rollout.id])
+    assert trainer.faults == []
+    assert trainer.program.notes() == []
+    told = f"a result cannot be sent: ConnectionError: {trainer.server.url} answers with 503: the upstream is not there"
+    expected = [f"{told}. Trying again for up to 30 s"] if "result" in faults else []
+    assert lines == [*expected, "task t: done"]
+
+
+@pytest.mark.slow
+def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(trainer: Trainer) -> None:
+    trainer.faults, trainer.lasting = ["alive"], True
+    runner, runs = slow_agent(trainer)
+    done = Later(work, runner, trainer.server, patience_s=30, say=lambda _: None, tasks=1)
+    run = Later(trainer.run)
+    assert done.value() == {"lost": 1}
+    trainer.faults.clear()
+    trainer.leases.heartbeat_s = 20.0
+    done = Later(work, runner, trainer.server, patience_s=30, say=lambda _: None, tasks=1)
+    rollout = rollout_of(run.value())
+    assert done.value() == {"done": 1}
+    assert (rollout.status, rollout.score, len(runs)) == ("done", 1.0, 2)
+    assert trainer.program.notes() == ["1 runs lost the process that ran the agent"]
+
+
+@pytest.mark.slow
+def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Trainer) -> None:
+    trainer.faults, trainer.lasting, trainer.leases.heartbeat_s = ["result"], True, 20.0
+    run = Later(trainer.run)
+    (runner, _), lines = slow_agent(trainer), list[str]()
+    assert work(runner, trainer.server, patience_s=0.3, say=lines.append, tasks=1) == {"lost": 1}
+    assert "Trying again for up to 0.3 s" in lines[0]
+    assert lines[1:] == ["task t: lost"]
+    trainer.faults.clear()
+    trainer.leases.heartbeat_s = 0.2
+    while not trainer.program.counts["lost"]:
+        time.sleep(0.05)
+    trainer.leases.heartbeat_s = 20.0
+    assert work(runner, trainer.server, patience_s=30, say=lines.append, tasks=1) == {"done": 1}
+    assert rollout_of(run.value()).score == 1.0
+
+
+@pytest.mark.slow
+def test_one_failed_request_after_a_long_task_does_not_end_the_runner(trainer: Trainer) -> None:
+    trainer.leases.heartbeat_s = 20.0
+    trainer.program.reached.set()
+
+    def answer(task: dict[str, Any]) -> str:
+        trainer.faults.append("lease")
+        time.sleep(1.2)
+        return "5"
+
+    done = Later(work, CallableRunner(answer), trainer.server, patience_s=1.0, say=lambda _: None, tasks=2)
+    assert [rollout_of(trainer.run()).status for _ in range(2)] == ["done", "done"]
+    assert done.value() == {"done": 2}
+
+
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 
@@ -240,11 +335,11 @@ def test_a_server_that_is_not_there_is_reported_at_once_and_when_it_is_reached(t
     class Late(TaskServer):
         absent = 1
 
-        def post(self, path: str, body: Any) -> Any:
+        def post(self, path: str, body: Any, **options: Any) -> Any:
             if self.absent:
                 self.absent -= 1
                 raise ConnectionRefusedError("not yet")
-            return super().post(path, body)
+            return super().post(path, body, **options)
 
     lines.clear()
     trainer.leases.heartbeat_s = 20.0

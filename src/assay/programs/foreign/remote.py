@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,6 +27,8 @@ __all__ = ["RemoteRunner", "TaskServer", "work"]
 
 _REQUEST_S = 60.0  # that a request to the server may take
 _RETRY_S = 1.0
+_LONGEST_RETRY_S = 5.0
+_LOST_AFTER = 3  # heartbeats: the trainer then gives the task to another runner, see `Leases`
 _MOST_BYTES = 8 << 20  # of an answer: the gateway takes bodies of 10 MB
 
 
@@ -69,24 +72,27 @@ class TaskServer:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise ConfigError(f"server={url!r} must be the address that the trainer printed", flag="--server URL")
         self.url, self._key = url.rstrip("/").removesuffix("/v1"), key
+        self.reached = time.monotonic()  # when it last answered
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float = _REQUEST_S) -> dict[str, Any] | None:
         """The answer to a request; None for an empty one.
 
         Raises:
             ConfigError: the key is wrong, or the address is none of a trainer's gateway.
             _Over: the lease has ended.
-            OSError: the server cannot be reached.
+            OSError: the server cannot be reached, or a proxy answers in its place.
         """
         data = json.dumps(body, default=str).encode()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
         request = urllib.request.Request(self.url + path, data=data, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 text = answer.read()
+                reply = json.loads(text) if text else None
         except urllib.error.HTTPError as error:
             reply = error.read().decode("utf-8", "replace")[:300]
             if error.code == 410:
+                self.reached = time.monotonic()
                 raise _Over(reply) from None
             if error.code in (401, 403):
                 raise ConfigError(
@@ -96,7 +102,10 @@ class TaskServer:
             if error.code == 404:
                 raise ConfigError(f"{self.url} leases no tasks: is it a trainer with agent='remote'?") from None
             raise ConnectionError(f"{self.url} answers with {error.code}: {reply}") from None
-        return json.loads(text) if text else None
+        except (http.client.HTTPException, ValueError) as error:
+            raise ConnectionError(f"the answer of {self.url} cannot be read: {error_text(error)}") from None
+        self.reached = time.monotonic()
+        return reply
 
 
 def work(
@@ -110,23 +119,23 @@ def work(
         ConfigError: the key or the address is wrong, or the agent cannot be started.
         AssayError: the server was never reached.
     """
-    name, counts, reached, away = f"{socket.gethostname()}/{os.getpid()}", Counter[str](), time.monotonic(), False
+    name, counts, away = f"{socket.gethostname()}/{os.getpid()}", Counter[str](), False
+    server.reached = time.monotonic()
     while tasks is None or counts.total() < tasks:
         try:
             leased = server.post("/assay/tasks/lease", {"runner": name})
-            reached = time.monotonic()
             if away:
                 away = False
                 say(f"{server.url} is reached")
             if leased is not None:
-                outcome = _execute(runner, server, leased)
+                outcome = _execute(runner, server, leased, patience_s=patience_s, say=say)
                 counts[outcome] += 1
                 say(f"task {leased['task']['id']}: {outcome}")
         except _Over:
             counts["late"] += 1
             say("a task was given up by the server before its result came")
-        except (OSError, http.client.HTTPException) as error:
-            if time.monotonic() - reached > patience_s:
+        except OSError as error:
+            if time.monotonic() - server.reached > patience_s:
                 if counts:
                     break  # the training has ended
                 raise AssayError(
@@ -146,20 +155,50 @@ def _reason(error: Exception) -> str:
     return error_text(cause if isinstance(cause, Exception) else error)
 
 
-def _execute(runner: AgentRunner, server: TaskServer, leased: Mapping[str, Any]) -> str:
+class _Heartbeats:
+    """Tells the server that a task is still worked on."""
+
+    def __init__(self, server: TaskServer, path: str, every_s: float) -> None:
+        self._server, self._path, self._every_s = server, path, every_s
+        self._heard = time.monotonic()
+        self._next, self._failure = self._heard + every_s, ""
+
+    def send(self) -> None:
+        """Sends a heartbeat if one is due; after one that failed the next is due sooner."""
+        if (now := time.monotonic()) < self._next:
+            return
+        try:
+            self._server.post(f"{self._path}/alive", {}, timeout_s=max(_RETRY_S, self._every_s))
+        except OSError as error:
+            self._next, self._failure = time.monotonic() + min(_RETRY_S, self._every_s), _reason(error)
+        else:
+            self._heard, self._next, self._failure = time.monotonic(), now + self._every_s, ""
+
+    @property
+    def failing_since(self) -> float:
+        """When the last one arrived, if the next one failed; else now."""
+        return self._heard if self._failure else time.monotonic()
+
+    def check(self) -> None:
+        """As `send`.
+
+        Raises:
+            RunnerLost: none has arrived for so long that the server has given the task to another runner.
+        """
+        self.send()
+        if time.monotonic() - self._heard > _LOST_AFTER * self._every_s:
+            raise RunnerLost(f"no heartbeat arrived for {_LOST_AFTER * self._every_s:g} s: {self._failure}")
+
+
+def _execute(
+    runner: AgentRunner, server: TaskServer, leased: Mapping[str, Any], *, patience_s: float, say: Callable[[str], None]
+) -> str:
     """Runs a task and sends its result; the outcome in a word."""
     path, document = f"/assay/tasks/{leased['lease']}", dict(leased["task"])
     task = replace(AgentTask(**document), base_url=server.url + document["base_url"])
-    beat = time.monotonic()
-
-    def check() -> None:
-        nonlocal beat
-        if time.monotonic() - beat >= leased["heartbeat_s"]:
-            beat = time.monotonic()
-            server.post(f"{path}/alive", {})
-
+    beats = _Heartbeats(server, path, leased["heartbeat_s"])
     try:
-        result: dict[str, Any] = {"answer": dict(as_prediction(runner.run(task, check)).items())}
+        result: dict[str, Any] = {"answer": dict(as_prediction(runner.run(task, beats.check)).items())}
         if (size := len(json.dumps(result, default=str))) > _MOST_BYTES:  # raises for what is no JSON
             raise AgentFailed(f"the agent's answer has {size:,} bytes; at most {_MOST_BYTES:,} are sent")
     except (_Over, AssayError):
@@ -168,5 +207,36 @@ def _execute(runner: AgentRunner, server: TaskServer, leased: Mapping[str, Any])
         result = {"lost": str(error)}
     except Exception as error:
         result = {"failed": error_text(error)}
-    server.post(f"{path}/result", result)
-    return next(iter(result)).replace("answer", "done")
+    try:
+        sent = _send_result(server, path, result, beats, patience_s=patience_s, say=say)
+    except _Over:
+        if "lost" not in result:
+            raise
+        sent = False  # the server knows
+    return next(iter(result)).replace("answer", "done") if sent else "lost"
+
+
+def _send_result(
+    server: TaskServer, path: str, result: Mapping[str, Any], beats: _Heartbeats, *, patience_s: float,
+    say: Callable[[str], None],
+) -> bool:  # fmt: skip
+    """Sends a result, again after a failure, for `patience_s`. Returns whether it arrived.
+
+    Raises:
+        _Over: the lease has ended.
+    """
+    since, pause, told = beats.failing_since, _RETRY_S / 4, False
+    while True:
+        try:
+            server.post(f"{path}/result", result)
+            return True
+        except OSError as error:
+            if time.monotonic() - since > patience_s:
+                return False
+            if not told:
+                told = True
+                say(f"a result cannot be sent: {_reason(error)}. Trying again for up to {patience_s:g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_RETRY_S)
+        with suppress(_Over):  # perhaps because the result has arrived: the next request says so
+            beats.send()  # the lease must not end meanwhile

@@ -5,8 +5,10 @@ routes need the gateway's key.
 """
 
 import asyncio
+import hashlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +54,7 @@ class Leases:
         self.heartbeat_s, self.patience_s = heartbeat_s, patience_s
         self.late_results = 0  # results of leases that had ended; they were refused
         self._open: dict[str, Lease] = {}  # in the order in which they came
+        self._taken = deque[tuple[str, bytes]](maxlen=1000)  # lease and digest of its result
         self._lock = threading.Lock()
         self._heard = time.monotonic()  # when a runner last asked for something
 
@@ -126,14 +129,21 @@ class Leases:
         return web.json_response({"lease": lease.id})
 
     async def take_result(self, request: web.Request) -> web.Response:
-        """POST /assay/tasks/LEASE/result: `{"answer": …}`, `{"failed": why}` or `{"lost": why}`; once."""
-        body = json_body(await request.read())
+        """POST /assay/tasks/LEASE/result: `{"answer": …}`, `{"failed": why}` or `{"lost": why}`; once.
+
+        The same bytes again are accepted: a proxy may have lost the reply to the first request.
+        """
+        raw = await request.read()
+        body, taken = json_body(raw), (request.match_info["lease"], hashlib.sha256(raw).digest())
         if len(body.keys() & {"answer", "failed", "lost"}) != 1:
             raise ConfigError("a result has one of answer, failed and lost")
         self._heard = time.monotonic()
         if (lease := self._leased(request)) is None:
-            self.late_results += 1
+            if taken in self._taken:
+                return web.json_response({"lease": taken[0]})
+            self.late_results += "lost" not in body
             return error_response(410, "this lease has ended: a task has one result, and a late one is not taken")
+        self._taken.append(taken)
         lease.reply = body
         return web.json_response({"lease": lease.id})
 
