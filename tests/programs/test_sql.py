@@ -114,9 +114,9 @@ ENDLESS = (
 @pytest.mark.parametrize("sql", ENDLESS)
 @pytest.mark.slow
 def test_a_query_that_would_run_for_an_hour_is_stopped(library: str, sql: str) -> None:
-    began = time.monotonic()
-    assert refused(library, sql, QueryLimits(seconds=1.0)).kind in ("limit", "other")
-    assert time.monotonic() - began < 10
+    began = time.process_time()
+    assert refused(library, sql, QueryLimits(seconds=1.0)).kind == "limit"
+    assert time.process_time() - began < 1.5
 
 
 @pytest.mark.parametrize("quote", ["{}", '"{}"', "[{}]"])

@@ -1,5 +1,6 @@
-"""SQLite functions that run long in one instruction, and views that cannot be read."""
+"""SQLite functions that run long in one instruction, columns that are written out, and views that cannot be read."""
 
+import contextlib
 import sqlite3
 import time
 from contextlib import closing
@@ -30,6 +31,99 @@ def test_long_lengths_of_printf_give_null(database: SQLite, call: str) -> None:
 def test_printf_formats_as_that_of_sqlite(database: SQLite) -> None:
     sql = "SELECT printf('%.2f|%05d|%-4s|%,d|%%', 3.14159, 42, 'ab', 1234567), format('%d * %s', 2, NULL), printf()"
     assert database.query(sql, QueryLimits()).rows == (("3.14|00042|ab  |1,234,567|%", "2 * ", None),)
+
+
+LARGE = "hex(zeroblob(49999))"  # 99,998 zeros
+SETS = (  # p: a pattern of 999 bytes; s: 50,000 and more characters to strip; j: an object with 8,000 keys
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 8000), v AS MATERIALIZED (SELECT "
+    f"{LARGE} x, substr({LARGE}, 1, 50000) || '1' s, '*' || replace(substr({LARGE}, 1, 332), '0', '[0]') || '1' g, "
+    f"'%' || substr({LARGE}, 1, 990) || '1' p, replace(substr({LARGE}, 1, 14000), '0', '%9999d') f, "
+    "(SELECT '{' || group_concat('\"' || i || '\":1') || '}' FROM n) j) SELECT "
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "length(rtrim(x, replace(s, '0', '12')))", "length(ltrim(x, s))", "length(trim(s, x))", "instr(x, s)",
+        "length(replace(x, s, ''))", "x GLOB g", "x LIKE p", "length(json_patch(j, j))", "length(printf(f))",
+        "length(quote(x))", "soundex(x)", "length(json_set(j, '$.x', 1, '$.y', 1, '$.z', 1))", "json_valid(x)",
+        "length(strftime(x, 'now'))", "x COLLATE NOCASE < s", "CAST(x AS REAL)", "length(upper(x))", "unicode(x)",
+    ],
+)  # fmt: skip
+def test_a_slow_function_does_not_outrun_the_time_limit(database: SQLite, call: str) -> None:
+    calls = ", ".join([call] * min(150, 1400 // len(call)))
+    for sql in (f"{SETS}{call} FROM v", f"{SETS}{calls} FROM v"):
+        began = time.process_time()
+        with contextlib.suppress(QueryError):
+            database.query(sql, QueryLimits(seconds=0.5))
+        assert time.process_time() - began < 2
+
+
+def test_what_the_review_found_ends_at_once(database: SQLite) -> None:
+    letters = "".join(map(chr, range(300, 2000)))
+    call = f"length(rtrim({LARGE}, '{letters}' || substr({LARGE}, 1, 6600) || '0'))"
+    began = time.process_time()
+    assert database.query(f"SELECT {call}", QueryLimits(seconds=0.5)).rows == ((0,),)
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "'xxaxyx', 'yx'", "'abc', 'abc'", "'abc', ''", "'', 'a'", "NULL, 'a'", "'a', NULL", "1001, 1", "1.50, 0",
+        "x'61626361', 'a'", "'abca', x'61'", "'ééaé', 'é'", "' a ', ' '", "'[a]', '][ '", "-0.0, '-'", "1e300, '+0'",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["trim", "ltrim", "rtrim"])
+def test_trim_strips_as_that_of_sqlite(database: SQLite, name: str, arguments: str) -> None:
+    sql = f"SELECT {name}({arguments}), typeof({name}({arguments})), {name}('  a '), {name}(NULL), {name}(12)"
+    with closing(sqlite3.connect(":memory:")) as plain:
+        assert database.query(sql, QueryLimits()).rows == (plain.execute(sql).fetchone(),)
+
+
+def test_many_calls_and_long_patterns_are_refused_with_the_limit(database: SQLite) -> None:
+    for sql, message in (
+        (f"SELECT {', '.join(['c'] * 40)} FROM (SELECT instr(Name, 'a') c FROM City)", "30 calls of instr and replace"),
+        (f"SELECT {', '.join(['json_patch(Name, Name)'] * 6)} FROM City", "5 calls of json_patch"),
+        (
+            f"WITH v AS MATERIALIZED (SELECT 'x' y) SELECT {', '.join(['c'] * 50)} FROM (SELECT y LIKE '{'a' * 60}' c "
+            "FROM v)",
+            "2500 bytes",
+        ),
+    ):
+        with pytest.raises(QueryError, match=message) as refused:
+            database.query(sql, QueryLimits())
+        assert refused.value.kind == "limit"
+    many = " OR ".join(f"Name LIKE '%town {at}%'" for at in range(50))
+    assert database.query(f"SELECT Name FROM City WHERE {many}", QueryLimits()).rows == ()
+
+
+@pytest.mark.parametrize(
+    "level", ["SELECT {} x FROM ({})", "SELECT {} AS 'x' FROM ({}) AS t", 'SELECT {} "x" FROM ({})']
+)
+def test_columns_that_are_written_out_a_million_times_are_refused(database: SQLite, level: str) -> None:
+    sql = "SELECT Name x FROM City"
+    for _ in range(6):
+        sql = level.format("+".join(["x"] * 20), sql)
+    began = time.process_time()
+    with pytest.raises(QueryError, match="name a column too often"):
+        database.query(sql, QueryLimits())
+    tables = ", ".join(f"t{at}(x) AS (SELECT {'+'.join(['x'] * 20)} FROM t{at - 1})" for at in range(1, 7))
+    with pytest.raises(QueryError, match="name a column too often"):
+        database.query(f"WITH t0(x) AS (SELECT Name FROM City), {tables} SELECT x FROM t6", QueryLimits())
+    assert time.process_time() - began < 1
+
+
+def test_ordinary_nested_queries_are_accepted(database: SQLite) -> None:
+    sql = (
+        "WITH a AS (SELECT Name, COUNT(*) AS n, SUM(CASE WHEN Name = 'x' THEN 1 WHEN Name = 'y' THEN 2 END) AS s FROM "
+        "City GROUP BY Name), b AS (SELECT a.Name, a.n, a.s, a.n * 1.0 / a.s AS q FROM a WHERE a.n > (SELECT AVG(n) "
+        "FROM a)), c AS (SELECT Name, q, RANK() OVER (ORDER BY q DESC, n) AS r FROM b WHERE q IS NOT NULL AND q > 0) "
+        "SELECT c.Name, c.q FROM c JOIN a ON a.Name = c.Name WHERE c.r <= 3 AND c.Name IN (SELECT Name FROM City WHERE "
+        "Name LIKE 'a%' OR Name IN (SELECT Name FROM b WHERE n > 2)) ORDER BY c.r, c.Name LIMIT 5"
+    )
+    assert database.query(sql, QueryLimits()).rows == ()
 
 
 def test_long_patterns_are_refused(database: SQLite) -> None:

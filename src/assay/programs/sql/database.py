@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from assay.errors import ConfigError, EnvironmentFailed
+from assay.programs.sql.nesting import columns_written_out
 
 __all__ = ["Database", "QueryError", "QueryLimits", "QueryResult", "Table"]
 
@@ -96,15 +97,16 @@ _READS = re.compile(r"\s*(?:\(\s*)*(?:select|with|values)\b", re.IGNORECASE)
 _NAME = r"""(?:\w+|"[^"]+"|\[[^\]]+\]|`[^`]+`)"""
 _DEFINED = re.compile(rf"({_NAME})\s*(?:\([^()]*\)\s*)?\bas\s*(?:not\s+)?(?:materialized\s*)?\(", re.IGNORECASE)
 _MOST_TABLES = 200  # that the tables of `WITH` are written out to
+_MOST_COLUMNS = 100_000  # SQLite prepares so many in 0.1 s
 
 
 def checked_query(sql: str, limits: QueryLimits) -> str:
     """A query without what follows its end.
 
     Raises:
-        QueryError: too long, no reading query, or tables of WITH that name each other too often. SQLite and PostgreSQL
-            write these out before they count instructions: 20 of them, each naming the one before twice, are a million
-            tables, and preparing such a query cannot be interrupted.
+        QueryError: too long, no reading query, or tables of WITH or columns of subqueries that name each other too
+            often. SQLite and PostgreSQL write these out before they count instructions: 20 of them, each naming the one
+            before twice, are a million tables, and preparing such a query cannot be interrupted.
     """
     sql = sql.strip().rstrip(";").strip()
     if len(sql) > limits.characters:
@@ -116,6 +118,8 @@ def checked_query(sql: str, limits: QueryLimits) -> str:
         raise QueryError("only reading queries are possible: begin with SELECT or WITH", "write")
     if _written_out(plain) > _MOST_TABLES:
         raise QueryError("the tables of WITH name each other too often", "limit")
+    if columns_written_out(plain) > _MOST_COLUMNS:
+        raise QueryError("nested queries name a column too often: it is written out at each place", "limit")
     return sql
 
 

@@ -20,13 +20,11 @@ from assay.programs.sql.database import (
     unusable,
     within_size,
 )
+from assay.programs.sql.functions import MOST_OF_VALUE, bound_functions, limit_calls
 
 __all__ = ["SQLite"]
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-_MOST_OF_VALUE = 100_000  # bytes of a value; also of a row that the database sorts
-_MOST_OF_PATTERN = 1000  # bytes of a LIKE or GLOB pattern: a set of 30,000 characters took 8 s for one value
-_LONG = re.compile(r"%[-+ 0#!,]*(?:\*|\d{5,}|\d*\.(?:\*|\d{5,}))")  # a conversion with a length of printf
 _UNIT = 10  # instructions between two calls of the progress handler: the cost is exact to so many
 _UNUSABLE = frozenset(
     {
@@ -72,18 +70,17 @@ class SQLite:
                 raise unusable(error) from error
             opened.set_authorizer(_allowed)
             for limit, value in (
-                (sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_VALUE),
-                (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 4 * limits.characters),  # bytes
+                (sqlite3.SQLITE_LIMIT_LENGTH, MOST_OF_VALUE),
+                (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 4 * limits.characters + 8),  # bytes, with EXPLAIN
                 (sqlite3.SQLITE_LIMIT_COLUMN, 200),
                 (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
                 (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 20),
-                (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _MOST_OF_PATTERN),
             ):
                 opened.setlimit(limit, value)
-            for name in ("printf", "format"):
-                opened.create_function(name, -1, _printf, deterministic=True)
-            opened.set_progress_handler(tick, _UNIT)
+            bound_functions(opened)
             try:
+                limit_calls(opened, sql)
+                opened.set_progress_handler(tick, _UNIT)
                 return self._rows(opened, sql, limits, ticks)
             except sqlite3.Error as error:
                 if _is_unusable(error):
@@ -123,19 +120,10 @@ class SQLite:
             return QueryError(f"only reading queries are possible ({text})", "write")
         if "ambiguous column name" in text:
             return QueryError(f"{text}: write it as TABLE.COLUMN", "ambiguous")
+        if "pattern too complex" in text:
+            return QueryError(f"{text}: patterns can have 1000 bytes, 2500 bytes in all uses of LIKE and GLOB", "limit")
         kind = "syntax" if "syntax error" in text or "incomplete input" in text or "unrecognized" in text else "other"
         return QueryError(text, "limit" if "too big" in text or "too many" in text else kind)
-
-
-def _printf(*values: Any) -> Any:
-    """SQLite's printf; NULL where it has a long or computed length, as for a result above the limit.
-
-    It is one instruction, which cannot be interrupted: `printf('%.*c', 2000000000, 'x')` took 10 s.
-    """
-    if not values or (isinstance(values[0], str) and _LONG.search(values[0])):
-        return None
-    with closing(sqlite3.connect(":memory:")) as formatter:
-        return formatter.execute(f"SELECT printf({', '.join('?' * len(values))})", values).fetchone()[0]
 
 
 def _is_unusable(error: sqlite3.Error) -> bool:
