@@ -8,9 +8,12 @@ import dspy
 import pytest
 
 import assay
+from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.programs import Refine
+from assay.rubrics.conversations import judged_turn
 from assay.testing import scripted_lm
+from assay.traces import Rollout, Transition
 
 SPLITS = ("train", "val", "gate", "test")
 
@@ -43,6 +46,31 @@ def compiled(folder: Path, agrees: bool) -> Path:
 def verdict(request: Any) -> Any:
     p = 0.9 if "good text" in str(request.messages[-1].text) else 0.2
     return {"yes": p, "no": 1 - p}
+
+
+@pytest.mark.parametrize(
+    ("shows", "seen"), [(["output"], {"Which day?"}), (["earlier", "output"], {"Which day?", "Hi"})]
+)
+def test_a_judge_of_a_turn_sees_what_it_shows_and_not_the_reaction(
+    tmp_path: Path, shows: list[str], seen: set[str]
+) -> None:
+    prompts: list[str] = []
+
+    def reply(request: Any) -> Any:
+        prompts.append(str(request.messages[-1].text))
+        return {"yes": 0.8, "no": 0.2}
+
+    path = tmp_path / "judge.yaml"
+    path.write_text(f"name: polite\ntext: Is it polite?\nscale: [no, yes]\nshows: {json.dumps(shows)}\n")
+    check = judged_turn(assay.load_verifier(str(path), lm=scripted_lm(reply, logprobs=True)))
+    texts = (("user", "Hi"), ("agent", "Which day?"), ("user", "Rather late."))
+    messages = [{"role": role, "content": text} for role, text in texts]
+    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 1]]})
+    rollout.transitions = [Transition(t=0, model="m", request={})]
+    task = Task(id="t", inputs={"service": "tables"})
+    assert check(task, {"transition": rollout.transitions[0]}, rollout).value > 0.5
+    assert prompts
+    assert {text for _, text in texts if any(text in prompt for prompt in prompts)} == seen
 
 
 @pytest.mark.slow

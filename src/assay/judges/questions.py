@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from assay.datasets.tasks import content_hash
+from assay.rubrics.conversations import TurnFields
 from assay.rubrics.criteria import JudgeSpec
 from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
 from assay.traces.store.direct_writes import DirectWrites
@@ -171,7 +172,12 @@ def _pairs(rollouts: Iterable[Rollout]) -> Iterator[ToLabel]:
 
 
 def output_of(prediction: Mapping[str, Any]) -> Any:
-    """The judged part of a prediction: its only field, otherwise all fields by name, without `RUN_FIELDS`."""
+    """The judged part of a prediction: its only field, otherwise all fields by name, without `RUN_FIELDS`.
+
+    Of a turn of a conversation it is the reply.
+    """
+    if isinstance(prediction, TurnFields):
+        return prediction["output"]
     return one_of({k: v for k, v in prediction.items() if k not in RUN_FIELDS})
 
 

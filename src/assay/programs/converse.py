@@ -69,7 +69,8 @@ class Converse(Agent):
     Inputs are `service` (what the agent is for), `user` (`goal` and `facts` of the simulated user, which no prompt
     of the agent has), and optionally `form` (names of the fields, or name -> description). Outputs are `outcome`
     (field -> value), `messages` (each with `role` and `content`) and `ended`: `done` or `gave_up` by the user, `limit`
-    after `max_steps` replies. `turn_calls` has for each reply the range of its LM calls in the rollout.
+    after `max_steps` replies. `turn_calls` has for each reply the range of its LM calls in the rollout. The first
+    message opens the conversation and fills no field; each later one fills at most one.
 
     With the inputs `message`, `history` and `outcome` instead of `user` it makes one turn of a conversation with a real
     user, and returns `reply`, `history`, `outcome` and `finished`.

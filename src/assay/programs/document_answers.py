@@ -42,7 +42,8 @@ def quoted(passage: Passage, most: int) -> str:
         most: characters of its text.
     """
     text = passage.text if len(passage.text) <= most else f"{passage.text[:most]}…"
-    marked = _TAG.sub(lambda match: "‹" if match[0] == "<" else "⟦", text).replace("\n", "\n  ")
+    marked = _TAG.sub(lambda match: "‹" if match[0] == "<" else "⟦", text)
+    marked = "\n  ".join([*marked.splitlines(), *([""] if marked[-1:] == "\n" else [])])
     source = re.sub(r"[^\w./ -]", "_", passage.source)[:100]
     marked = marked.encode("utf-8", "replace").decode()  # no model takes lone surrogates
     return f'<passage source="{source}">{marked}</passage>'

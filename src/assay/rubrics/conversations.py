@@ -158,6 +158,10 @@ def user_gave_up(task: Task, prediction: dict[str, Any], rollout: Rollout | None
     return _graded(prediction, rollout, lambda turn: bool(_GIVES_UP.search(turn.after)))
 
 
+class TurnFields(dict[str, Any]):
+    """A prediction of which a judge grades `output` alone; other fields are seen by judges that show them."""
+
+
 def judged_turn(grader: Any) -> Callable[[Task, dict[str, Any], Rollout | None], Any]:
     """A step check that grades a turn by a judge: `Criterion(scope="step", check=judged_turn(grader))`.
 
@@ -170,7 +174,7 @@ def judged_turn(grader: Any) -> Callable[[Task, dict[str, Any], Rollout | None],
 
     def turn(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Any:
         turn = _turn(prediction, rollout)
-        fields = {"output": turn.reply, "earlier": "\n".join(turn.before), "reaction": turn.after}
+        fields = TurnFields(output=turn.reply, earlier="\n".join(turn.before), reaction=turn.after)
         return grader(task, fields, None)
 
     return turn
