@@ -26,7 +26,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """No proxy, and a hub that is not turned off."""
     monkeypatch.setattr(urllib.request, "getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(hub, "PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_hub_that_answers_with_an_error_is_left_to_its_client(answering: None)
 
 
 def test_a_slow_hub_is_not_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(hub, "CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert why_unreachable("someone/model") == ""

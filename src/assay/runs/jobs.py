@@ -180,12 +180,16 @@ def open_job(
             config, run.folder, run.run_id, splits, recorded, session, run.store, artifact, path, was_done=run.was_done
         )
         _keep_splits(job, opens_as or run.run_id)
-        all_tasks = [task for tasks in splits.parts().values() for task in tasks]
-        job.warnings = absent_sources(recorded.program, session.rubric, all_tasks)
-        for warning in job.warnings:
-            progress.say(f"warning: {warning}")
+        _warn(job, progress)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def _warn(job: Job, progress: Progress) -> None:
+    tasks = [task for part in job.splits.parts().values() for task in part]
+    job.warnings = absent_sources(job.recorded.program, job.session.rubric, tasks)
+    for warning in job.warnings:
+        progress.say(f"warning: {warning}")
 
 
 def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:

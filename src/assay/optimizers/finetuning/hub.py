@@ -10,8 +10,8 @@ from assay.support.scrubbing import error_text
 
 __all__ = ["why_unreachable"]
 
-_CONNECT_S = 30.0  # enough for five transmissions of the first packet: a slow network is not an absent one
-_PAUSE_S = 1.0  # before the second of two tries: a name server may answer late
+CONNECT_S = 30.0  # enough for five transmissions of the first packet: a slow network is not an absent one
+PAUSE_S = 1.0  # before the second of two tries: a name server may answer late
 
 
 def why_unreachable(source: str) -> str:
@@ -28,7 +28,7 @@ def why_unreachable(source: str) -> str:
     address = constants.ENDPOINT
     if not (reason := _failure(address)):
         return ""
-    time.sleep(_PAUSE_S)
+    time.sleep(PAUSE_S)
     reason = _failure(address)
     return f"{address} cannot be reached ({reason})" if reason else ""
 
@@ -37,7 +37,7 @@ def _failure(address: str) -> str:
     """Why no connection can be made; empty if one can."""
     request = urllib.request.Request(address, method="HEAD")
     try:
-        urllib.request.urlopen(request, timeout=_CONNECT_S).close()
+        urllib.request.urlopen(request, timeout=CONNECT_S).close()
     except urllib.error.HTTPError as error:
         error.close()
     except urllib.error.URLError as error:  # before an answer; the time limit of an answer is a TimeoutError

@@ -298,7 +298,7 @@ def report_agreement(
     if not prompts:
         return None
     try:
-        share = _agreement(trainer, policy, adapter, prompts)
+        share = greedy_agreement(trainer, policy, adapter, prompts)
     except (AssayError, OSError) as error:
         notes.append(f"not compared with torch: {error}")
         return None
@@ -310,7 +310,7 @@ def report_agreement(
     return share
 
 
-def _agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages]) -> float:
+def greedy_agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages]) -> float:
     import torch
 
     served, tokenizer, model = LlamaBackend(served_as(adapter)), policy.tokenizer, trainer.model.eval()

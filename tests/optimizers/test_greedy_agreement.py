@@ -8,7 +8,7 @@ from assay.optimizers.finetuning import run_folder
 
 
 def test_the_note_on_different_texts_says_of_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "_agreement", lambda *_: 1 / 3)
+    monkeypatch.setattr(run_folder, "greedy_agreement", lambda *_: 1 / 3)
     nothing: Any = None
     notes: list[str] = []
     prompts = [[{"role": "user", "content": "?"}]] * 3
