@@ -143,6 +143,16 @@ def test_erasure_reaches_rollouts_without_a_subject_in_which_facts_were_recalled
         assert {rollout.task_id for rollout in store.rollouts()} == ids.keys() - {"recalled"}
 
 
+def test_erasure_names_facts_about_others_that_have_the_name(url: str) -> None:
+    with Store(url) as store:
+        memory = Memory(store)
+        memory.remember("Zoë Lovelace", "likes tea in the morning")
+        kept = memory.remember("Bob", "has a colleague, ZOE\u0308  LOVELACE, who is allergic")
+        memory.remember("Bob", "reads Zoë Lovelacean novels")
+    report = forget_subject("zoë lovelace", store=url)
+    assert (report["facts_removed"], report["naming_facts"]) == (1, [kept.id])
+
+
 def test_erasure_reaches_more_rollouts_than_a_statement_has_parameters(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:
 

@@ -241,6 +241,7 @@ def test_rating_and_erasure_work_from_the_command_line() -> None:
         "cached_answers_removed": 0,
         "unowned_answers_removed": 0,
         "quoting_facts": [],
+        "naming_facts": [],
         "versions": [],
         "made_from_them": [],
     }

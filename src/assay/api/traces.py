@@ -131,6 +131,7 @@ def forget_subject(
     Returns:
         `removed`: number of rollouts, with those of no data subject in which a tool recalled facts about the person.
         `quoting_facts`: ids of other rollouts that quote such a fact; they are not changed.
+        `naming_facts`: numbers of remembered facts about others that have the person's name; they are not changed.
         `facts_removed`: what agents remembered from them or of the person.
         `prompts_emptied`: other calls that showed one of their tasks.
         `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
@@ -155,7 +156,8 @@ def forget_subject(
     return {
         "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
-        "unowned_answers_removed": unowned, "quoting_facts": erased.quoting, "made_from_them": [*folders, *paths],
+        "unowned_answers_removed": unowned, "quoting_facts": erased.quoting, "naming_facts": erased.naming,
+        "made_from_them": [*folders, *paths],
         "versions": holding,
     }  # fmt: skip
 

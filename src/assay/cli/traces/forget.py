@@ -19,7 +19,8 @@ __all__ = ["forget_command"]
 @store_option()
 @json_option()
 def forget_command(subject: str, store: str | None, as_json: bool, **values: Any) -> None:
-    """Delete all rollouts of the data subject SUBJECT, and list the exports and artifacts made from them.
+    """Delete all rollouts of the data subject SUBJECT and what agents remember of them (facts of a memory), and list
+    the exports and artifacts made from them, and rollouts and facts of others that quote or name them.
 
     --versions retire also takes the versions made from them out of use. A champion stays in production: deploy another.
     """
@@ -43,6 +44,8 @@ def forget_command(subject: str, store: str | None, as_json: bool, **values: Any
         )
     for rollout in report["quoting_facts"]:
         click.echo(f"quotes a remembered fact about them, and is kept: rollout {rollout}")
+    for fact in report["naming_facts"]:
+        click.echo(f"has their name, and is kept: fact {fact} about another person")
     for path in report["made_from_them"]:
         click.echo(f"made from them before: {path}")
     for row in report["versions"]:

@@ -1,4 +1,4 @@
-"""Contract suites: tests for your own store, judge, agent, environment, criterion, optimizer or retriever.
+"""Contract suites: tests for your own store, judge, agent, environment, criterion, optimizer, retriever, or memory.
 
 Subclass a suite under a name that starts with `Test` and override `make`; pytest collects the inherited tests. Nothing
 here imports pytest: `failures` runs a suite without it.

@@ -4,7 +4,9 @@ Does not change artifacts, exports or adapters, and does not empty the response 
 reports the former and does the latter.
 """
 
+import re
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +39,7 @@ class Erased:
             tool recalled facts about them.
         facts: number of remembered facts that were deleted: those of the rollouts, and those about the person.
         quoting: ids of other rollouts that quote a remembered fact about the person; they are not changed.
+        naming: ids of remembered facts about others whose text has the person's name; they are not changed.
         prompts: number of prompts of other rollouts that were blanked, because they showed a task of the person.
         tasks: content hashes of the person's tasks.
         calls: request, weights and adapters of each LM call that showed the person's data; keys of the response cache.
@@ -45,6 +48,7 @@ class Erased:
     removed: int = 0
     facts: int = 0
     quoting: list[str] = field(default_factory=list)
+    naming: list[int] = field(default_factory=list)
     prompts: int = 0
     tasks: set[str] = field(default_factory=set)
     calls: list[tuple[dict[str, Any], str, list[str]]] = field(default_factory=list)
@@ -97,6 +101,8 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
         if erased.facts and connection.dialect.name == "sqlite":
             # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
             connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
+        elsewhere = sa.select(f.c.id, f.c.text).where(*([f.c.tenant == tenant] if tenant is not None else []))
+        erased.naming = sorted(number for number, text in connection.execute(elsewhere) if _names(text, subject))
         _blank(connection, erased, texts)
         if erased.removed or erased.tasks or erased.facts:
             people = [digest if tenant is None else of_tenant(digest, tenant) for digest in sorted(digests)]
@@ -105,6 +111,12 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
     store.put_splits(rows)
     _empty_log(store)
     return erased
+
+
+def _names(text: str, subject: str) -> bool:
+    """Whether a text has a name as whole words, in any case, spacing and Unicode form of accents."""
+    plain, name = (" ".join(unicodedata.normalize("NFC", part).casefold().split()) for part in (text, subject))
+    return bool(name) and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", plain) is not None
 
 
 def _empty_log(store: Store) -> None:
