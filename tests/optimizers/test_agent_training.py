@@ -122,8 +122,9 @@ def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: P
     runner.join(60)
     assert report.row_stats.left_out == {}
     assert (report.row_stats.rollouts, report.row_stats.calls) == (4, 8)
-    assert len(lines) == 12  # and two tasks of the test split, before and after, in two modes
-    assert all(line.endswith(": done") for line in lines)
+    tasks = [line for line in lines if line.startswith("task ")]  # others say that the trainer is not there yet, and is
+    assert len(tasks) == 12  # and two tasks of the test split, before and after, in two modes
+    assert all(line.endswith(": done") for line in tasks)
     assert {rollout.program for rollout in _records("train")} == {"remote"}
 
 

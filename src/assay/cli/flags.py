@@ -57,6 +57,7 @@ def settings_flags(
     options = []
     for setting in sorted(chosen, key=lambda setting: not setting.required):
         text = (help or {}).get(setting.name, setting.declared.flag_help or setting.declared.help)
+        text += "  [required]" if setting.required else ""  # click must not: it may be in the project's settings
         options += _size_options(text, sizes) if setting.name == "sizes" else [_option(setting, text)]
     return lambda function: with_options(function, options)
 
