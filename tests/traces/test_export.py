@@ -161,7 +161,7 @@ def test_failed_gates_report_what_is_missing_and_write_nothing(store: Store) -> 
     with pytest.raises(UngatedExport) as caught:
         assay.export("transitions", "out", store=store.url, privacy="patterns")
     by_name = {gate["gate"]: gate for gate in caught.value.gates}
-    assert by_name["transitions"]["missing"] == "4995 more clean transitions"
+    assert by_name["transitions"]["missing"] == "4,995 more clean transitions"
     assert by_name["clean"] == {
         "gate": "clean",
         "passed": False,
