@@ -103,6 +103,17 @@ def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ppo", "rloo", "reinforce++"])
+def test_the_other_algorithms_train_an_agent_too(tiny_model: Path, algorithm: str) -> None:
+    Path("agent.py").write_text(AGENT)
+    options = {**SMALL, "sizes": {"test": 1, "val": 1}, "algorithm": algorithm}
+    report = train(agent="agent.py:solve", rubric=rubric(), data=DATA, name="mine", model=str(tiny_model), **options)
+    assert (report.steps, report.row_stats.rollouts, report.row_stats.calls) == (1, 4, 8)
+    assert report.row_stats.left_out == {}
+    assert {rollout.program for rollout in _records("train")} == {"agent.py:solve"}
+
+
+@pytest.mark.slow
 def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: Path) -> None:
     Path("agent.py").write_text(AGENT)
     with socket.socket() as probe:
