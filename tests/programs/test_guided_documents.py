@@ -49,6 +49,7 @@ def guided(expected: dict[str, Any]) -> tuple[Any, list[tuple[str, str, str]], i
     "expected",
     [
         {"answer": "38 metres", "passages": ["stands 38 metres"]},
+        {"answer": "38 metres", "passages": ["the Marlow  mill STANDS 38 metres"]},
         {"answer": ["38 metres", "38 m"], "passages": "The Marlow mill stands 38 metres high.", "source": "inn.txt"},
     ],
 )

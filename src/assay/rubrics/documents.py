@@ -110,9 +110,9 @@ def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -
     if not is_answerable(task):
         raise NotApplicable("the documents have no answer")
     passages = _passages(prediction)
-    if wanted := _texts(task.expected.get("passages")):
-        missing = [part for part in wanted if not any(_is_passage(passage, part) for passage in passages)]
-    elif wanted := _texts(task.expected.get("source")):
+    if wanted := label_texts(task.expected.get("passages")):
+        missing = [part for part in wanted if not any(is_passage(passage, part) for passage in passages)]
+    elif wanted := label_texts(task.expected.get("source")):
         if passages and not any(passage.get("source") for passage in passages):
             raise NoGrade("the sources of the retrieved passages are unknown: none has a 'source'")
         missing = [name for name in wanted if not any(passage.get("source") == name for passage in passages)]
@@ -128,10 +128,15 @@ def expected_sources(task: Task) -> list[str]:
         answerable = is_answerable(task)
     except NoGrade:
         return []
-    return _texts(task.expected.get("source")) if answerable and not _texts(task.expected.get("passages")) else []
+    return (
+        label_texts(task.expected.get("source"))
+        if answerable and not label_texts(task.expected.get("passages"))
+        else []
+    )
 
 
-def _texts(value: Any) -> list[str]:
+def label_texts(value: Any) -> list[str]:
+    """A label that may be one text or a list of them, without empty ones."""
     listed = value if isinstance(value, list | tuple) else [value]
     return [str(part) for part in listed if part not in (None, "")]
 
@@ -165,7 +170,8 @@ def _identity(passage: Mapping[str, Any]) -> Any:
     return passage.get("id") or passage.get("text")
 
 
-def _is_passage(passage: Mapping[str, Any], wanted: str) -> bool:
+def is_passage(passage: Mapping[str, Any], wanted: str) -> bool:
+    """Whether a passage has an expected id, or contains an expected text, regardless of case and spaces."""
     return passage.get("id") == wanted or plain_text(wanted) in plain_text(passage.get("text", ""))
 
 

@@ -311,6 +311,7 @@ def report_agreement(
 
 
 def greedy_agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages]) -> float:
+    """Share of prompts, in [0, 1], that both continue with the same greedy text."""
     import torch
 
     served, tokenizer, model = LlamaBackend(served_as(adapter)), policy.tokenizer, trainer.model.eval()
