@@ -294,8 +294,8 @@ ROWS = (
         goal="at most 10 % lower",
         measurement="any_agent",
         cells=as_good_as("twin", "foreign", within=0.1, rate="samples_per_s"),
-        note="the same instructions, examples, tool, tasks, rollouts and steps. Samples are rollouts of the training, in "
-        "the time that they take.",
+        note="the same instructions, examples, tool, tasks, rollouts and steps. Samples are rollouts of the training, "
+        "in the time that they take.",
     ),
     Row(
         name="any_agent_langgraph",
