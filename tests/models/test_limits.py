@@ -144,6 +144,37 @@ def test_an_abandoned_call_that_caught_the_exception_is_stopped_again(monkeypatc
     assert caught[0] == 3
 
 
+def test_stopping_a_thread_that_ended_stops_no_thread_with_its_identifier() -> None:
+    ended = limits.StoppableThread(lambda: None, "ended")
+    ended.start()
+    ended.join()
+    stopped, identifiers = list[BaseException](), list[int]()
+
+    def work() -> None:
+        identifiers.append(threading.get_ident())
+        try:
+            while not turn.is_set():
+                time.sleep(0.001)
+            sum(range(1000))
+        except BaseException as error:
+            stopped.append(error)
+
+    for _ in range(200):  # the next thread has the same identifier in most cases
+        turn = threading.Event()
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not identifiers:
+            time.sleep(0.001)
+        ended.stop()
+        turn.set()
+        thread.join()
+        if identifiers.pop() == ended.ident:
+            break
+    else:
+        pytest.skip("no thread had the same identifier")
+    assert stopped == []
+
+
 def test_threads_are_reused() -> None:
     names = {within_limit(lambda: threading.current_thread().ident, "it") for _ in range(200)}
     assert len(names) <= 2

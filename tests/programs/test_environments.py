@@ -13,7 +13,7 @@ import pytest
 import assay
 from assay.datasets import Task
 from assay.errors import AssayError, EnvironmentFailed, FailureKind
-from assay.models import LanguageModel
+from assay.models import LanguageModel, limits
 from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import (
     Environment,
@@ -21,6 +21,7 @@ from assay.programs import (
     EnvironmentStep,
     InvalidAction,
 )
+from assay.programs.environments.play import Play
 from assay.rubrics import Criterion, NoGrade, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
 from assay.testing import scripted_lm
@@ -369,6 +370,32 @@ def test_a_run_that_is_stopped_stops_its_environment() -> None:
     while any(thread.name == "assay-environment" for thread in threading.enumerate()):
         assert time.monotonic() < until, "the environment's thread is still alive"
         time.sleep(0.02)
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_environment_to_close() -> None:
+    """It waited until it was stopped again, and then stopped whichever thread had the identifier by then."""
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
+    threads: list[threading.Thread] = []
+
+    def run() -> None:
+        threads.append(threading.current_thread())
+        agent(length=2)
+
+    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
+        within_limit(run, "the run")
+    threads[0].join(limits.STOP_AGAIN_S - 1)
+    assert not threads[0].is_alive()
+
+
+def test_after_a_timeout_the_next_step_is_refused_at_once() -> None:
+    with Play(Hangs, timeout_s=0.5) as play:
+        play.reset(Task(id="1", inputs={"length": 2}))
+        with pytest.raises(EnvironmentFailed, match=r"no result of step\('right'\) after 0\.5 s"):
+            play.step("right")
+        began = time.monotonic()
+        with pytest.raises(EnvironmentFailed, match=r"was given up.* step\('right'\) was not called"):
+            play.step("right")
+        assert time.monotonic() - began < 0.4
 
 
 def test_rewards_are_recorded_by_call_and_exported(tmp_path: Any) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "LimitedCall",
     "OverTime",
     "RaisedInside",
+    "StoppableThread",
     "asking_model",
     "check_limit",
     "current_limit",
@@ -63,6 +64,41 @@ class OverTime(TimeoutError):
 
 class Abandoned(BaseException):
     """Raised in an abandoned thread. A `BaseException`, so that `except Exception` does not catch it."""
+
+
+class StoppableThread(threading.Thread):
+    """A daemon thread that ends when `stop` raises `Abandoned` in it, at the next line of Python that it executes.
+
+    Python addresses a thread by an identifier that the next thread gets once this one has ended. Therefore an exception
+    is raised under a lock that this thread takes before it ends.
+    """
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self._open = threading.Lock()
+        self._over = False
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Abandoned:
+            pass
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        """Raise `Abandoned` in this thread, unless it has ended."""
+        with self._open:
+            if not self._over and self.ident is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(Abandoned))
+
+    def _end(self) -> None:
+        while not self._over:
+            try:
+                with self._open:
+                    self._over = True
+            except Abandoned:
+                continue
 
 
 class RaisedInside(RuntimeError):
@@ -136,7 +172,7 @@ class _Job(LimitedCall):
                 self.over = over
                 self.running.release()
 
-    def abandon(self, thread: threading.Thread) -> bool:
+    def abandon(self, thread: StoppableThread) -> bool:
         """Stop waiting, and raise `Abandoned` in the thread. Returns False if the call has just finished."""
         with self.lock:
             if self.done:
@@ -146,7 +182,7 @@ class _Job(LimitedCall):
         threading.Thread(target=self._insist, args=(thread,), name="assay-abandoned", daemon=True).start()
         return True
 
-    def _insist(self, thread: threading.Thread) -> None:
+    def _insist(self, thread: StoppableThread) -> None:
         """Stop the thread again until it ends. Python drops an exception that arrives in a destructor or in the
         callback of a weak reference (one in eight, in a call that validates a schema), and the call may catch it."""
         while True:
@@ -155,10 +191,10 @@ class _Job(LimitedCall):
                 return
             self._stop(thread)
 
-    def _stop(self, thread: threading.Thread) -> None:
+    def _stop(self, thread: StoppableThread) -> None:
         with self.lock:
-            if not self.done and thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Abandoned))
+            if not self.done:  # afterwards the thread has the job of somebody else
+                thread.stop()
 
 
 _job: ContextVar[LimitedCall | None] = ContextVar("assay_limited_job", default=None)
@@ -192,21 +228,18 @@ class _Worker:
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[tuple[contextvars.Context, _Job]] = SimpleQueue()
-        self.thread = threading.Thread(target=self._work, name="assay-limited", daemon=True)
+        self.thread = StoppableThread(self._work, "assay-limited")
         self.thread.start()
 
     def _work(self) -> None:
-        try:
-            while True:
-                context, job = self.jobs.get()
-                context.run(job.run)
-                reusable = job.finish()
-                del context, job  # an idle thread holds no references
-                if not reusable:
-                    return
-                _idle.append(self)
-        except Abandoned:  # raised just after the job finished
-            return
+        while True:
+            context, job = self.jobs.get()
+            context.run(job.run)
+            reusable = job.finish()
+            del context, job  # an idle thread holds no references
+            if not reusable:
+                return
+            _idle.append(self)
 
 
 _given_up: ContextVar[Callable[[], float | None]] = ContextVar("assay_given_up", default=lambda: None)

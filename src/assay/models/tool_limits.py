@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from assay.models.limits import LimitedCall, OverTime, current_tool_limit, innermost, inside, run_of
+from assay.models.limits import Abandoned, LimitedCall, OverTime, current_tool_limit, innermost, inside, run_of
 
 __all__ = ["ToolOverTime", "awaited_within_tool_limit", "within_tool_limit"]
 
@@ -70,7 +70,7 @@ class _ToolCall(LimitedCall):
                         # cancels an exception that has not been raised yet
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, None)
                 return
-            except _Stopped:  # raised here, after the tool has returned; at most once
+            except (_Stopped, Abandoned):  # raised here, after the tool has returned; an abandoned run is stopped again
                 continue
 
 

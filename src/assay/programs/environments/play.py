@@ -5,7 +5,6 @@ Does not choose actions.
 """
 
 import contextvars
-import ctypes
 import math
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.errors import EnvironmentFailed
 from assay.models.failures import stop_in
-from assay.models.limits import Abandoned, current_tool_limit, limited
+from assay.models.limits import StoppableThread, current_tool_limit, limited
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction
 from assay.support.scrubbing import error_text
 from assay.traces.listening import run_tool
@@ -53,15 +52,13 @@ class _Thread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="assay-environment", daemon=True)
+        self.abandoned = False
+        self._thread = StoppableThread(self._work, "assay-environment")
         self._thread.start()
 
     def _work(self) -> None:
-        try:
-            while (call := self._calls.get()) is not None:
-                call.run()
-        except Abandoned:
-            return
+        while (call := self._calls.get()) is not None:
+            call.run()
 
     def run(self, work: Callable[[], Any], seconds: float) -> _Call | None:
         """The finished call; None if it took longer than `seconds`, and the thread is then abandoned."""
@@ -79,10 +76,10 @@ class _Thread:
         return call
 
     def abandon(self) -> None:
-        """Stops the thread at the next line of Python that it executes."""
+        """Stops the thread at the next line of Python that it executes. It makes no calls afterwards."""
+        self.abandoned = True
         self._calls.put(None)
-        if self._thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Abandoned))
+        self._thread.stop()
 
     def end(self) -> None:
         self._calls.put(None)
@@ -112,7 +109,7 @@ class Play:
 
     def __exit__(self, *raised: object) -> None:
         try:
-            if self._environment is not None and not self._failed:
+            if self._environment is not None and not self._failed and not self._thread.abandoned:
                 self._limited(self._environment.close, "close()")
         except EnvironmentFailed:
             if raised == (None, None, None):  # otherwise the first failure is the one to report
@@ -165,6 +162,8 @@ class Play:
         return result
 
     def _limited(self, call: Callable[[], Any], what: str) -> Any:
+        if self._thread.abandoned:
+            raise self._failure(f"was given up, because it gave no result in time; {what} was not called")
         finished = self._thread.run(call, self._limit_s)
         if finished is None:
             raise self._failure(f"gave no result of {what} after {self._limit_s:g} s")
