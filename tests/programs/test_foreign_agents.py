@@ -33,9 +33,10 @@ TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer
 CLIENT = """
 import json, os, sys, urllib.request
 
-def ask(base, key, **body):
+def ask(base, key, agent="", **body):
     data = json.dumps({"messages": [{"role": "user", "content": "How much is 2 + 3?"}], **body}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    headers |= {"x-assay-agent": agent} if agent else {}
     request = urllib.request.Request(f"{base}/chat/completions", data=data, headers=headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["choices"][0]["message"]["content"]
@@ -128,6 +129,19 @@ def test_calls_of_a_function_are_turns_of_the_scored_rollout(host: AgentHost) ->
     assert stored.score == 1.0
     assert host.session.meter.usage.calls == 3
     assert host.session.recorder.unrecorded.calls == 0
+
+
+@pytest.mark.slow
+def test_the_agents_of_a_rollout_are_named_by_a_header(host: AgentHost) -> None:
+    def team(task: dict[str, Any]) -> str:
+        with pytest.raises(urllib.error.HTTPError, match="422"):
+            ask(task, agent="x" * 65)
+        return "".join(ask(task, agent=name) for name in ("planner", "planner", "solver", ""))
+
+    rollout = rollout_of(host.run(CallableRunner(team)))
+    assert [call.agent for call in rollout.transitions] == ["planner", "planner", "solver", ""]
+    host.store.flush()
+    assert [call.agent for call in host.store.rollout(rollout.id).transitions] == ["planner", "planner", "solver", ""]
 
 
 @pytest.mark.slow

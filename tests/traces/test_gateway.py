@@ -183,6 +183,19 @@ def test_a_rollout_ends_by_header_and_is_reopened_by_its_name(stage: Stage) -> N
     )
 
 
+def test_calls_are_recorded_with_the_agent_of_their_header(stage: Stage) -> None:
+    for name in ("planner", "Löser", ""):
+        stage.chat(
+            name, extra_headers={"x-assay-rollout": "team", **({"x-assay-agent": name.encode()} if name else {})}
+        )
+    (rollout,) = stage.rollouts()
+    assert [transition.agent for transition in rollout.transitions] == ["planner", "Löser", ""]
+    for wrong in ("x" * 65, "a\tb"):
+        with pytest.raises(openai.UnprocessableEntityError, match=r"x-assay-agent=.* must be a text of 1 to 64"):
+            stage.chat("no", extra_headers={"x-assay-rollout": "team", "x-assay-agent": wrong})
+    assert len(stage.rollouts()[0].transitions) == 3
+
+
 def test_invalid_rewards_are_refused_with_the_reason(stage: Stage) -> None:
     _, opened = stage.manage("/assay/rollouts", {})
     base = "/assay/rollouts"

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 
 import dspy
 
-from assay.errors import ConfigError
+from assay.traces.records import check_agent_name
 
 __all__ = ["acting_as", "current_agent"]
 
 _KEY = "assay_agent"
-_LONGEST = 64  # characters; the width of the column
 
 
 @contextmanager
@@ -28,9 +27,7 @@ def acting_as(name: str) -> Iterator[None]:
     Raises:
         ConfigError: another name.
     """
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable() or not name.strip():
-        raise ConfigError(f"name={name!r} must be a text of 1 to {_LONGEST} characters that can be printed")
-    with dspy.context(**{_KEY: name}):
+    with dspy.context(**{_KEY: check_agent_name(name)}):
         yield
 
 

@@ -8,7 +8,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.errors import FailureKind
+from assay.errors import ConfigError, FailureKind
 
 __all__ = [
     "NOT_AGENTS",
@@ -17,6 +17,7 @@ __all__ = [
     "ToolCall",
     "Transition",
     "Verdict",
+    "check_agent_name",
     "new_id",
     "of_tenant",
     "person_digest",
@@ -31,6 +32,9 @@ NOT_AGENTS = ("judge", "simulated_user")
 """Sources of rollouts that are no agent's: exports, lists and scoring leave them out unless they are asked for."""
 
 
+_AGENT_NAME = 64  # characters; the width of the column
+
+
 # Seeded once by the system: `os.urandom` for each id would release the interpreter's lock.
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
@@ -39,6 +43,17 @@ os.register_at_fork(after_in_child=_random.seed)
 def new_id() -> str:
     """New random id of 32 hex digits. It starts with the time in milliseconds, so that later ids sort later."""
     return f"{time.time_ns() // 1_000_000:012x}{_random.getrandbits(80):020x}"
+
+
+def check_agent_name(name: Any, argument: str = "name") -> str:
+    """The name of an agent.
+
+    Raises:
+        ConfigError: it is none. `argument`: what held it.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= _AGENT_NAME or not name.isprintable() or not name.strip():
+        raise ConfigError(f"{argument}={name!r} must be a text of 1 to {_AGENT_NAME} characters that can be printed")
+    return name
 
 
 def person_digest(name: str) -> str:
@@ -126,7 +141,7 @@ class Transition:
     started_at: float = 0.0
     step_rewards: dict[str, float] = field(default_factory=dict)
     return_: float | None = None
-    agent: str = ""  # name of the agent that made the call, see `assay.traces.acting_as`
+    agent: str = ""  # name of the agent that made the call, see `assay.traces.acting_as`; header `x-assay-agent`
 
 
 @dataclass(kw_only=True)

@@ -15,13 +15,14 @@ from aiohttp import web
 
 from assay.support.scrubbing import error_text
 from assay.traces.gateway.client_requests import ClientRequest
+from assay.traces.gateway.headers import readable
 from assay.traces.gateway.live import Live
 from assay.traces.gateway.proxy import Passed
 from assay.traces.gateway.request_bodies import is_constrained, sent_secrets, storable
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, requested_model
 from assay.traces.messages import gemini
-from assay.traces.records import Transition
+from assay.traces.records import Transition, check_agent_name
 from assay.traces.store.rows import as_json
 
 __all__ = ["Call", "Turns", "requested_choices", "sent"]
@@ -81,6 +82,8 @@ class Call:
         path: path of its address if it differs from the dialect's own.
         in_path: fields of the request that are in the path instead of the body.
         naming: headers that name the rollout's task and group; empty if the caller may not set them.
+    Raises:
+        ConfigError: the header `x-assay-agent` is no name.
     """
 
     def __init__(
@@ -101,6 +104,8 @@ class Call:
             naming,
         )
         self._path, self._in_path = path, in_path
+        agent = readable(request.headers.get("x-assay-agent", ""))
+        self._agent = check_agent_name(agent, "x-assay-agent") if agent else ""
         self._began, self._clock = time.time(), time.perf_counter()
         self.passed = Passed()
         self.passed.secrets = sent_secrets(request)
@@ -166,6 +171,7 @@ class Call:
                 "body": used.answered_body(self._dialect, body) if isinstance(used, EmbeddedUpstream) else body,
             },
             started_at=self._began,
+            agent=self._agent,
             constrained=is_constrained(self._body) or (client_request.insists and isinstance(used, EmbeddedUpstream)),
         )
         self._text = as_json(self._transition.request)

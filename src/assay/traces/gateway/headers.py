@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from multidict import CIMultiDict
 
-__all__ = ["KEYS", "request_headers", "response_headers"]
+__all__ = ["KEYS", "readable", "request_headers", "response_headers"]
 
 KEYS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")  # headers in which clients send a provider's key
 # RFC 9110, section 7.6.1. Headers that `Connection` lists are added per request.
@@ -39,13 +39,13 @@ def _forwarded(headers: Mapping[str, str], also: frozenset[str]) -> CIMultiDict[
     }
     dropped = _CONNECTION | _BYTES | also | listed
     return CIMultiDict(
-        (key, _readable(value))
+        (key, readable(value))
         for key, value in headers.items()
         if key.lower() not in dropped and not key.lower().startswith(_OURS)
     )
 
 
-def _readable(value: str) -> str:
+def readable(value: str) -> str:
     """A header value decoded as UTF-8, else as Latin-1, which browsers and Node send.
 
     aiohttp would drop bytes that are not UTF-8. The value is sent as UTF-8.
