@@ -140,15 +140,10 @@ def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "agent", ["{python} {folder}/openai_agent.py", "{python} {folder}/langgraph_agent.py", "node {folder}/agent.mjs"]
-)
+@pytest.mark.parametrize("agent", ["{python} {folder}/openai_agent.py", "node {folder}/agent.mjs"])
 def test_the_agents_of_the_examples_can_be_trained(tiny_model: Path, agent: str) -> None:
-    """Unchanged, with OpenAI's SDK, LangGraph and as a Node program. A random model writes no calculation."""
+    """Unchanged, with OpenAI's SDK and as a Node program (LangGraph: tests/clients). No calculation is written."""
     pytest.importorskip("openai")
-    if "langgraph" in agent:
-        pytest.importorskip("langgraph")
-        pytest.importorskip("langchain_openai")
     if agent.startswith("node") and shutil.which("node") is None:
         pytest.skip("node is not installed")
     agent = agent.format(python=sys.executable, folder=EXAMPLES)
