@@ -18,6 +18,7 @@ from assay.models.failures import failure_of_program, is_agent_failure
 from assay.programs import Converse, load_program, program_inputs
 from assay.programs.agent import GUIDE
 from assay.programs.conversation_guide import ConversationGuide
+from assay.programs.simulated_users import RuleBasedUser
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces.export.selection import Selection
@@ -325,3 +326,24 @@ def test_converse_is_shipped_under_its_name() -> None:
     assert program.config == {"user": "model", "user_model": "m"}
     assert program_inputs(program) == ["service", "user"]
     assert program.agent_parameters.max_steps == 20
+
+
+def test_an_evaluation_notes_that_the_simulated_user_tells_the_answer(tmp_path: Path) -> None:
+    class Teller:
+        def __call__(self, *, profile: Any, messages: Any) -> dspy.Prediction:
+            if not messages:
+                return dspy.Prediction(message="A table for Friday, for 4 people.", ended="")
+            return RuleBasedUser()(profile=profile, messages=messages)
+
+    row = {"inputs": INPUTS, "expected": {"outcome": {"day": "Friday", "people": "4"}}, "split": "test"}
+
+    def notes(user: Any) -> list[str]:
+        report = assay.evaluate(
+            Converse(user=user), rubric="converse", data=[row], split="test", lm=scripted_lm(clerk),
+            store=tmp_path / "a.db", progress=None, preflight=False,
+        )  # fmt: skip
+        return [note for note in report.notes if "simulated user" in note]
+
+    (note,) = notes(Teller())
+    assert note.startswith("in 1 of 1 conversations the simulated user told facts before they were asked for, such as ")
+    assert notes("rules") == []

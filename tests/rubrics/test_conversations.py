@@ -11,6 +11,7 @@ from assay.rubrics.conversations import (
     completed,
     filled,
     judged_turn,
+    told_unasked,
     turns_used,
     user_corrected,
     user_escalated,
@@ -156,3 +157,35 @@ def test_the_shipped_rubric_weighs_completion_and_takes_rewards_of_turns() -> No
     half = {**done, "outcome": {"day": "Friday"}}
     assert rubric.score(TASK, half).value == pytest.approx(0.1)  # 1 * 0.5 of 5
     assert math.isnan(rubric.score(TASK, half).grades["turns_used"])
+
+
+USER = {
+    "goal": "I want to book a table.",
+    "facts": {"day": "June 4", "people": {"value": "4", "asked_by": ["guests"]}, "phone": "555 0199", "note": None},
+}
+
+
+def said(*contents: str) -> list[dict[str, str]]:
+    return [{"role": "agent" if at % 2 else "user", "content": content} for at, content in enumerate(contents)]
+
+
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (("I want to book a table.", "Which day?", "June 4.", "How many guests?", "4"), []),
+        (("I want to book a table.", "Which day, and how many people?", "June 4, for 4."), []),
+        (("I want to book a table.", "What is your name?", "Call me at 555 0199."), []),  # misunderstood the question
+        (("I want to book a table for June 4.", "How many guests?", "4"), ["day"]),
+        (("I want to book a table.", "Which day?", "June 4, for 4, and my phone is 555 0199."), ["phone", "people"]),
+        (("I want to book a table.", "June 4, for 4 guests, phone 555 0199?", "June 4, 4, 555 0199"), []),
+        ((), []),
+    ],
+)
+def test_facts_that_a_user_tells_before_they_are_asked_for(contents: tuple[str, ...], told: list[str]) -> None:
+    assert told_unasked(USER, said(*contents)) == told
+
+
+@pytest.mark.parametrize("user", [None, "Ada", {}, {"facts": ["day"]}, {"goal": 3, "facts": {"day": ""}}])
+@pytest.mark.parametrize("messages", [None, "hello", [None, {"role": "user"}], said("hello")])
+def test_other_inputs_tell_nothing(user: Any, messages: Any) -> None:
+    assert told_unasked(user, messages) == []

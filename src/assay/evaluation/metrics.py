@@ -14,6 +14,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.rubrics import Rubric
+from assay.rubrics.conversations import told_unasked
 from assay.rubrics.steps import is_used, passed_on, plain_text
 from assay.support.reprs import ReportRepr
 from assay.traces import Rollout, ToolCall, Transition
@@ -61,6 +62,7 @@ class TaskRun:
         rounds: those of a `Refine` program.
         error: why the agent gave no answer.
         tool_figures: of an agent with tools, see `assay.evaluation.tool_use`; only those that apply to the task.
+        told: facts that a simulated user told before they were asked for.
     """
 
     task_id: str
@@ -83,6 +85,7 @@ class TaskRun:
     rounds: Sequence[Mapping[str, Any]] = ()
     error: str | None = None
     tool_figures: Mapping[str, float] = field(default_factory=dict)
+    told: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +237,7 @@ def run_of(
         thinking=thinking_of(rollout),
         rounds=rounds if isinstance(rounds := prediction.get("rounds"), list) else (),
         tool_figures=tool_figures or {},
+        told=told_unasked(rollout.inputs.get("user"), prediction.get("messages")),
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
     )
 

@@ -1,5 +1,5 @@
 """Notes on what runs did that their score does not show: tools that all failed, verifiers that did not
-decide, budgets that were not kept."""
+decide, budgets that were not kept, users that tell the answer."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -13,7 +13,8 @@ _REASON_CHARS = 300
 
 def run_notes(runs: Collection[TaskRun]) -> list[str]:
     """The notes on some runs of one program; none where nothing is to be said."""
-    return [note for note in (_without_tools(runs), _undecided(runs), _over_budget(runs), _not_reported(runs)) if note]
+    notes = (_without_tools(runs), _undecided(runs), _over_budget(runs), _not_reported(runs), _told_unasked(runs))
+    return [note for note in notes if note]
 
 
 def _without_tools(runs: Collection[TaskRun]) -> str:
@@ -62,4 +63,15 @@ def _not_reported(runs: Collection[TaskRun]) -> str:
     return (
         f"the thinking tokens of {unknown} of {len(uses)} runs are unknown: the model thought, and the server did not "
         "report how many tokens that took"
+    )
+
+
+def _told_unasked(runs: Collection[TaskRun]) -> str:
+    told = [run.told for run in runs if run.told]
+    if not told:
+        return ""
+    name, _ = Counter(name for names in told for name in names).most_common(1)[0]
+    return (
+        f"in {len(told)} of {len(runs)} conversations the simulated user told facts before they were asked for, such "
+        f"as {name!r}: the score may be too high; test the user with `assay judge fidelity`"
     )

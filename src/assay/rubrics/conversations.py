@@ -22,6 +22,7 @@ __all__ = [
     "completed",
     "filled",
     "judged_turn",
+    "told_unasked",
     "turns_used",
     "user_corrected",
     "user_escalated",
@@ -156,6 +157,51 @@ def user_escalated(task: Task, prediction: dict[str, Any], rollout: Rollout | No
 def user_gave_up(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if the user gives up in the next message."""
     return _graded(prediction, rollout, lambda turn: bool(_GIVES_UP.search(turn.after)))
+
+
+def told_unasked(user: Any, messages: Any) -> list[str]:
+    """Names of the facts of a simulated user that it told before an agent could ask for them.
+
+    A fact counts if the user tells it in its first message, or together with another one after a reply that has no word
+    of it. What the goal or an earlier message says is not told.
+
+    Args:
+        user: `goal` and `facts`, as in the inputs of a task.
+        messages: each with `role` and `content`.
+    """
+    facts = user.get("facts") if isinstance(user, Mapping) else None
+    if not isinstance(facts, Mapping) or not isinstance(messages, list | tuple):
+        return []
+    told: list[str] = []
+    known = asked = str(user.get("goal", ""))
+    for at, message in enumerate(messages):
+        text = str(message.get("content", "")) if isinstance(message, Mapping) else ""
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            new = [name for name in _facts_in(text, facts) if name not in _facts_in(known, facts)]
+            if at == 0 or len(new) > 1:
+                told += [name for name in new if at == 0 or not _asks(asked, name, facts[name])]
+        else:
+            asked = text
+        known += f"\n{text}"
+    return told
+
+
+def _facts_in(text: str, facts: Mapping[Any, Any]) -> list[str]:
+    """The facts whose values are in a text. A text counts once: "June 4" does not tell the value "4" too."""
+    found, text = [], text.casefold()
+    values = {name: fact.get("value") if isinstance(fact, Mapping) else fact for name, fact in facts.items()}
+    stated = {name: str(value) for name, value in values.items() if value is not None and str(value).strip()}
+    for name, value in sorted(stated.items(), key=lambda item: -len(item[1])):
+        if match := re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", text):
+            text = f"{text[: match.start()]}|{text[match.end() :]}"
+            found.append(name)
+    return found
+
+
+def _asks(reply: str, name: Any, fact: Any) -> bool:
+    words = fact.get("asked_by", ()) if isinstance(fact, Mapping) else ()
+    asking = [str(name).replace("_", " "), *([words] if isinstance(words, str) else words)]
+    return bool(_words(reply) & _words(" ".join(map(str, asking))))
 
 
 class TurnFields(dict[str, Any]):
