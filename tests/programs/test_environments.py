@@ -2,55 +2,27 @@
 
 import json
 import math
-import sqlite3
 import threading
 import time
 from typing import Any
 
 import dspy
 import pytest
+from corridors import Corridor, Hangs, playing
 
 import assay
 from assay.datasets import Task
 from assay.errors import AssayError, EnvironmentFailed, FailureKind
-from assay.models import LanguageModel, limits
-from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import (
     Environment,
     EnvironmentAgent,
     EnvironmentStep,
-    InvalidAction,
 )
-from assay.programs.environments.play import Play
 from assay.rubrics import Criterion, NoGrade, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
 from assay.testing import scripted_lm
 from assay.testing.contracts import EnvironmentContract
 from assay.traces import Rollout, Store, Transition
-
-
-class Corridor(Environment):
-    """A walk along `length` fields to the door. Each step to the right is worth 0.25, the door 1."""
-
-    def reset(self, task: Task) -> EnvironmentStep:
-        self.at, self.length = 0, int(task.inputs.get("length", 2))
-        self.connection = sqlite3.connect(":memory:")  # may be used only in the thread that opened it
-        return self._seen(0.0)
-
-    def step(self, action: str) -> EnvironmentStep:
-        self.connection.execute("SELECT 1")
-        if self.at >= self.length:
-            raise InvalidAction("the door is behind you")
-        if action not in ("left", "right"):
-            raise InvalidAction(f"{action!r} is no direction")
-        before = self.at
-        self.at = max(0, self.at + (1 if action == "right" else -1))
-        return self._seen(1.0 if self.at >= self.length else 0.25 * (self.at - before))
-
-    def _seen(self, reward: float) -> EnvironmentStep:
-        done = self.at >= self.length
-        text = "The door." if done else f"Field {self.at} of {self.length}."
-        return EnvironmentStep(observation=text, reward=reward, done=done, info={"at": self.at})
 
 
 class Listed(Corridor):
@@ -68,18 +40,6 @@ class TestCorridor(EnvironmentContract):
 
     def action(self, step: EnvironmentStep, at: int) -> str:
         return "right"
-
-
-def playing(actions: list[str], environment: Any = Corridor, **options: Any) -> tuple[Any, LanguageModel, list[str]]:
-    """An agent, and a model that writes these actions; the texts are the prompts that it was sent."""
-    prompts: list[str] = []
-    turns = iter(actions)
-
-    def script(request: Any) -> str:
-        prompts.append("\n".join(message.text or "" for message in request.messages))
-        return json.dumps({"action": next(turns)})
-
-    return EnvironmentAgent(environment, "Walk right to the door.", **options), scripted_lm(script), prompts
 
 
 def test_an_episode_is_played_to_its_end() -> None:
@@ -190,12 +150,6 @@ class Raises(Corridor):
         raise RuntimeError("out of order")
 
 
-class Hangs(Corridor):
-    def step(self, action: str) -> EnvironmentStep:
-        while True:
-            time.sleep(0.01)
-
-
 class NotANumber(Corridor):
     def step(self, action: str) -> EnvironmentStep:
         return EnvironmentStep(observation="", reward=math.nan)
@@ -259,19 +213,6 @@ def test_an_environment_that_misbehaves_ends_the_run_with_what_it_did(environmen
         agent(length=2)
     assert message in str(raised.value)
     assert time.monotonic() - started < 5
-
-
-def test_a_hanging_environment_leaves_no_thread_behind() -> None:
-    agent, lm, _ = playing(["right"], Hangs, timeout_s=0.2)
-    with dspy.context(lm=lm), pytest.raises(EnvironmentFailed):
-        agent(length=2)
-    agent, lm, _ = playing(["right", "right"])
-    with dspy.context(lm=lm):
-        agent(length=2)
-    until = time.monotonic() + 5
-    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
-        assert time.monotonic() < until, "a thread of an environment is still alive"
-        time.sleep(0.02)
 
 
 def test_an_environment_is_closed_also_after_a_failure_of_the_agent() -> None:
@@ -354,48 +295,6 @@ def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -
     evaluation = evaluated(Raises, DOOR, tmp_path).evaluation
     assert evaluation.unscored == 3
     assert "the environment Raises" in str(evaluation.why_unscored)
-
-
-def test_the_limit_of_tools_bounds_an_environment() -> None:
-    agent, lm, _ = playing(["right"], Hangs, timeout_s=600)
-    with dspy.context(lm=lm), limited(2.0), pytest.raises(EnvironmentFailed, match=r"after 0\.5 s"):
-        agent(length=2)
-
-
-def test_a_run_that_is_stopped_stops_its_environment() -> None:
-    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
-    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
-        within_limit(lambda: agent(length=2), "the run")
-    until = time.monotonic() + 5
-    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
-        assert time.monotonic() < until, "the environment's thread is still alive"
-        time.sleep(0.02)
-
-
-def test_a_run_that_is_stopped_does_not_wait_for_its_environment_to_close() -> None:
-    """It waited until it was stopped again, and then stopped whichever thread had the identifier by then."""
-    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
-    threads: list[threading.Thread] = []
-
-    def run() -> None:
-        threads.append(threading.current_thread())
-        agent(length=2)
-
-    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
-        within_limit(run, "the run")
-    threads[0].join(limits.STOP_AGAIN_S - 1)
-    assert not threads[0].is_alive()
-
-
-def test_after_a_timeout_the_next_step_is_refused_at_once() -> None:
-    with Play(Hangs, timeout_s=0.5) as play:
-        play.reset(Task(id="1", inputs={"length": 2}))
-        with pytest.raises(EnvironmentFailed, match=r"no result of step\('right'\) after 0\.5 s"):
-            play.step("right")
-        began = time.monotonic()
-        with pytest.raises(EnvironmentFailed, match=r"was given up.* step\('right'\) was not called"):
-            play.step("right")
-        assert time.monotonic() - began < 0.4
 
 
 def test_rewards_are_recorded_by_call_and_exported(tmp_path: Any) -> None:

@@ -1,0 +1,69 @@
+"""Environments that hang, and runs that are stopped in one."""
+
+import threading
+import time
+
+import dspy
+import pytest
+from corridors import Hangs, playing
+
+from assay.datasets import Task
+from assay.errors import EnvironmentFailed
+from assay.models import limits
+from assay.models.limits import OverTime, limited, within_limit
+from assay.programs.environments.play import Play
+
+
+def test_a_hanging_environment_leaves_no_thread_behind() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=0.2)
+    with dspy.context(lm=lm), pytest.raises(EnvironmentFailed):
+        agent(length=2)
+    agent, lm, _ = playing(["right", "right"])
+    with dspy.context(lm=lm):
+        agent(length=2)
+    until = time.monotonic() + 5
+    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "a thread of an environment is still alive"
+        time.sleep(0.02)
+
+
+def test_the_limit_of_tools_bounds_an_environment() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=600)
+    with dspy.context(lm=lm), limited(2.0), pytest.raises(EnvironmentFailed, match=r"after 0\.5 s"):
+        agent(length=2)
+
+
+def test_a_run_that_is_stopped_stops_its_environment() -> None:
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
+    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
+        within_limit(lambda: agent(length=2), "the run")
+    until = time.monotonic() + 5
+    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "the environment's thread is still alive"
+        time.sleep(0.02)
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_environment_to_close() -> None:
+    """It waited until it was stopped again, and then stopped whichever thread had the identifier by then."""
+    agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
+    threads: list[threading.Thread] = []
+
+    def run() -> None:
+        threads.append(threading.current_thread())
+        agent(length=2)
+
+    with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
+        within_limit(run, "the run")
+    threads[0].join(limits.STOP_AGAIN_S - 1)
+    assert not threads[0].is_alive()
+
+
+def test_after_a_timeout_the_next_step_is_refused_at_once() -> None:
+    with Play(Hangs, timeout_s=0.5) as play:
+        play.reset(Task(id="1", inputs={"length": 2}))
+        with pytest.raises(EnvironmentFailed, match=r"no result of step\('right'\) after 0\.5 s"):
+            play.step("right")
+        began = time.monotonic()
+        with pytest.raises(EnvironmentFailed, match=r"was given up.* step\('right'\) was not called"):
+            play.step("right")
+        assert time.monotonic() - began < 0.4
