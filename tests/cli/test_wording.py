@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from assay.cli.judge.tables import confusion_table
 from assay.cli.main import command_of, group
 from assay.cli.shared import echo_line
-from assay.cli.wording import counted, in_flags, message_of
+from assay.cli.wording import in_flags, message_of
 from assay.errors import AssayError, FailureKind, StopRun
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
+from assay.support.numbers import counted
 from assay.traces import Rollout, Store, Transition
 
 PYTHON = re.compile(r"\b[a-z_]+=(True|False|None\b|\{|\[|'|…)")

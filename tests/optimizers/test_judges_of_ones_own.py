@@ -111,6 +111,8 @@ def test_user_judge_is_compiled_loaded_scored_and_audited(project: Path, name: s
     assert "assay_source_" not in json.dumps(manifest["program"])
     if name == "Lexical":
         assert report.card["mass"] is None
+        assert repr(report.card).startswith("ReliabilityCard(objective=")
+        assert len(repr(report.card)) < 200
     else:
         assert report.card["mass"] == {"mean": pytest.approx(1.0), "lowest": pytest.approx(1.0)}
     elsewhere = project / "elsewhere" / "judge"

@@ -231,7 +231,7 @@ def test_later_calls_of_another_model_are_counted_and_named(host: AgentHost) -> 
     program = host.program(CallableRunner(agent))
     recorded = RecordedProgram(program, host.session)
     TimeoutPool(calls_of([(recorded, TASK)] * 2, host.session), 1, 60).finished(None)
-    assert program.notes() == ["2 runs asked for another model, which was refused: 'gpt-5'"]
+    assert program.notes() == ["2 runs asked for another model, which is refused: 'gpt-5'"]
 
 
 def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHost) -> None:
@@ -248,7 +248,7 @@ def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHos
         ask(tasks[0])
     assert refused.value.code == 403
     assert "has ended" in refused.value.read().decode()
-    assert program.notes() == ["1 calls of the agent came after its run had ended, and were refused"]
+    assert program.notes() == ["1 call of the agent came after the run had ended, which is refused"]
     host.store.flush()
     assert len(host.store.rollout(rollout_of(prediction).id).transitions) == 1
 
@@ -280,7 +280,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(host: AgentHost, tmp_pa
     while any(map(_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(_alive, pids))
-    assert "1 runs of the agent took too long and were ended" in program.notes()
+    assert "1 run of the agent took too long and ended" in program.notes()
 
 
 def test_a_function_that_hangs_is_given_up_and_its_calls_are_refused(host: AgentHost) -> None:
@@ -311,7 +311,7 @@ def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: 
     recorded = RecordedProgram(program, host.session)
     rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0])
     assert (rollout.status, rollout.score, len(rollout.transitions)) == ("done", 1.0, 1)
-    assert program.notes() == ["1 runs lost the process that ran the agent"]
+    assert program.notes() == ["1 run lost the process that ran the agent"]
     host.store.flush()
     lost = next(row for row in host.store.rollouts(limit=None) if row.id != rollout.id)
     assert (lost.status, lost.failure, lost.score) == ("error", FailureKind.MODEL, None)

@@ -157,8 +157,8 @@ def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(t
     with pytest.raises(Exception, match="a late one is not taken"):
         trainer.server.post(f"/assay/tasks/{lost['lease']}/result", {"answer": {"answer": "late"}})
     assert trainer.program.notes() == [
-        "1 runs lost the process that ran the agent",
-        "1 results of runners came after their task had ended, and were refused",
+        "1 run lost the process that ran the agent",
+        "1 result of runners came after the task had ended, which is refused",
     ]
     trainer.store.flush()
     rows = sorted(trainer.store.rollouts(limit=None), key=lambda row: row.started_at)
@@ -237,7 +237,7 @@ def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(
     rollout = rollout_of(run.value())
     assert done.value() == {"done": 1}
     assert (rollout.status, rollout.score, len(runs)) == ("done", 1.0, 2)
-    assert trainer.program.notes() == ["1 runs lost the process that ran the agent"]
+    assert trainer.program.notes() == ["1 run lost the process that ran the agent"]
 
 
 @pytest.mark.slow

@@ -17,10 +17,10 @@ from assay.cli.shared import (
     warn_of_gaps,
 )
 from assay.cli.value_types import Number
-from assay.cli.wording import calls_made, counted, in_flags, thinking_row
+from assay.cli.wording import calls_made, in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
-from assay.support.numbers import figure
+from assay.support.numbers import counted, figure
 
 __all__ = ["command", "print_result"]
 

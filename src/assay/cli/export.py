@@ -15,9 +15,10 @@ from assay.cli.options import (
     with_options,
 )
 from assay.cli.shared import Console, pop_values, print_json
-from assay.cli.wording import counted, in_flags
+from assay.cli.wording import in_flags
 from assay.reports.texts import readable
 from assay.runs.settings.export import OF_KIND, BalanceSettings, ExportSettings, GateSettings, SelectionSettings
+from assay.support.numbers import counted
 from assay.support.settings import settings_of
 
 __all__ = ["command"]

@@ -14,8 +14,9 @@ import click
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.options import json_option, out_option, store_option, trust_option
 from assay.cli.shared import Console, pairs, print_json
-from assay.cli.wording import counted, in_flags
+from assay.cli.wording import in_flags
 from assay.runs.settings import CommonSettings, RunSettings
+from assay.support.numbers import counted
 from assay.support.scrubbing import error_text, results
 
 __all__ = ["command"]

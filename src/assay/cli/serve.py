@@ -10,8 +10,8 @@ import click
 from assay.cli.flags import command_settings, drop_unused_judge, is_set, settings_flags
 from assay.cli.options import json_option, key_option, store_option
 from assay.cli.shared import Console, print_json
-from assay.cli.wording import counted
 from assay.runs.settings import ServeSettings
+from assay.support.numbers import counted
 from assay.support.scrubbing import unscrubbed
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from assay.cli.wording import counted, in_flags
+from assay.cli.wording import in_flags
+from assay.support.numbers import counted
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
 __all__ = [

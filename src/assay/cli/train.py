@@ -21,11 +21,11 @@ from assay.cli.options import (
     with_options,
 )
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
-from assay.cli.wording import counted, curriculum_lines, in_flags
+from assay.cli.wording import curriculum_lines, in_flags
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
-from assay.support.numbers import figure
+from assay.support.numbers import counted, figure
 from assay.support.settings import settings_of
 
 if TYPE_CHECKING:

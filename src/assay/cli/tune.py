@@ -15,10 +15,10 @@ from assay.cli.shared import (
     require_coverage,
     warn_of_failures,
 )
-from assay.cli.wording import counted, curriculum_lines, in_flags
+from assay.cli.wording import curriculum_lines, in_flags
 from assay.reports.markdown import cost_words
 from assay.runs.settings import ImpactSettings, TuneSettings
-from assay.support.numbers import figure, signed
+from assay.support.numbers import counted, figure, signed
 from assay.support.settings import settings_of
 
 __all__ = ["command", "print_report"]
@@ -135,8 +135,7 @@ def print_report(data: dict[str, Any]) -> None:
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
     level = data["level_with_best"]
     alternatives = (
-        f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_shortened(level)}): no significant "
-        f"difference on val"
+        f"; level with {counted(len(level), 'other trials')} ({_shortened(level)}): no significant difference on val"
         if level
         else ""
     )

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
-__all__ = ["calls_made", "counted", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
+from assay.support.numbers import counted
+
+__all__ = ["calls_made", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
@@ -31,11 +33,6 @@ def thinking_row(thinking: Mapping[str, Any]) -> str:
     if thinking["loops"]:
         parts.append(counted(thinking["loops"], "loops"))
     return "; ".join(parts)
-
-
-def counted(number: int, things: str) -> str:
-    """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
-    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
 
 
 def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:

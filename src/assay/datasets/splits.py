@@ -20,6 +20,7 @@ from assay.datasets.staged import check_stages, staged_tasks
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
 from assay.support.keywords import takes
+from assay.support.numbers import counted
 
 __all__ = ["SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed"]
 
@@ -83,8 +84,8 @@ class Splits:
 
     def left_out(self) -> str:
         """Text with the number of dropped duplicates and contradictions; empty if none was dropped."""
-        counts = {"duplicate": self.duplicates, "contradiction": self.conflicts}
-        text = " and ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items())
+        counts = {"duplicates": self.duplicates, "contradictions": self.conflicts}
+        text = " and ".join(counted(count, name) for name, count in counts.items())
         return f"{text} left out" if self.differing else ""
 
     @property

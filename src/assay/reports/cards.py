@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from assay.reports.charts import Axis, Dot, points_chart, range_bar, share_bar
-from assay.support.numbers import figure, signed
+from assay.support.numbers import counted, figure, signed
 
 __all__ = [
     "AttackRow",
@@ -123,7 +123,7 @@ def _words(card: Mapping[str, Any]) -> tuple[str, str]:
     raters = f" Raters reach {figure(reached)} with each other." if reached is not None else ""
     text = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]} with raters: {figure(value)} on {agreement['n']} sealed items"
     if alarms := len(card["alarms"]):
-        broken = f" It breaks {alarms} rule{'s' if alarms > 1 else ''}, listed below."
+        broken = f" It breaks {counted(alarms, 'rules')}, listed below."
     else:
         broken = " It breaks no rule." if low is not None else " So few items do not show whether it can be trusted."
     is_better = low is not None and low > 0 and name != "brier"

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from assay.reports.charts import interval_bar
 from assay.reports.texts import preview
-from assay.support.numbers import signed
+from assay.support.numbers import counted, signed
 from assay.traces.store import tables as schema
 from assay.traces.store.evaluations import Evaluated, EvaluatedTask
 from assay.traces.store.reads import StoreReads
@@ -221,6 +221,6 @@ def gain_in_words(gain: Any) -> str:
     if gain is None or not gain.n:
         return "No task was scored in both."
     if gain.n < FEWEST_TASKS:
-        return f"{signed(gain.mean)} on {gain.n} task{'s' if gain.n > 1 else ''}, too few for an interval."
+        return f"{signed(gain.mean)} on {counted(gain.n, 'tasks')}, too few for an interval."
     words = "a gain" if gain.low > 0 else "a loss" if gain.high < 0 else "no significant difference"
     return f"{signed(gain.mean)} on {gain.n} tasks, 95 % interval {signed(gain.low)} to {signed(gain.high)}: {words}."

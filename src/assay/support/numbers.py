@@ -1,6 +1,11 @@
 """Numbers as text. A number that rounds to zero has no minus sign: `-0.000` reads as a loss."""
 
-__all__ = ["figure", "signed"]
+__all__ = ["counted", "figure", "signed"]
+
+
+def counted(number: int, things: str) -> str:
+    """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
 
 
 def figure(value: float | None, digits: int = 3) -> str:

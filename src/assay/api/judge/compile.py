@@ -13,7 +13,7 @@ import dspy
 
 from assay.api.judge.card import anchor_set, judge_card
 from assay.api.judge.items import need_fields, rated_items, with_fields, without_absent_fields
-from assay.api.judge.report import JudgeReport, save_judge
+from assay.api.judge.report import JudgeReport, save_judge, shown_card
 from assay.api.judge.session import judge_session
 from assay.datasets import SPLITS
 from assay.datasets.memory import data_spec
@@ -144,7 +144,7 @@ def _compiled(
     report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes(), openings=next(iter(opened), None))
     if outcome.test_compiled is not None:
         try:
-            report.card = judge_card(outcome, splits, session)
+            report.card = shown_card(judge_card(outcome, splits, session))
             report.anchors = anchor_set(outcome, splits, session)
         except BudgetExceeded as cap:
             outcome.stopped = str(cap)
@@ -167,7 +167,7 @@ def _as_stored(judge: Judge, run: Run, config: JudgeCompileSettings, stored: Map
     return JudgeReport(
         Path(stored["artifact"]),
         outcome,
-        stored["card"],
+        shown_card(stored["card"]),
         run.meter,
         config,
         stored["sizes"],

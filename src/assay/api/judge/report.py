@@ -26,11 +26,24 @@ from assay.runs.opening import Run
 from assay.runs.settings import JudgeCompileSettings
 from assay.sources.modules import qualified_name
 from assay.support.package import __version__
-from assay.support.reprs import ReportRepr, measure_text, shortened
+from assay.support.reprs import ReportDict, ReportRepr, measure_text, shortened
 from assay.traces.records import person_digest
 from assay.traces.store.sealing import Openings, openings_line
 
-__all__ = ["JudgeReport", "save_judge"]
+__all__ = ["JudgeReport", "save_judge", "shown_card"]
+
+
+def shown_card(card: Mapping[str, Any]) -> ReportDict:
+    """A reliability card with a short `repr`: agreement with raters, theirs with each other, alarms."""
+    facts: dict[str, Any] = {}
+    if measure := card.get("objective"):
+        facts = {
+            "objective": measure.replace("_", " "),
+            "agreement": figure(card["agreement"][measure]),
+            "raters": figure(card["ceiling"][measure]),
+            "alarms": len(card["alarms"]),
+        }
+    return ReportDict("ReliabilityCard", card, facts)
 
 
 @dataclass(repr=False)

@@ -8,9 +8,10 @@ from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
-from assay.cli.wording import counted, in_flags
+from assay.cli.wording import in_flags
 from assay.reports.cards import required_words
 from assay.runs.settings import JudgeAuditSettings
+from assay.support.numbers import counted
 
 __all__ = ["audit_command"]
 

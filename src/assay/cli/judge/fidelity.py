@@ -8,8 +8,8 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json
-from assay.cli.wording import counted
 from assay.runs.settings import FidelitySettings
+from assay.support.numbers import counted
 
 __all__ = ["fidelity_command"]
 

@@ -5,7 +5,7 @@ import click
 from assay.cli.judge.tables import rich_console
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import print_json
-from assay.cli.wording import counted
+from assay.support.numbers import counted
 
 __all__ = ["forget_command"]
 

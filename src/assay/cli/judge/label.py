@@ -9,8 +9,8 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option, trust_option
 from assay.cli.shared import print_json
-from assay.cli.wording import counted
 from assay.runs.settings import JudgeLabelSettings
+from assay.support.numbers import counted
 
 __all__ = ["label_command"]
 

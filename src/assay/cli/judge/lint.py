@@ -5,6 +5,7 @@ import click
 from assay.cli.judge.tables import rich_console
 from assay.cli.options import json_option, trust_option
 from assay.cli.shared import print_json
+from assay.support.numbers import counted
 
 __all__ = ["lint_command"]
 
@@ -24,8 +25,6 @@ def lint_command(rubric: str, as_json: bool) -> None:
     else:
         for finding in findings:
             rich_console().print(f"{finding.criterion}: {finding.rule}: {finding.text}", markup=False)
-        rich_console().print(
-            f"{len(findings)} finding{'s' if len(findings) > 1 else ''}" if findings else "nothing found", markup=False
-        )
+        rich_console().print(counted(len(findings), "findings") if findings else "nothing found", markup=False)
     if findings:
         click.get_current_context().exit(1)

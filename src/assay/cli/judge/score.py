@@ -8,8 +8,8 @@ from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.judge.tables import rich_console, spent_text
 from assay.cli.options import job_options, out_option
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
-from assay.cli.wording import counted
 from assay.runs.settings import JudgeScoreSettings
+from assay.support.numbers import counted
 
 __all__ = ["score_command"]
 

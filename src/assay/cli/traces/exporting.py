@@ -8,8 +8,8 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.cli.value_types import Choice
-from assay.cli.wording import counted
 from assay.runs.settings import TracesExportSettings
+from assay.support.numbers import counted
 
 __all__ = ["export_command"]
 

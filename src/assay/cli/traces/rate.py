@@ -7,9 +7,9 @@ import click
 from assay.cli.flags import command_settings, is_set, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
-from assay.cli.wording import counted
 from assay.errors import ConfigError
 from assay.runs.settings import TracesRateSettings
+from assay.support.numbers import counted
 
 __all__ = ["rate_command"]
 

@@ -7,8 +7,8 @@ import click
 from assay.cli.flags import command_settings, drop_unused_judge, settings_flags
 from assay.cli.options import json_option, min_coverage_option, store_option, trust_option
 from assay.cli.shared import Console, open_store, print_json, require_coverage
-from assay.cli.wording import counted
 from assay.runs.settings import TracesScoreSettings
+from assay.support.numbers import counted
 
 __all__ = ["score_command"]
 

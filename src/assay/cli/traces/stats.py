@@ -7,8 +7,8 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
-from assay.cli.wording import counted
 from assay.runs.settings import OfRunSettings
+from assay.support.numbers import counted
 
 __all__ = ["stats_command"]
 

@@ -11,6 +11,7 @@ from assay.models import count_tokens
 from assay.models.hosted import quiet_litellm
 from assay.models.roles import is_embedded
 from assay.programs import ToolAgent
+from assay.support.numbers import counted
 
 __all__ = ["Estimate", "calls_per_run", "estimate_compile", "minutes_text", "price_of"]
 
@@ -37,7 +38,7 @@ def calls_per_run(program: dspy.Module) -> int:
 
 def minutes_text(minutes: float) -> str:
     """A duration as one says it."""
-    return "under a minute" if minutes < 1 else f"about {minutes:.0f} minute{'s' if round(minutes) != 1 else ''}"
+    return "under a minute" if minutes < 1 else f"about {counted(round(minutes), 'minutes')}"
 
 
 def estimate_compile(

@@ -16,6 +16,7 @@ from assay.evaluation.session import Session
 from assay.models import Meter
 from assay.models.meter import Usage
 from assay.optimizers.prompts.estimate import calls_per_run
+from assay.support.numbers import counted
 
 __all__ = [
     "FEWEST",
@@ -207,7 +208,7 @@ def too_small(sizes: dict[str, int], *, of: tuple[str, ...] = ("val", "gate", "t
     small = {name: sizes[name] for name in of if sizes[name] < FEWEST}
     if not small:
         return None
-    counts = ", ".join(f"{name} has {count} task{'s' if count != 1 else ''}" for name, count in small.items())
+    counts = ", ".join(f"{name} has {counted(count, 'tasks')}" for name, count in small.items())
     return (
         f"too few tasks for a decision: {counts}; a gain needs at least {FEWEST} of gate and of test, "
         f"and {_LEAST} of each show one of {detectable_difference(_LEAST):.2f} or more. "
@@ -221,7 +222,7 @@ def too_few_to_score(sizes: dict[str, int], split: str) -> str | None:
     if count >= FEWEST:
         return None
     return (
-        f"{split} has {count} task{'s' if count != 1 else ''}: the interval of a score needs at least {FEWEST}. "
+        f"{split} has {counted(count, 'tasks')}: the interval of a score needs at least {FEWEST}. "
         "Add tasks, or name each task's split in a field 'split'"
     )
 

@@ -15,6 +15,7 @@ from assay.models.lm import LanguageModel
 from assay.programs.foreign.remote import RemoteRunner
 from assay.programs.foreign.runners import AgentRunner
 from assay.programs.foreign.tasks import AgentTask, RunnerLost
+from assay.support.numbers import counted
 from assay.traces import Rollout
 from assay.traces.recorder import current_rollout
 
@@ -103,12 +104,12 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         unused = self.runner.leases.late_results if isinstance(self.runner, RemoteRunner) else 0
         asked = ", ".join(map(repr, sorted(self.other_models)[:3]))
         lines = {
-            f"{self.counts['other model']} runs asked for another model, which was refused: {asked}": (
+            f"{counted(self.counts['other model'], 'runs')} asked for another model, which is refused: {asked}": (
                 self.counts["other model"]
             ),
-            f"{self.counts['lost']} runs lost the process that ran the agent": self.counts["lost"],
-            f"{self.counts['given up']} runs of the agent took too long and were ended": self.counts["given up"],
-            f"{unused} results of runners came after their task had ended, and were refused": unused,
-            f"{late} calls of the agent came after its run had ended, and were refused": late,
+            f"{counted(self.counts['lost'], 'runs')} lost the process that ran the agent": self.counts["lost"],
+            f"{counted(self.counts['given up'], 'runs')} of the agent took too long and ended": self.counts["given up"],
+            f"{counted(unused, 'results')} of runners came after the task had ended, which is refused": unused,
+            f"{counted(late, 'calls')} of the agent came after the run had ended, which is refused": late,
         }
         return [line for line, count in lines.items() if count]

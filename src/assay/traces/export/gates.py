@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from assay.errors import AssayError, ConfigError, DataError
+from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 
 __all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "format_value", "refuse_ungated"]
@@ -81,12 +82,12 @@ def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
         f"{count} calls: {reason}" for reason, count in (manifest.get("template") or {}).get("reasons", {}).items()
     ]
     if manifest["kind"] == "preferences" and manifest["rollouts"]:
-        groups = f"{manifest['rollouts']} in {manifest['groups']} group{'s' if manifest['groups'] > 1 else ''}"
+        groups = f"{manifest['rollouts']} in {counted(manifest['groups'], 'groups')}"
         parts.append(
             f"{groups}, without two answers to the same prompt whose returns differ by the margin (lower margin=…, or "
             f"collect more rollouts per task)"
         )
-    return f"of {drawn} rollout{'s' if drawn > 1 else ''}: " + ("; ".join(parts) or "none has a call that makes a row")
+    return f"of {counted(drawn, 'rollouts')}: " + ("; ".join(parts) or "none has a call that makes a row")
 
 
 def _cure(reason: str, manifest: Mapping[str, Any]) -> str:

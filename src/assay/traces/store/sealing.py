@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from assay.datasets.splits import split_of
 from assay.datasets.tasks import SPLITS, Task, content_hash, owners_of
 from assay.errors import ConfigError
+from assay.support.numbers import counted
 from assay.traces.records import subject_digest
 from assay.traces.store import Store, store_url
 from assay.traces.store import tables as schema
@@ -274,9 +275,7 @@ def openings_line(openings: Mapping[str, int] | None) -> str:
         return "The test split was not opened."
     again = f" ({openings['this_job']} times by this job)" if openings["this_job"] > 1 else ""
     often = openings["this_store"]
-    return (
-        f"The test split of these tasks has been opened {often} time{'s' if often != 1 else ''} in this store{again}."
-    )
+    return f"The test split of these tasks has been opened {counted(often, 'times')} in this store{again}."
 
 
 def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Openings:
