@@ -3,6 +3,8 @@
 Does not choose between candidates: the optimizers do.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,8 +14,9 @@ from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.sequential import SequentialTest
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import Gain, differences_of, paired_gain
+from assay.support.numbers import figure
 
-__all__ = ["Comparison", "compare", "ended_early"]
+__all__ = ["Comparison", "compare", "ended_early", "losses_behind_gain"]
 
 
 @dataclass(frozen=True)
@@ -134,3 +137,35 @@ def ended_early(comparison: Comparison, split: str) -> str:
         "futile": "it can hardly become significant with the tasks that are left",
     }.get(comparison.ended)
     return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {reason}" if reason else ""
+
+
+def losses_behind_gain(comparison: Comparison, split: str) -> list[str]:
+    """Report lines on criteria that got worse while the score rose, such as right answers behind more abstentions.
+
+    A criterion is named if the interval of its paired difference excludes zero, at the comparison's error divided by
+    the number of criteria (Bonferroni).
+    """
+    if not comparison.gain.mean > 0:
+        return []
+    sides: list[dict[str, dict[str, float]]] = []
+    weights: dict[str, float] = {}
+    for evaluation in (comparison.before, comparison.after):
+        by_name: dict[str, dict[str, float]] = defaultdict(dict)
+        for task, result in evaluation.results.items():
+            for verdict in result.verdicts:
+                if verdict.scope == "final" and verdict.grade is not None:
+                    by_name[verdict.criterion][task] = verdict.grade
+                    weights[verdict.criterion] = verdict.weight
+        sides.append(by_name)
+    lines = []
+    for name, weight in weights.items():
+        both = sides[0].get(name, {}).keys() & sides[1].get(name, {}).keys()
+        before, after = ({task: side[name][task] for task in both} for side in sides)
+        change = paired_gain(before, after, level=comparison.level / len(weights))
+        if (change.high < 0) if weight > 0 else (change.low > 0):
+            means = " to ".join(figure(math.fsum(values.values()) / len(values), 2) for values in (before, after))
+            lines.append(
+                f"{split}: the score rose, but {name!r} {'fell' if weight > 0 else 'rose'} from {means} on "
+                f"{change.n} tasks: look at the tasks that got worse, and at the weights of the rubric"
+            )
+    return lines

@@ -24,7 +24,7 @@ from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import Progress, RecordedProgram, default_progress
-from assay.evaluation.comparison import Comparison, compare, ended_early
+from assay.evaluation.comparison import Comparison, compare, ended_early, losses_behind_gain
 from assay.evaluation.metrics import Budget
 from assay.evaluation.sequential import SequentialTest
 from assay.models.meter import Usage
@@ -379,6 +379,7 @@ def _compared(
     comparison = compare(before, after, tasks, job.session, split=split, names=_SIDES, rule=rule)
     if note := ended_early(comparison, split):
         report.notes.append(note)
+    report.notes += losses_behind_gain(comparison, split)
     if comparison.cap is not None:
         report.stopped = str(comparison.cap)
     return comparison

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.datasets import Splits, Task
 from assay.errors import BudgetExceeded, ModelError
-from assay.evaluation.comparison import Comparison, compare, ended_early
+from assay.evaluation.comparison import Comparison, compare, ended_early, losses_behind_gain
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
 from assay.evaluation.session import RecordedProgram, Session
@@ -206,6 +206,7 @@ def _compared(
     comparison = compare(outcome.baseline, outcome.compiled, tasks, session, split=split, names=_SIDES, rule=rule)
     if note := ended_early(comparison, split):
         outcome.notes.append(note)
+    outcome.notes += losses_behind_gain(comparison, split)
     if comparison.cap is not None and (comparison.gain.is_gain if split == "gate" else comparison.gain.n >= FEWEST):
         outcome.notes.append(f"{split} ended after {comparison.gain.n} of {comparison.planned} tasks: {comparison.cap}")
     elif comparison.cap is not None:
