@@ -43,15 +43,15 @@ class Compiling:
             **self._common(setting),
         )
         sides: dict[str, Any] = {"before": plain, "after": report.artifact}
-        evaluations = {side: self._evaluated(setting, program) for side, program in sides.items()}
+        evaluations = {side: self.evaluated(setting, program) for side, program in sides.items()}
         written = report.to_dict()
         facts = {"winner": report.outcome.winner, "search_calls": written["search_calls"], "gate": written["gate"]}
         return evaluations, facts
 
-    def _evaluated(self, setting: Setting, program: Any) -> Evaluation:
-        sizes = {"test": self.test}
-        report = assay.evaluate(copy.deepcopy(program), split="test", sizes=sizes, **self._common(setting))
-        return report.evaluation
+    def evaluated(self, setting: Setting, program: Any, model: str | None = None) -> Evaluation:
+        """On the sealed test tasks. `model`: by default that of the setting."""
+        common = self._common(setting) | ({"model": model} if model else {})
+        return assay.evaluate(copy.deepcopy(program), split="test", sizes={"test": self.test}, **common).evaluation
 
     def _common(self, setting: Setting) -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ from claims.compiling import Compiling
 from claims.storing import Measured, Setting
 
 K = 3
+FIGURES = ("correct", "abstained", "retrieved", "answer_supported")
 COMPILING = Compiling(
     name="documents",
     rubric="answer_from_documents",
@@ -27,10 +28,7 @@ def measure(setting: Setting) -> Measured:
     on_test, facts = COMPILING.before_and_after(setting, AnswerFromDocuments(prompt_format="lean", k=K))
     values: dict[str, Any] = {
         "score": {side: evaluation.scores for side, evaluation in on_test.items()},
-        **{
-            figure: {side: grades(evaluation, figure) for side, evaluation in on_test.items()}
-            for figure in ("correct", "abstained", "retrieved", "answer_supported")
-        },
+        **{figure: {side: grades(evaluation, figure) for side, evaluation in on_test.items()} for figure in FIGURES},
     }
     return Measured(values=values, facts=facts)
 

@@ -40,6 +40,7 @@ GROUPS = {
     "rubric_training": Group("rubric_training"),
     "document_recall": Group("document_recall"),
     "documents": Group("documents"),
+    "document_training": Group("document_training"),
     "documents_stronger": Group("documents_stronger", stronger=True),
     "forgetting": Group("other_task"),
     "code_repair": Group("code_repair", stronger=True),
