@@ -50,8 +50,8 @@ DOCUMENT_ROWS = (
         measurement="document_training",
         cells=gain("score", least=0.0),
         note="supervised fine-tuning (LoRA, two epochs) on calls of 120 train tasks, in which a scripted agent reads "
-        "and answers as the labels say: at most 64 readings with the answer, 64 without, and 64 answers. No demonstrations "
-        "on either side; half of the reported tasks have no answer.",
+        "and answers as the labels say: at most 64 readings with the answer, 64 without, and 64 answers. No "
+        "demonstrations on either side; half of the reported tasks have no answer.",
     ),
     Row(
         name="document_training_correct",
