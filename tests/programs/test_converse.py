@@ -345,5 +345,5 @@ def test_an_evaluation_notes_that_the_simulated_user_tells_the_answer(tmp_path: 
         return [note for note in report.notes if "simulated user" in note]
 
     (note,) = notes(Teller())
-    assert note.startswith("in 1 of 1 conversations the simulated user told facts before they were asked for, such as ")
+    assert note.startswith("in 1 of 1 runs the simulated user told facts before they were asked for, such as ")
     assert notes("rules") == []

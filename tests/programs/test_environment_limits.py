@@ -14,6 +14,13 @@ from assay.models.limits import OverTime, limited, within_limit
 from assay.programs.environments.play import Play
 
 
+def assert_no_thread_is_left() -> None:
+    until = time.monotonic() + 5
+    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "a thread of an environment is still alive"
+        time.sleep(0.02)
+
+
 def test_a_hanging_environment_leaves_no_thread_behind() -> None:
     agent, lm, _ = playing(["right"], Hangs, timeout_s=0.2)
     with dspy.context(lm=lm), pytest.raises(EnvironmentFailed):
@@ -21,10 +28,7 @@ def test_a_hanging_environment_leaves_no_thread_behind() -> None:
     agent, lm, _ = playing(["right", "right"])
     with dspy.context(lm=lm):
         agent(length=2)
-    until = time.monotonic() + 5
-    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
-        assert time.monotonic() < until, "a thread of an environment is still alive"
-        time.sleep(0.02)
+    assert_no_thread_is_left()
 
 
 def test_the_limit_of_tools_bounds_an_environment() -> None:
@@ -37,10 +41,7 @@ def test_a_run_that_is_stopped_stops_its_environment() -> None:
     agent, lm, _ = playing(["right"], Hangs, timeout_s=60)
     with dspy.context(lm=lm), limited(1.0, tools_of=400), pytest.raises(OverTime):
         within_limit(lambda: agent(length=2), "the run")
-    until = time.monotonic() + 5
-    while any(thread.name == "assay-environment" for thread in threading.enumerate()):
-        assert time.monotonic() < until, "the environment's thread is still alive"
-        time.sleep(0.02)
+    assert_no_thread_is_left()
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_its_environment_to_close() -> None:

@@ -4,7 +4,6 @@ Does not choose between candidates: the optimizers do.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import Gain, differences_of, paired_gain
 from assay.support.numbers import figure
 
-__all__ = ["Comparison", "compare", "ended_early", "losses_behind_gain"]
+__all__ = ["Comparison", "compare", "ended_early", "gains_by_criterion", "losses_behind_gain"]
 
 
 @dataclass(frozen=True)
@@ -139,33 +138,37 @@ def ended_early(comparison: Comparison, split: str) -> str:
     return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {reason}" if reason else ""
 
 
+def gains_by_criterion(
+    before: Evaluation, after: Evaluation, *, level: float = 0.05, guarded: bool = False
+) -> dict[str, Gain]:
+    """The paired gain of each final criterion. `level` and `guarded` are those of `paired_gain`."""
+    changes = {}
+    for name in before.criteria():
+        pair = (
+            {task: result.grades.get(name, math.nan) for task, result in side.results.items()}
+            for side in (before, after)
+        )
+        changes[name] = paired_gain(*pair, level=level, guarded=guarded)
+    return changes
+
+
 def losses_behind_gain(comparison: Comparison, split: str) -> list[str]:
     """Report lines on criteria that got worse while the score rose, such as right answers behind more abstentions.
 
     A criterion is named if the interval of its paired difference excludes zero, at the comparison's error divided by
     the number of criteria (Bonferroni).
     """
-    if not comparison.gain.mean > 0:
+    before, after = comparison.before, comparison.after
+    weights = {verdict.criterion: verdict.weight for result in after.results.values() for verdict in result.verdicts}
+    if not comparison.gain.mean > 0 or not weights:
         return []
-    sides: list[dict[str, dict[str, float]]] = []
-    weights: dict[str, float] = {}
-    for evaluation in (comparison.before, comparison.after):
-        by_name: dict[str, dict[str, float]] = defaultdict(dict)
-        for task, result in evaluation.results.items():
-            for verdict in result.verdicts:
-                if verdict.scope == "final" and verdict.grade is not None:
-                    by_name[verdict.criterion][task] = verdict.grade
-                    weights[verdict.criterion] = verdict.weight
-        sides.append(by_name)
-    lines = []
-    for name, weight in weights.items():
-        both = sides[0].get(name, {}).keys() & sides[1].get(name, {}).keys()
-        before, after = ({task: side[name][task] for task in both} for side in sides)
-        change = paired_gain(before, after, level=comparison.level / len(weights))
-        if (change.high < 0) if weight > 0 else (change.low > 0):
-            means = " to ".join(figure(math.fsum(values.values()) / len(values), 2) for values in (before, after))
-            lines.append(
-                f"{split}: the score rose, but {name!r} {'fell' if weight > 0 else 'rose'} from {means} on "
-                f"{change.n} tasks: look at the tasks that got worse, and at the weights of the rubric"
-            )
-    return lines
+    changes = gains_by_criterion(
+        before, after, level=comparison.level / len(before.criteria()), guarded=comparison.ended != ""
+    )
+    first, second = before.criteria(), after.criteria()
+    return [
+        f"{split}: the score rose, but {name!r} {'rose' if change.is_gain else 'fell'} from {figure(first[name], 2)} "
+        f"to {figure(second.get(name), 2)}: look at the tasks that got worse, and at the weights of the rubric"
+        for name, change in changes.items()
+        if (change.is_gain if weights.get(name, 1.0) < 0 else change.high < 0)
+    ]

@@ -72,6 +72,6 @@ def _told_unasked(runs: Collection[TaskRun]) -> str:
         return ""
     name, _ = Counter(name for names in told for name in names).most_common(1)[0]
     return (
-        f"in {len(told)} of {len(runs)} conversations the simulated user told facts before they were asked for, such "
+        f"in {len(told)} of {len(runs)} runs the simulated user told facts before they were asked for, such "
         f"as {name!r}: the score may be too high; test the user with `assay judge fidelity`"
     )

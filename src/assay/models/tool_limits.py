@@ -62,6 +62,7 @@ class _ToolCall(LimitedCall):
 
     def end(self) -> None:
         """Prevent that the call is stopped from now on."""
+        abandoned: Abandoned | None = None
         while True:
             try:
                 with self._lock:
@@ -69,9 +70,13 @@ class _ToolCall(LimitedCall):
                     if self.stopped:
                         # cancels an exception that has not been raised yet
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, None)
-                return
-            except (_Stopped, Abandoned):  # raised here, after the tool has returned; an abandoned run is stopped again
+                break
+            except _Stopped:  # raised here, after the tool has returned; at most once
                 continue
+            except Abandoned as error:
+                abandoned = error
+        if abandoned is not None:
+            raise abandoned
 
 
 class _Clock:

@@ -173,16 +173,20 @@ def told_unasked(user: Any, messages: Any) -> list[str]:
     if not isinstance(facts, Mapping) or not isinstance(messages, list | tuple):
         return []
     told: list[str] = []
-    known = asked = str(user.get("goal", ""))
+    asked = str(user.get("goal", ""))
+    known = set(_facts_in(asked, facts))
     for at, message in enumerate(messages):
-        text = str(message.get("content", "")) if isinstance(message, Mapping) else ""
-        if isinstance(message, Mapping) and message.get("role") == "user":
-            new = [name for name in _facts_in(text, facts) if name not in _facts_in(known, facts)]
+        if not isinstance(message, Mapping):
+            continue
+        text = str(message.get("content", ""))
+        stated = _facts_in(text, facts)
+        if message.get("role") == "user":
+            new = [name for name in stated if name not in known]
             if at == 0 or len(new) > 1:
                 told += [name for name in new if at == 0 or not _asks(asked, name, facts[name])]
         else:
             asked = text
-        known += f"\n{text}"
+        known.update(stated)
     return told
 
 

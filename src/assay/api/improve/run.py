@@ -21,7 +21,7 @@ from assay.api.train import Retained, train
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
 from assay.evaluation import Progress, default_progress
-from assay.evaluation.comparison import Comparison
+from assay.evaluation.comparison import Comparison, losses_behind_gain
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers.finetuning import SFTSettings
 from assay.optimizers.finetuning.comparison import compared
@@ -330,5 +330,6 @@ class _Improvement(ImprovementState):
             comparison.before, comparison.after, level=comparison.level, guarded=comparison.ended != ""
         )
         report.notes += [note] if (note := ended_by(comparison, "test")) else []
+        report.notes += losses_behind_gain(comparison, "test")
         if comparison.cap is not None and comparison.gain.n < FEWEST:
             report.stopped = report.stopped or note

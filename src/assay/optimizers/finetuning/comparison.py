@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import dspy
 
 from assay.datasets import Task
+from assay.evaluation.comparison import gains_by_criterion
 from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import paired_gain
@@ -127,13 +127,7 @@ def compared(before: Evaluation, after: Evaluation, *, level: float = 0.05, guar
         level, guarded: of all intervals; see `assay.evaluation.statistics.paired_gain`.
     """
     paired = functools.partial(paired_gain, level=level, guarded=guarded)
-    grades: dict[str, Any] = {}
-    for name in before.criteria():
-        pair = [
-            {task: result.grades.get(name, math.nan) for task, result in evaluation.results.items()}
-            for evaluation in (before, after)
-        ]
-        grades[name] = paired(*pair).to_dict()
+    by_criterion = gains_by_criterion(before, after, level=level, guarded=guarded)
     kinds = {
         kind: paired(
             *(
@@ -149,6 +143,6 @@ def compared(before: Evaluation, after: Evaluation, *, level: float = 0.05, guar
         "before": evaluation_report(before),
         "after": evaluation_report(after),
         "gain": gain,
-        "criteria": grades,
+        "criteria": {name: change.to_dict() for name, change in by_criterion.items()},
         "task_types": by_kind,
     }
