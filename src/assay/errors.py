@@ -22,6 +22,7 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "NoArtifact",
+    "NoJsonForm",
     "NoModelFile",
     "NoStore",
     "OptimizerError",
@@ -83,6 +84,14 @@ class ParameterError(ConfigError):
 
 class DataError(AssayError, ValueError):
     """A dataset cannot be read or used; the message names file and line."""
+
+
+class NoJsonForm(DataError, TypeError):
+    """A value has no JSON form. `path` leads to it from the value that was to be written; empty for that value."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class SealedSplit(DataError):
