@@ -159,21 +159,6 @@ def test_a_private_name_of_the_package_is_found(text: str) -> None:
     assert _privately_used(text) == ["1: _writer"]
 
 
-def test_functions_and_files_are_short() -> None:
-    too_long = []
-    files = [path for folder in ("tests", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-    for path in (*MODULES.values(), *files):
-        text, name = path.read_text(encoding="utf-8"), path.relative_to(SOURCE if path.is_relative_to(SOURCE) else ROOT)
-        if text.count("\n") > 400:
-            too_long.append(f"{name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if lines > 60:
-                    too_long.append(f"{name}, {node.name}: {lines} lines")
-    assert too_long == []
-
-
 def test_names_of_test_modules_are_unique() -> None:
     """Modules of one name in two folders without `__init__.py` cannot be imported in one run of pytest."""
     modules = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
