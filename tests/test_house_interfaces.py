@@ -44,10 +44,7 @@ OPEN_KEYWORDS = {
         "optimizers/prompts/optimizer_inputs.py: Proposal.compiled",
         "programs/parameters.py: AgentParameters.__init__",
         "rubrics/schemas.py: is_schema",
-        "traces/store/migrations/versions/r0002_documents.py: TsVector.get_col_spec",
-        "traces/store/migrations/versions/r0003_facts.py: TsVector.get_col_spec",
     ),
-    "the program of an artifact that an earlier version wrote": ("programs/former.py: Agent.__init__",),
     "the variables of a template or of a query, or the fields of an event": (
         "deployment/events.py: Notifier.notify",
         "reports/files.py: write_report",

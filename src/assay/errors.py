@@ -167,7 +167,7 @@ class SandboxError(AssayError, RuntimeError):
 
 
 class ArtifactError(AssayError, ValueError):
-    """An artifact is incomplete, was changed, or has a newer format."""
+    """An artifact is incomplete, was changed, or has another format."""
 
 
 class NoArtifact(ArtifactError):

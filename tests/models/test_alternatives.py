@@ -1,10 +1,10 @@
 """Token alternatives: which are kept, and bounded memory over many calls."""
 
 import gc
-import json
 import math
+import re
 import sqlite3
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session, evaluate
 from assay.models import Call, Meter, ResponseCache
 from assay.models.alternatives import pruned_reply, value_tokens
+from assay.models.cache import CacheError
 from assay.models.lm import with_recording
 from assay.models.scope import alternatives_of
 from assay.rubrics import Criterion, Rubric
@@ -117,17 +118,20 @@ def test_the_cache_is_compressed_and_keyed_by_rowid(tmp_path: Path) -> None:
     assert "USING INTEGER PRIMARY KEY (rowid=?)" in plan[0][3]
 
 
-def test_a_cache_file_from_before_compression_is_still_read(tmp_path: Path) -> None:
-    key = ResponseCache.key({"n": 1}, weights="", adapters=(), sample=None)
-    with sqlite3.connect(tmp_path / "c.db") as db:
+def test_a_cache_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    place = tmp_path / "c.db"
+    with closing(sqlite3.connect(place)) as db:
         db.execute("CREATE TABLE responses (key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID")
-        db.execute("INSERT INTO responses VALUES (?, ?)", (key, json.dumps({"response": {}, "token_ids": [1]})))
-        db.execute("INSERT INTO responses VALUES ('broken', '{')")
-    cache = ResponseCache(tmp_path / "c.db")
-    assert cache.get(key) == {"response": {}, "token_ids": [1]}
-    with sqlite3.connect(tmp_path / "c.db") as db:
-        assert db.execute("SELECT count(*) FROM answers").fetchone() == (1,)  # copied to the new table
-    assert cache.get(ResponseCache.key({"n": 2}, weights="", adapters=(), sample=None)) is None
+    for _ in range(2):
+        with pytest.raises(CacheError, match=re.escape(str(place))):
+            ResponseCache(place)
+    ResponseCache(tmp_path / "new.db").close()
+    with closing(sqlite3.connect(tmp_path / "new.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(CacheError):
+        ResponseCache(tmp_path / "new.db")
+    with closing(sqlite3.connect(place)) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("responses",)]
 
 
 class Asks(dspy.Module):  # type: ignore[misc]

@@ -75,7 +75,10 @@ def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tm
     with pytest.raises(ModelError, match="was trained on embedded/other, not on smollm2-135m"):
         get_lm(f"{embedded}+first")
     (first.path / "adapter.json").write_text(json.dumps({**stored, "format": 9}))
-    with pytest.raises(ModelError, match="update assay"):
+    with pytest.raises(ModelError, match="format 9"):
+        find_adapter("first")
+    (first.path / "adapter.json").write_text(json.dumps({**stored, "format": 0}))
+    with pytest.raises(ModelError, match="format 0"):
         find_adapter("first")
 
 

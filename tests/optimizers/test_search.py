@@ -242,17 +242,4 @@ def test_nearest_demonstrations_include_the_first_and_last_steps() -> None:
 
     calls = [{"text": "a", "label": label} for label in ("first", "middle", "last")]
     NearestDemos(Twice(), [{"key": "a", "demos": {"step": calls}}], k=4)(text="a")
-    NearestDemos(Twice(), [{"key": "a", "demos": {"step": calls}}], k=4, embedding="trigrams")(text="a")
-    assert prompts == [["first", "last"], ["first"]]
-
-
-def test_nearest_program_of_an_older_artifact_is_unchanged() -> None:
-    from assay.programs.state import program_state, restore_program
-
-    program = NearestDemos(
-        dspy.Predict("text -> label"), [{"key": "a", "demos": {"self": [{"text": "a", "label": "b"}]}}], k=1
-    )
-    state = program_state(program)
-    assert restore_program("", {}, state, dspy.Predict("text -> label")).embedding == "tfidf"
-    del state["embedding"]
-    assert restore_program("", {}, state, dspy.Predict("text -> label")).embedding == "trigrams"
+    assert prompts == [["first", "last"]]

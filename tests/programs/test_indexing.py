@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from click.testing import CliRunner
 from indexed_documents import docs as docs
 from indexed_documents import rows, sources
@@ -25,7 +24,6 @@ from assay.programs.retrieval import folder as folders
 from assay.programs.retrieval.building import update_index
 from assay.traces import Store
 from assay.traces.store.connection import open_engine
-from assay.traces.store.migration import upgrade
 
 
 def counts(report: IndexReport) -> tuple[int, int, int, int]:
@@ -316,15 +314,3 @@ def test_an_index_that_another_process_changes_is_refused(docs: Path) -> None:
     (lock,) = Path().glob("s.db.index-*.lock")
     with FileLock(lock), pytest.raises(ConfigError, match="running already"):
         assay.index(docs, store="s.db")
-
-
-def test_a_store_without_documents_is_upgraded(url: str) -> None:
-    address = url if "://" in url else f"sqlite:///{url}"
-    engine = sa.create_engine(address)
-    with engine.begin() as connection:
-        upgrade(connection, "0001")
-        assert not sa.inspect(connection).has_table("passages")
-    engine.dispose()
-    with Store(url) as store:
-        assert list(store.rollouts()) == []
-    assert rows(url) == (0, 0, 0)

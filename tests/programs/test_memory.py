@@ -249,18 +249,6 @@ def test_an_agent_uses_the_tools_of_a_person(tmp_path: Path) -> None:
     assert memory.recall("phone", subject="Ada") == []
 
 
-def test_an_index_of_texts_alone_is_made_anew(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "s.db")
-    memory.remember("Ada", "555-1", about="phone")
-    with memory.engine.begin() as connection:
-        for statement in (
-            "DROP TABLE facts_fts",
-            "CREATE VIRTUAL TABLE facts_fts USING fts5(text, content='facts', content_rowid='id')",
-        ):
-            connection.exec_driver_sql(statement)
-    assert [fact.text for fact in Memory(tmp_path / "s.db").recall("phone", subject="Ada")] == ["555-1"]
-
-
 def test_a_conversation_finds_a_fact_by_the_name_of_its_field(tmp_path: Path) -> None:
     memory = Memory(tmp_path / "s.db")
     memory.remember("Ada", "telephone: 555-1", about="phone")

@@ -11,7 +11,7 @@ import pytest
 
 from assay.reports.files import write_report
 from assay.reports.studies import StudyTrial, study_page, trials_of
-from assay.reports.training import current_curves, training_page, write_sft, write_training
+from assay.reports.training import training_page, write_sft, write_training
 
 HOSTILE = "</td></pre></script><script>alert(1)</script>&amp;'"
 
@@ -217,16 +217,3 @@ def test_every_page_extends_the_base() -> None:
     assert names == parts | {"report.html"} | {f"report_{kind}.html" for kind in kinds}
     for kind in kinds:
         assert (folder / f"report_{kind}.html").read_text().startswith('{% extends "report.html" %}')
-
-
-def test_page_shows_the_curves_of_a_report_written_before_they_were_renamed(tmp_path: Path) -> None:
-    report = training("a")
-    report["curves"] |= {"watched": {"1": 0.3}, "flat_groups": {"1": 0.25}}
-    page = write_training(tmp_path / "a.html", report).read_text(encoding="utf-8")
-    assert "<bdi>monitor</bdi>" in page
-    assert "<bdi>zero variance groups</bdi>" in page
-
-
-def test_curves_under_old_and_new_names_are_merged() -> None:
-    curves = {"watched": {"1": 0.3}, "monitor": {"2": 0.4}, "reward": {"1": 0.1}}
-    assert current_curves(curves) == {"monitor": {1: 0.3, 2: 0.4}, "reward": {1: 0.1}}

@@ -1,4 +1,4 @@
-"""What a model answered is byte for byte in a record that was imported or written by an older version."""
+"""What a model answered is byte for byte in an imported record."""
 
 import json
 from pathlib import Path
@@ -115,7 +115,7 @@ def _otlp(message: dict[str, Any]) -> Any:
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
 
 
-def test_older_records_without_the_text_of_parsed_data_read_it_from_the_response() -> None:
+def test_without_the_text_of_parsed_data_it_is_read_from_the_response() -> None:
     response = {
         "model": "m",
         "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]},

@@ -74,7 +74,7 @@ def test_a_table_with_another_key_or_of_a_newer_assay_is_refused(tmp_path: Path)
         Anonymizer.read_table(tmp_path / "nothing", tmp_path / "k2")
     newer = Fernet((tmp_path / "k1").read_bytes()).encrypt(json.dumps({"version": 99, "surrogates": {}}).encode())
     (tmp_path / "a" / "table").write_bytes(newer)
-    with pytest.raises(DataError, match="version 99"):
+    with pytest.raises(DataError, match="format 99"):
         Anonymizer.read_table(tmp_path / "a" / "table", tmp_path / "k1")
 
 

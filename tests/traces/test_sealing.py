@@ -1,10 +1,7 @@
 """One salt per store, splits by content in every command, counted openings of the test split, non-inferiority."""
 
-import hashlib
 import json
 import random
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -107,19 +104,6 @@ def test_a_store_has_one_salt_in_every_command_and_another_is_refused(job: dict[
         recorded_hashes = {content_hash(rollout.inputs) for rollout in store.rollouts(split="train")}
     assert recorded_hashes == hashes
     assert len(report.evaluation) == 6
-
-
-def test_an_older_store_has_the_salt_of_its_first_run(working_folder: Path) -> None:
-    with Store("old.db") as store:
-        store.put_run("k-1", kind="compile", config={"salt": "first"}, status="done", started_at=1.0)
-        store.put_run("k-2", kind="collect", config={"salt": "second"}, status="done", started_at=2.0)
-        store.flush()
-        assert salt_of(store) == "first"
-    assert resolve_salt(None, "old.db") == "first"
-    with pytest.raises(ConfigError, match="this store has the salt 'first'"):
-        resolve_salt("second", "old.db")
-    assert resolve_salt(None, "none.db") == "assay"
-    assert not Path("none.db").exists()  # a query does not create a store
 
 
 def test_a_new_store_gets_the_artifacts_salt_and_a_store_with_another_refuses_it(job: dict[str, Any]) -> None:
@@ -253,17 +237,6 @@ def test_an_opening_counts_where_some_of_its_tasks_are_the_same(working_folder: 
         }
         assert open_test(store, "three", data="frame", tasks=["b"]).to_dict() == {"this_job": 1, "this_store": 3}
         assert open_test(store, "four", data="elsewhere", tasks=["x"]).to_dict() == {"this_job": 1, "this_store": 1}
-
-
-def test_openings_of_a_store_without_members_still_count(working_folder: Path) -> None:
-    script = Path(__file__).parent / "data" / "stores" / "schema_5.sql"  # has one opening
-    digest = hashlib.sha256(b"ab").hexdigest()[:16]
-    with closing(sqlite3.connect("s.db")) as db:
-        db.executescript(script.read_text())
-        db.execute("UPDATE test_openings SET tasks = ?", (digest,))
-        db.commit()
-    with Store("s.db") as store:
-        assert open_test(store, "two", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 2}
 
 
 def test_opening_the_test_split_is_notified_once() -> None:

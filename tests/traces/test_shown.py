@@ -183,7 +183,7 @@ def test_only_demonstrations_in_the_prompt_are_shown() -> None:
     assert Carried(["t1", "t3"], [river, unidentified]).tasks_in(["You answer."]) == {
         "t3"
     }  # the file does not record it, so it may be included
-    assert Carried(["t1", "t2"]).tasks_in(["You answer."]) == {"t1", "t2"}  # an artifact of an older version
+    assert Carried(["t1", "t2"]).tasks_in(["You answer."]) == {"t1", "t2"}  # of no demonstration
 
 
 @pytest.mark.slow

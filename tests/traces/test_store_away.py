@@ -18,7 +18,6 @@ from assay.traces import Rollout, Store, Transition
 from assay.traces.store import connection as connections
 from assay.traces.store import store as stores
 from assay.traces.store import store_url
-from assay.traces.store.listing import find_run
 from assay.traces.store.rows import transition_row
 from assay.traces.store.spill import Spill
 from assay.traces.store.writer import Rows
@@ -242,15 +241,17 @@ def test_leftover_rows_are_written_without_later_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_leftover_rows_of_an_earlier_version_are_written(tmp_path: Path) -> None:
+def test_leftover_rows_of_another_version_are_refused_and_kept(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     spill = Spill(tmp_path / "s.db", 10_000)
     run = {"id": "x", "kind": "compile", "config": "{}", "status": "done", "unseen": 0, "unrecorded_reason": None}
     spill.put({"runs": {"x": {**run, "started_at": 1.0, "ended_at": 2.0}}})  # without `resumed_at`
     spill.leave()
-    with Store(tmp_path / "s.db") as store:
-        store.flush()
-        assert find_run(store, "x")["started_at"] == 1.0
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            Store(tmp_path / "s.db")
+    spill.path.unlink()
+    Store(tmp_path / "s.db").close()
 
 
 TAKING = """

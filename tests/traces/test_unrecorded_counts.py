@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +147,3 @@ def test_the_count_is_stored_and_printed_by_the_command_line(tmp_path: Path) -> 
         ]
         is None
     )
-
-
-def test_an_older_store_without_the_reason_can_be_opened(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "data" / "stores" / "schema_4.sql"
-    with closing(sqlite3.connect(tmp_path / "s.db")) as db:
-        db.executescript(script.read_text())
-        db.execute("UPDATE runs SET unseen = 3")
-        db.commit()
-        assert "unrecorded_reason" not in [row[1] for row in db.execute("PRAGMA table_info(runs)")]
-    with Store(tmp_path / "s.db") as store:
-        assert store.stats()["unrecorded"] == 3

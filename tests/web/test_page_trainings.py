@@ -129,7 +129,7 @@ def test_a_killed_training_keeps_its_curves(store: Store, tmp_path: Path) -> Non
 
 def test_a_log_survives_cut_lines_and_repeated_steps(tmp_path: Path) -> None:
     log, path = TrainingLog(tmp_path), tmp_path / "training.jsonl"
-    log.values(1, {"reward": 0.25, "watched": 0.5, "loss": math.nan}, {})
+    log.values(1, {"reward": 0.25, "monitor": 0.5, "loss": math.nan}, {})
     with path.open("a") as file:
         file.write('\n{"step": 2, "values": {"rew')
     log.values(2, {"reward": 0.5}, {})

@@ -134,9 +134,9 @@ def forget_subject(
         `naming_facts`: numbers of remembered facts about others that have the person's name; they are not changed.
         `facts_removed`: what agents remembered from them or of the person.
         `prompts_emptied`: other calls that showed one of their tasks.
-        `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request, as older
-        versions stored them; all of these are removed. `made_from_them`: paths of artifacts, exports, and adapters
-        trained on these or starting from such an adapter. They are not changed: delete or remake them.
+        `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request; all of these are
+        removed, because their owner is unknown. `made_from_them`: paths of artifacts, exports, and adapters trained on
+        these or starting from such an adapter. They are not changed: delete or remake them.
         `versions`: registered versions made from them, see `assay.deployment.retirement.versions_of_erased`.
     Raises:
         CacheError: the response cache could not be written.

@@ -321,7 +321,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
     """Checks all files of an artifact and loads it, into `program` if it cannot be built from its name alone.
 
     Raises:
-        ArtifactError: there is no artifact, its format is newer, a file is missing or was changed, its name is not
+        ArtifactError: there is no artifact, it has another format, a file is missing or was changed, its name is not
             that of a program, or the program cannot be built here.
         UntrustedArtifact: it holds code that somebody else wrote and the user has not trusted; see
             `assay.sources.trust`.

@@ -22,7 +22,7 @@ def with_demonstrations(program: dspy.Module, manifest: Mapping[str, Any]) -> ds
 def _carried(program: dspy.Module, entry: Mapping[str, Any]) -> Carried:
     """The tasks that calls of a loaded program may show, with the text that identifies each demonstration."""
     demos, by_demo = demos_in(program_state(program)), entry.get("by_demo")
-    if by_demo is None or len(by_demo) != len(demos):  # artifact of an older version
+    if by_demo is None or len(by_demo) != len(demos):  # which demonstration shows which task is not known
         return Carried(entry.get("tasks", ()))
     lines = [readable_text(json.dumps(demo, ensure_ascii=False, default=str)).splitlines() for demo in demos]
     return Carried(entry.get("tasks", ()), list(zip(lines, by_demo, strict=True)))

@@ -20,6 +20,7 @@ from assay.datasets.tasks import SPLITS, Task, content_hash
 from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, DataError
+from assay.support.formats import check_format
 from assay.support.reprs import ReportRepr
 from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
 from assay.traces.export.hiding import Hider
@@ -107,7 +108,7 @@ def read_manifest(pool: str | Path) -> dict[str, Any]:
     """The manifest of a pool, after verifying that the pool is the file that it describes.
 
     Raises:
-        DataError: there is none, or the file was changed.
+        DataError: there is none, it has another format, or the file was changed.
     """
     path = manifest_path(pool)
     try:
@@ -115,6 +116,7 @@ def read_manifest(pool: str | Path) -> dict[str, Any]:
         sha256 = hashlib.sha256(Path(pool).read_bytes()).hexdigest()
     except (OSError, ValueError) as error:
         raise DataError(f"{pool} is not a pool with a manifest: {error}") from None
+    check_format(f"the pool {pool}", manifest.get("format"), FORMAT, remake="write it again", error=DataError)
     if manifest.get("sha256") != sha256:
         raise DataError(f"{pool} was changed since it was written: its hash is not the one in {path}")
     return manifest

@@ -16,19 +16,25 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.models.ledger import KeyLocks
+from assay.support.formats import check_format
 from assay.support.scrubbing import mask_secrets
 
 __all__ = ["CacheError", "ResponseCache"]
 
+_FORMAT = 1  # stored as `user_version` of the file
+
 
 class CacheError(AssayError, OSError):
-    """Answers in the response cache could not be erased."""
+    """The response cache has another format, or answers in it could not be erased."""
 
 
 class ResponseCache:
     """Thread-safe response cache; several processes may share one file. `path=None` keeps it in memory.
 
     If the cache cannot be written (a full disk, a read-only folder), the run continues without it.
+
+    Raises:
+        CacheError: the file has another format.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -41,9 +47,6 @@ class ResponseCache:
             self._db = self._connect(path)
         except sqlite3.Error:  # a damaged or unwritable file: this run caches in memory
             self._db = self._connect(None)
-        self._has_former = bool(
-            self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'responses'").fetchone()[0]
-        )
 
     @staticmethod
     def _connect(path: Path | None) -> sqlite3.Connection:
@@ -51,13 +54,17 @@ class ResponseCache:
         if path is not None:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=OFF")
-        # The id of a row is the start of its key's hash: a look-up is one descent of the B-tree and needs no index.
-        db.execute(
-            "CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, key TEXT NOT NULL, answer BLOB NOT NULL)"
-        )
-        db.execute(
-            "CREATE TABLE IF NOT EXISTS asked (request BLOB, key BLOB, PRIMARY KEY (request, key)) WITHOUT ROWID"
-        )
+        if _format_of(db) == _FORMAT:
+            return db
+        db.execute("BEGIN IMMEDIATE")  # another process may be creating the tables
+        if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            # The id of a row is the start of its key's hash: a look-up is one descent of the B-tree and needs no index.
+            db.execute("CREATE TABLE answers (id INTEGER PRIMARY KEY, key TEXT NOT NULL, answer BLOB NOT NULL)")
+            db.execute("CREATE TABLE asked (request BLOB, key BLOB, PRIMARY KEY (request, key)) WITHOUT ROWID")
+            db.execute(f"PRAGMA user_version = {_FORMAT}")
+        db.execute("COMMIT")
+        remake = "remove the file; a model is then asked again for its answers"
+        check_format(f"the response cache {path}", _format_of(db), _FORMAT, remake=remake, error=CacheError)
         return db
 
     def __deepcopy__(self, memo: object) -> "ResponseCache":
@@ -76,19 +83,10 @@ class ResponseCache:
                 row = self._db.execute(
                     "SELECT answer FROM answers WHERE id = ? AND key = ?", (_row_id(key), key)
                 ).fetchone()
-                former = self._former(key) if row is None and self._has_former else None
-            if former is not None:
-                self.put(key, record := json.loads(former))
-            else:
-                record = None if row is None else json.loads(zlib.decompress(row[0]).decode("utf-8", "surrogatepass"))
+            record = None if row is None else json.loads(zlib.decompress(row[0]).decode("utf-8", "surrogatepass"))
         except (sqlite3.Error, ValueError, TypeError, zlib.error):
             return None
         return record if isinstance(record, dict) else None
-
-    def _former(self, key: str) -> str | None:
-        """Record from the table that was used before answers were compressed."""
-        row = self._db.execute("SELECT response FROM responses WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
 
     def put(self, key: str, record: dict[str, Any], *, request: dict[str, Any] | None = None) -> None:
         """Store a record; never raises. With `request`, `forget` can find and erase it."""
@@ -137,7 +135,7 @@ class ResponseCache:
         return removed
 
     def forget_unowned(self) -> int:
-        """Erase the answers without a recorded request, written by older versions: their owner is unknown.
+        """Erase the answers without a recorded request and return their number: their owner is unknown.
 
         Raises:
             CacheError: the file could not be written.
@@ -145,19 +143,20 @@ class ResponseCache:
         try:
             with self._lock:
                 owned = "SELECT lower(hex(key)) FROM asked"
-                removed = self._db.execute(f"DELETE FROM answers WHERE key NOT IN ({owned})").rowcount
-                return removed + (self._db.execute("DELETE FROM responses").rowcount if self._has_former else 0)
+                return self._db.execute(f"DELETE FROM answers WHERE key NOT IN ({owned})").rowcount
         except sqlite3.Error as error:
             raise CacheError(f"cannot erase answers in {self.path}: {error}") from error
 
     def _delete(self, key: str) -> int:
-        removed = self._db.execute("DELETE FROM answers WHERE id = ? AND key = ?", (_row_id(key), key)).rowcount
-        former = self._db.execute("DELETE FROM responses WHERE key = ?", (key,)).rowcount if self._has_former else 0
-        return max(removed, former)  # `get` copies a former record, which is then in both tables
+        return self._db.execute("DELETE FROM answers WHERE id = ? AND key = ?", (_row_id(key), key)).rowcount
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def _format_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _request_hash(request: dict[str, Any]) -> bytes:

@@ -35,21 +35,7 @@ __all__ = [
     "without_nearest",
 ]
 
-_DIMENSIONS = 512
 _HASHED = 4096
-
-
-def embed(text: str) -> np.ndarray:
-    """Character trigrams hashed into a unit vector of 512 dimensions. Deterministic; calls no model."""
-    vector = np.zeros(_DIMENSIONS)
-    padded = f"  {text.casefold()} "
-    for i in range(len(padded) - 2):
-        code = 0
-        for char in padded[i : i + 3]:
-            code = (code * 1_000_003 + ord(char)) & 0xFFFFFFFF
-        vector[code % _DIMENSIONS] += 1
-    norm = np.linalg.norm(vector)
-    return vector / norm if norm else vector
 
 
 class Embedding:
@@ -114,40 +100,27 @@ class NearestDemos(Composite):
         pool: runs as `{"key": text of the inputs, "demos": {predictor: [fields]}}`. If a run called a predictor several
             times, its first and last call are used.
         k: number of runs.
-        embedding: `tfidf` (see `Embedding`), or `trigrams`, as in artifacts of older versions.
     """
 
-    def __init__(
-        self, program: dspy.Module, pool: Sequence[dict[str, Any]], k: int = 4, *, embedding: str = "tfidf"
-    ) -> None:
+    def __init__(self, program: dspy.Module, pool: Sequence[dict[str, Any]], k: int = 4) -> None:
         super().__init__()
-        self.program, self.pool, self.k, self.embedding = program, list(pool), k, embedding
-        keys = tuple(entry["key"] for entry in self.pool)
-        self._embedded: Embedding | None = None
-        if embedding == "tfidf":
-            self._embedded, self._vectors = _embedded(keys)
-        else:
-            self._vectors = np.array([embed(key) for key in keys])
+        self.program, self.pool, self.k = program, list(pool), k
+        self._embedding, self._vectors = _embedded(tuple(entry["key"] for entry in self.pool))
         take_settings(self, program)
 
     def nearest(self, **inputs: Any) -> list[dict[str, Any]]:
         """Returns the `k` most similar runs of the pool, most similar last."""
-        key = input_key(inputs)
-        vector = embed(key) if self._embedded is None else self._embedded.vectors([key]).toarray().ravel()
-        similarity = self._vectors @ vector
+        similarity = self._vectors @ self._embedding.vectors([input_key(inputs)]).toarray().ravel()
         return [self.pool[i] for i in np.argsort(-similarity, kind="stable")[: self.k]][::-1]
 
     def solve(self, **inputs: Any) -> Any:
         nearest, program = self.nearest(**inputs), copy.deepcopy(self.program)
         for name, predictor in program.named_predictors():
             predictor.demos = [
-                dspy.Example(**fields) for entry in nearest for fields in self._select(entry["demos"].get(name, []))
+                dspy.Example(**fields) for entry in nearest for fields in ends(entry["demos"].get(name, []))
             ]
         with streaming_as(self.program, program):
             return run_member(program, self, inputs)
-
-    def _select(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return list(calls[:1]) if self.embedding == "trigrams" else ends(calls)
 
 
 class EnsembleProgram(Composite):

@@ -30,18 +30,12 @@ __all__ = ["Fact", "Memory"]
 _TEXT, _NAME = 2000, 64  # characters
 _SEALED = ("gate", "test")
 _CREATE = (
-    f"CREATE VIRTUAL TABLE facts_fts USING fts5(about, text, content='facts', content_rowid='id', "
+    f"CREATE VIRTUAL TABLE IF NOT EXISTS facts_fts USING fts5(about, text, content='facts', content_rowid='id', "
     f"tokenize='{TOKENIZER}')",
-    "CREATE TRIGGER facts_added AFTER INSERT ON facts BEGIN "
+    "CREATE TRIGGER IF NOT EXISTS facts_added AFTER INSERT ON facts BEGIN "
     "INSERT INTO facts_fts(rowid, about, text) VALUES (new.id, new.about, new.text); END",
-    "CREATE TRIGGER facts_removed AFTER DELETE ON facts BEGIN "
+    "CREATE TRIGGER IF NOT EXISTS facts_removed AFTER DELETE ON facts BEGIN "
     "INSERT INTO facts_fts(facts_fts, rowid, about, text) VALUES ('delete', old.id, old.about, old.text); END",
-    "INSERT INTO facts_fts(facts_fts) VALUES ('rebuild')",
-)
-_DROP = (  # an index of the texts alone, as it was made before
-    "DROP TRIGGER IF EXISTS facts_added",
-    "DROP TRIGGER IF EXISTS facts_removed",
-    "DROP TABLE IF EXISTS facts_fts",
 )
 
 
@@ -256,15 +250,9 @@ def _person(subject: str) -> str:
 
 
 def _prepare(engine: sa.Engine) -> None:
-    """Creates the full-text index of a SQLite store, if it has none of the present columns."""
-    columns = "SELECT name FROM pragma_table_info('facts_fts')"
+    """Creates the full-text index of a SQLite store, which other commands do not need."""
     with engine.begin() as connection:
-        if "about" in connection.exec_driver_sql(columns).scalars():
-            return
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # another process may be creating it
-        if "about" in connection.exec_driver_sql(columns).scalars():
-            return
-        for statement in (*_DROP, *_CREATE):
+        for statement in _CREATE:
             connection.exec_driver_sql(statement)
 
 

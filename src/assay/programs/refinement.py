@@ -58,8 +58,7 @@ class Halting(Parameter):  # type: ignore[misc]
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.gains = [[float(value) for value in row] for row in state["gains"]]
-        self.halt_at = float(state.get("halt_at", self.halt_at))  # older states have only the table
-        self.min_gain = float(state.get("min_gain", self.min_gain))
+        self.halt_at, self.min_gain = float(state["halt_at"]), float(state["min_gain"])
 
     def fit(self, runs: Iterable[Sequence[Mapping[str, Any]]]) -> None:
         """Fits the table to the `rounds` of predictions on validation tasks, made before any fit.

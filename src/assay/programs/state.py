@@ -23,13 +23,7 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
     Models and traces are not included.
     """
     if isinstance(program, NearestDemos):
-        return {
-            "kind": "nearest",
-            "inner": program_state(program.program),
-            "pool": program.pool,
-            "k": program.k,
-            "embedding": program.embedding,
-        }
+        return {"kind": "nearest", "inner": program_state(program.program), "pool": program.pool, "k": program.k}
     if isinstance(program, EnsembleProgram):
         return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
     frozen = {name: _module_state(module) for name, module in _frozen_modules(program).items()}
@@ -92,7 +86,7 @@ def restore_program(
     """
     if state["kind"] == "nearest":
         inner = restore_program(name, config, state["inner"], fresh)
-        return NearestDemos(inner, state["pool"], k=state["k"], embedding=state.get("embedding", "trigrams"))
+        return NearestDemos(inner, state["pool"], k=state["k"])
     if state["kind"] == "ensemble":
         return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
     program = load_program(name, config=config) if fresh is None else fresh.deepcopy()

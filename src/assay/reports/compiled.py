@@ -43,7 +43,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateRow:
-    """A candidate of the search. `version` is empty in reports of older versions of assay.
+    """A candidate of the search.
 
     Attributes:
         n: tasks of val that it ran, which is `share` of those that all candidates ran.
@@ -222,7 +222,7 @@ def _rows(candidates: Sequence[Mapping[str, Any]], winner: Mapping[str, Any] | N
     shares = {id(candidate): (candidate["n"] or 0) / total for candidate in candidates}
     return [
         CandidateRow(
-            name=str(candidate["name"]), version=str(candidate.get("version") or ""), n=candidate["n"] or 0,
+            name=str(candidate["name"]), version=str(candidate["version"]), n=candidate["n"] or 0,
             score=candidate.get("val_score"), expected=candidate.get("expected"),
             dropped=str(candidate.get("dropped") or ""), is_winner=candidate is winner,
             share=shares[id(candidate)], bar=share_bar(shares[id(candidate)]),
@@ -259,7 +259,7 @@ def evaluation_labels(evaluations: Sequence[Evaluated], report: Mapping[str, Any
     """The names of a run's evaluations, with that of the candidate where they are a compile's, by name.
 
     Args:
-        report: of the run; empty if it has none.
+        report: of the run; empty if it has none. Candidates of a judge have no version.
     """
     labels = {}
     for one in evaluations:
@@ -272,7 +272,7 @@ def evaluation_labels(evaluations: Sequence[Evaluated], report: Mapping[str, Any
 
 def _is(evaluated: Evaluated, candidate: Mapping[str, Any]) -> bool:
     parameters = (candidate.get("settings") or {}).get("parameters") or {}
-    return evaluated.version == candidate.get("version") and json.loads(evaluated.parameters) == parameters
+    return evaluated.version == candidate["version"] and json.loads(evaluated.parameters) == parameters
 
 
 # -- the prompt
@@ -362,10 +362,7 @@ def _pairs(
         sides = [one for one in evaluations if one.phase == phase and one.tasks]
         first = [one for one in sides if candidates and _is(one, candidates[0])]
         second = [one for one in sides if winner is not None and _is(one, winner)]
-        if not first and not second and evaluations:  # an older report does not name the versions
-            first = [one for one in sides if one.version == evaluations[0].version]
-            second = [one for one in sides if one not in first]
-        elif first and not second:  # of a run in progress
+        if first and not second:  # of a run in progress
             second = [one for one in sides if one is not first[0]]
         if first and second and first[0] is not second[0]:
             pairs[phase] = (first[0], second[0])

@@ -32,7 +32,7 @@ def trained_tasks(store: StoreReads, validation: Mapping[str, Any]) -> list[Trai
     """Each comparison of a training by task, the worst change first; of several comparisons fewer tasks each.
 
     Args:
-        validation: of the report of a training. A comparison without `runs`, of an earlier version, has no tasks.
+        validation: of the report of a training.
     """
     compared = list(_compared(validation))
     rows = max(_FEWEST_ROWS, ROWS // max(1, len(compared)))

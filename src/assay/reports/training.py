@@ -15,28 +15,22 @@ from assay.support.numbers import figure, signed
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
-    "TrainingPage", "constant_reward", "current_curves", "in_numbers", "interval", "of_other_seeds", "sft_page",
+    "TrainingPage", "constant_reward", "curves_of", "in_numbers", "interval", "of_other_seeds", "sft_page",
     "training_page", "unfinished_page", "write_sft", "write_training",
 ]  # fmt: skip
 
 _SMOOTH = 5  # steps of the running mean
 _ROWS = 60  # steps of a table
 _KINDS = ("first", "second", "third", "fourth")
-# Reports and checkpoints written by earlier versions are still read: their name of a curve -> the name of today.
-_RENAMED_CURVES = {"flat_groups": "zero_variance_groups", "watched": "monitor"}
 
 
-def current_curves(curves: Mapping[str, Mapping[Any, float]]) -> dict[str, dict[int, float]]:
-    """The curves of a stored report or checkpoint, with integer steps and the curve names of this version.
+def curves_of(curves: Mapping[str, Mapping[Any, float]]) -> dict[str, dict[int, float]]:
+    """The curves of a stored report or checkpoint, with integer steps.
 
     Args:
         curves: `curves[name][step]`; steps are strings where they were read from JSON.
     """
-    current: dict[str, dict[int, float]] = {}
-    for name, curve in curves.items():
-        values = {int(step): value for step, value in curve.items()}
-        current.setdefault(_RENAMED_CURVES.get(name, name), {}).update(values)
-    return current
+    return {name: {int(step): value for step, value in curve.items()} for name, curve in curves.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +82,7 @@ def training_page(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
             f"; of {len(runs)} seeds {runs.count(True)} converged, {runs.count(False)} did not, "
             f"{runs.count(None)} took too few steps"
         )
-    curves = current_curves(report["curves"])
+    curves = curves_of(report["curves"])
     if (reward := constant_reward(curves)) is not None:
         settled = f"nothing was learned: every rollout had the reward {figure(reward)}"
     else:
@@ -166,7 +160,7 @@ def sft_page(report: Mapping[str, Any]) -> TrainingPage:
     }
     if report["agreement"] is not None:
         facts["Same text in torch and as served"] = f"{report['agreement']:.0%} of the prompts, greedily"
-    curves = current_curves({"loss/training": losses, "loss/held_out": held_out})
+    curves = curves_of({"loss/training": losses, "loss/held_out": held_out})
     return TrainingPage(
         facts=[(name, str(value)) for name, value in facts.items()],
         warnings=[*report["alarms"], *([report["stopped"]] if report["stopped"] else [])],

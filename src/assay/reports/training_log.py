@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from assay.reports.training import current_curves
+from assay.reports.training import curves_of
 
 __all__ = ["TrainingLog", "TrainingProgress", "read_training_log"]
 
@@ -101,5 +101,5 @@ def read_training_log(folder: Path) -> TrainingProgress | None:
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
         progress.step = step
-    progress.curves = current_curves(curves)
+    progress.curves = curves_of(curves)
     return progress

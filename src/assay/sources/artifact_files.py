@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ArtifactError, NoArtifact
+from assay.support.formats import check_format
 
 __all__ = [
     "FORMAT",
@@ -27,7 +28,7 @@ __all__ = [
     "verified",
 ]
 
-FORMAT = 1
+FORMAT = 2
 SOURCE, RUBRIC = "source", "rubric"
 _FILES = ("program.json", "splits.json", "report.md")
 MAX_FILES = 10_000  # files in the whole folder
@@ -42,15 +43,14 @@ def verified(folder: Path) -> dict[str, Any]:
     """Manifest of an artifact, after verifying all files against it.
 
     Raises:
-        ArtifactError: not an artifact; a newer format; a file is missing, changed, too large or not in the manifest; or
+        ArtifactError: not an artifact; another format; a file is missing, changed, too large or not in the manifest; or
             the folder contains a link.
     """
     manifest = read_json(folder / "manifest.json", folder)
     version = manifest.get("format")
     if not isinstance(version, int):
         raise NoArtifact(f"{folder}: manifest.json has no format number: it is not an assay artifact")
-    if version > FORMAT:
-        raise ArtifactError(f"{folder} has format {version}, this assay reads up to {FORMAT}: update assay")
+    check_format(f"the artifact {folder}", version, FORMAT, remake="compile again", error=ArtifactError)
     if manifest.get("sha256") != hash_of_manifest(manifest):
         raise ArtifactError(f"{folder}: manifest.json {_CHANGED}")
     _check_plain(folder)

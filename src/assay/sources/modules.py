@@ -24,8 +24,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from assay.sources.artifact_code import around, check_source
-from assay.sources.former_names import import_former
+from assay.sources.artifact_code import check_source
 from assay.sources.opened import notice, watching
 
 __all__ = [
@@ -68,11 +67,6 @@ class _Namespace:
         package.__path__ = [str(root)]
         sys.modules[name] = package
 
-    @functools.cached_property
-    def in_artifact(self) -> bool:
-        """Whether the root is inside of an artifact: its files may be written for an earlier assay."""
-        return around(self.root / "any.py") is not None
-
     def fresh(self) -> bool:
         """Whether all files that ran are unchanged."""
         return all(_stamp(path) == stamp for path, stamp in self.files.items())
@@ -108,8 +102,6 @@ class _Namespace:
         itself = (globals or {}).get("__name__") == f"{self.name}.{top}"
         if level == 0 and not itself and self.has(top):
             return self._import_local(name, globals, locals, fromlist)
-        if level == 0 and top == "assay" and self.in_artifact:
-            return import_former(name, fromlist or ())
         try:
             return _python_import(name, globals, locals, fromlist, level)
         except ModuleNotFoundError as error:

@@ -20,6 +20,7 @@ from assay.models.meter import Usage
 from assay.optimizers.finetuning.settings import settings_from
 from assay.runs.finished import FinishedRun
 from assay.runs.opening import home_of, pinned
+from assay.support.formats import check_format
 from assay.support.settings import Settings, settings_of
 from assay.traces.records import new_id
 
@@ -70,6 +71,10 @@ class ImprovementState:
             return done
         if resume and state_file.is_file():  # without a state there is nothing to resume, and a new one begins
             state = json.loads(state_file.read_text(encoding="utf-8"))
+            check_format(
+                f"the improvement {self.name!r}", state["job"]["format"], _FORMAT, remake="take another name",
+                error=ConfigError,
+            )  # fmt: skip
             if state["job"] != job:
                 raise ConfigError(
                     f"the improvement {self.name!r} was begun with other settings: resume with the same, or take "
@@ -77,12 +82,11 @@ class ImprovementState:
                 )
             self.job, self.report = (
                 job,
-                ImproveReport(None, state["program"], state["model"], state["steps"], notes=state.get("notes", [])),
+                ImproveReport(None, state["program"], state["model"], state["steps"], notes=state["notes"]),
             )
-            self.opens_as = state.get("opens_as", self.opens_as)
-            self.checked = state.get("checked", False)
-            self.candidate = tuple(state["made"]) if state.get("made") else None
-            self.plan = ImprovePlan.of(state["plan"]) if state.get("plan") else None
+            self.opens_as, self.checked = state["opens_as"], state["checked"]
+            self.candidate = tuple(state["made"]) if state["made"] else None
+            self.plan = ImprovePlan.of(state["plan"]) if state["plan"] else None
             return ImproveReport.of(stored) if (stored := self._ended.report(self.progress)) is not None else None
         check_name(self.name, order, self.folder)
         self.job, self.report = job, ImproveReport(None, self.program, self._start_model())

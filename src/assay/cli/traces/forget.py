@@ -39,8 +39,8 @@ def forget_command(subject: str, store: str | None, as_json: bool, **values: Any
     )
     if report["unowned_answers_removed"]:
         click.echo(
-            f"{counted(report['unowned_answers_removed'], 'cached answers')} of an older version removed: "
-            "the version did not record whose they are"
+            f"{counted(report['unowned_answers_removed'], 'cached answers')} without a recorded request removed: "
+            "whose they are is unknown"
         )
     for rollout in report["quoting_facts"]:
         click.echo(f"quotes a remembered fact about them, and is kept: rollout {rollout}")

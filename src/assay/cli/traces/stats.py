@@ -26,7 +26,7 @@ def stats_command(store: str | None, as_json: bool, **values: Any) -> None:
     from assay.traces.store.location import store_file
 
     run_id = OfRunSettings(**command_settings(values, OfRunSettings)).run_id
-    # A SQLite file is read without opening a `Store`, which loads SQLAlchemy and migrates the tables.
+    # A SQLite file is read without opening a `Store`, which loads SQLAlchemy.
     file = store_file(store)
     counts = file_stats(file, run_id) if file is not None else None
     if counts is None:

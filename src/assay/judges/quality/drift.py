@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from assay.errors import DataError
+from assay.support.formats import check_format
 from assay.support.numbers import signed
 
 __all__ = ["Anchor", "AnchorSet", "Cusum", "compare", "population_stability_index"]
@@ -65,18 +66,20 @@ class AnchorSet:
         """Loads an anchor set.
 
         Raises:
-            DataError: the file is not an anchor set, or has a newer format.
+            DataError: the file is not an anchor set, or has another format.
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] <= _FORMAT:
-                anchors = [Anchor(row["shown"], row["value"], row["verdict"]) for row in content["anchors"]]
-                return cls(dict(content["made_by"]), float(content["noise"]), anchors)
+            remake = "create one with freeze=…"
+            check_format(f"the anchor set {path}", content["format"], _FORMAT, remake=remake, error=DataError)
+            anchors = [Anchor(row["shown"], row["value"], row["verdict"]) for row in content["anchors"]]
+            return cls(dict(content["made_by"]), float(content["noise"]), anchors)
+        except DataError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is not an anchor set: {type(error).__name__}: {error}. Create one with freeze=…"
             ) from None
-        raise DataError(f"{path} has format {content['format']}; this version reads up to {_FORMAT}. Update assay")
 
 
 class Cusum:

@@ -20,6 +20,7 @@ from typing import Any
 from assay.errors import ConfigError, ModelError
 from assay.models.lora.conversion import write_gguf
 from assay.models.registry import FILE_PREFIX, find_model, spec
+from assay.support.formats import check_format
 
 __all__ = [
     "Adapter",
@@ -180,10 +181,8 @@ def _read(name: str) -> Adapter:
     folder = adapter_home() / name
     try:
         manifest = json.loads((folder / "adapter.json").read_text(encoding="utf-8"))
-        if manifest["format"] > FORMAT:
-            raise ModelError(
-                f"the adapter {name!r} has format {manifest['format']}, this assay reads up to {FORMAT}: update assay"
-            )
+        remake = f"remove {folder} and train again"
+        check_format(f"the adapter {name!r}", manifest["format"], FORMAT, remake=remake, error=ModelError)
         return Adapter(
             name, folder, manifest["base"], manifest["base_sha256"], manifest["sha256"], tuple(manifest["after"])
         )

@@ -36,7 +36,7 @@ from assay.optimizers.finetuning.run_folder import (
 )
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.trl_settings import make_trainer
-from assay.reports.training import current_curves
+from assay.reports.training import curves_of
 
 __all__ = ["train_policy"]
 
@@ -390,11 +390,11 @@ class _Training:
             (self.work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
         )
         state = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
-        self.monitoring.curves.update(current_curves(state["curves"]))
+        self.monitoring.curves.update(curves_of(state["curves"]))
         self.monitoring.alarms, self.first_scores = state["alarms"], state["kept_at"]
         self.source.memory.load(state["memory"])
         self.source.row_stats.restore(state["tally"])
-        score, step, stage = [*(state["best"] or ()), 0, 0, 0][:3]  # without a stage before there were curricula
-        self.best = (score, step, stage) if state["best"] else None
+        best = state["best"]
+        self.best = (best[0], best[1], best[2]) if best else None
         if self.schedule is not None:
             self.schedule.restore(state["curriculum"])

@@ -137,7 +137,7 @@ class RowWriter:
 
 
 def _without_secrets(row: dict[str, Any], encoded: Sequence[str]) -> dict[str, Any]:
-    """Remove known secrets and credential fields from a row: stores written by older versions may contain some."""
+    """Remove known secrets and credential fields from a row: a row may be older than what is known as a secret."""
     scrubbed: dict[str, Any] = fields(row, texts=True)
     for name in encoded:
         if name in ("input", "tools") and isinstance(text := scrubbed.get(name), str):

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError
+from assay.support.formats import check_format
 
 __all__ = ["FORMAT", "checked_manifest"]
 
-FORMAT = 1  # a newer one is refused
+FORMAT = 1
 
 
 def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
         folder: Folder of the export.
         required_kind: Required kind of export, such as `sft` or `transitions`.
     Raises:
-        DataError: The folder is not an export, or it has another kind, a newer format or changed data.
+        DataError: The folder is not an export, or it has another kind, another format or changed data.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -34,10 +35,7 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
             f"{folder}/manifest.json cannot be read as the manifest of an export: {type(error).__name__}: {error}. "
             f"Create one with: assay export {required_kind} --out FOLDER"
         ) from error
-    if version > FORMAT:
-        raise DataError(
-            f"{folder} has format {version}; this version of assay reads formats up to {FORMAT}. Update assay"
-        )
+    check_format(f"the export {folder}", version, FORMAT, remake="export again", error=DataError)
     if kind != required_kind:
         raise DataError(
             f"{folder} is an export for {kind}, not for {required_kind}. "

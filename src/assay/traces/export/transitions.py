@@ -21,6 +21,7 @@ __all__ = ["JSON_COLUMNS", "TransitionRow", "read_transitions", "transition_of_r
 JSON_COLUMNS = ("input", "tools", "adapters", "token_ids", "logprobs", "step_rewards")
 
 _READ = (
+    "agent",
     "rollout",
     "group",
     "task",
@@ -127,7 +128,7 @@ def transition_of_row(row: Mapping[str, Any]) -> Transition:
     request, ids, logprobs, adapters = (_value(row[name]) for name in ("input", "token_ids", "logprobs", "adapters"))
     return Transition(
         t=row["t"],
-        agent=row.get("agent", ""),  # exports before agents had names lack the column
+        agent=row["agent"],
         model=row["model"],
         weights=row["weights"],
         adapters=tuple(adapters or ()),
@@ -146,7 +147,7 @@ def read_transitions(folder: Path) -> Iterator[dict[str, Any]]:
     """Iterate over the `TransitionRow`s of an export in file order.
 
     Raises:
-        DataError: The folder is not a transitions export, has a newer format or changed data, or a row lacks a column.
+        DataError: The folder is not a transitions export, has another format or changed data, or a row lacks a column.
     """
     checked_manifest(folder, "transitions")
     with open(folder / "data.jsonl", "rb") as file:

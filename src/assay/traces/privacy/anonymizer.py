@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, DataError
+from assay.support.formats import check_format
 from assay.traces.privacy.forms import FINDERS as FORMS
 from assay.traces.privacy.gazetteers import KEY, THINGS
 from assay.traces.privacy.key_files import key_of, load_fernet, write_private
@@ -282,7 +283,7 @@ class Anonymizer:
         Returns:
             Original value by surrogate.
         Raises:
-            DataError: A file cannot be read, the key belongs to another table, or the table has a newer version.
+            DataError: A file cannot be read, the key belongs to another table, or the table has another format.
             MissingExtra: `cryptography` is not installed.
         """
         fernet = load_fernet()
@@ -295,11 +296,7 @@ class Anonymizer:
                 f"cannot read the table {str(path)!r} with the key {str(key_path)!r}: "
                 f"{str(error) or type(error).__name__}"
             ) from error
-        if content["version"] > _TABLE_VERSION:
-            raise DataError(
-                f"the table {str(path)!r} has version {content['version']}; this version of assay reads up to "
-                f"{_TABLE_VERSION}. Update assay"
-            )
+        check_format(f"the table {path}", content["version"], _TABLE_VERSION, remake="export again", error=DataError)
         return dict(content["surrogates"])
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError, MissingExtra, NoStore, StoreError
 from assay.traces.store.location import store_url
-from assay.traces.store.migration import bring_up_to_date
+from assay.traces.store.schema import create_or_check
 
 __all__ = [
     "LOCK_TIMEOUT_MS",
@@ -55,11 +55,11 @@ def password_of(url: str) -> str | None:
 
 
 def open_engine(url: str) -> sa.Engine:
-    """Opens the database and brings its schema up to date.
+    """Opens the database. Creates the tables of a new one.
 
     Raises:
         NoStore: the file is a folder, or no database.
-        StoreError: it cannot be opened, or its schema is newer than this version of assay.
+        StoreError: it cannot be opened, or another version of assay wrote it.
         MissingExtra: its driver is not installed.
     """
     try:
@@ -70,7 +70,7 @@ def open_engine(url: str) -> sa.Engine:
         engine = sa.create_engine(url, pool_pre_ping=served, connect_args=timeout)
         if engine.dialect.name == "sqlite":
             sa.event.listen(engine, "connect", sqlite_pragmas)
-        bring_up_to_date(engine)
+        create_or_check(engine)
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "postgres") from error
     except (sa.exc.SQLAlchemyError, OSError) as error:

@@ -57,7 +57,7 @@ def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
 
 
 def file_stats(path: Path, run_id: str | None = None) -> dict[str, Any] | None:
-    """`stats` of a SQLite file. None if it must be opened as a `Store` first, which upgrades or diagnoses it."""
+    """`stats` of a SQLite file. None if opening it as a `Store` says why it cannot be read."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
             if db.execute("SELECT version_num FROM store_revision").fetchone() == (REVISION,):

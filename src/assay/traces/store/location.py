@@ -1,13 +1,19 @@
 """Location of the store: its URL by argument, environment or default. Does not open it or import a driver."""
 
+import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["REVISION", "default_store", "store_file", "store_url"]
 
-REVISION = "0007"  # the newest in `migrations/versions`; read without importing Alembic
+# A hash of the definitions in `tables.py`, without comments and white space: any change of a table makes another
+# revision, and is known without importing SQLAlchemy.
+REVISION = hashlib.sha256(
+    re.sub(r"#.*|\s", "", Path(__file__).with_name("tables.py").read_text(encoding="utf-8")).encode()
+).hexdigest()[:12]
 _default: str | None = None  # not in the environment: child processes must not get a URL with a password
 
 

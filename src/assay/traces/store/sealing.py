@@ -57,21 +57,10 @@ def task_key(inputs: Mapping[str, Any]) -> str:
 
 
 def salt_of(store: Store) -> str | None:
-    """The store's salt; in older stores, which have none, the salt of the oldest run. None if there is neither."""
+    """The store's salt; None if it has none."""
     with store.engine.connect() as connection:
         salt = connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == "salt")).scalar()
-        if salt is not None:
-            return str(salt)
-        configs = connection.execute(sa.select(schema.runs.c.config).order_by(schema.runs.c.started_at)).scalars()
-        return next((run_salt for text in configs if (run_salt := _salt_in(text))), None)
-
-
-def _salt_in(config: str) -> str | None:
-    try:
-        salt = json.loads(config).get("salt")
-    except (ValueError, AttributeError):
-        return None
-    return salt if isinstance(salt, str) and salt else None
+    return None if salt is None else str(salt)
 
 
 def resolve_salt(requested: str | None, where: str | Path | None, *, artifact: tuple[str, str] | None = None) -> str:
@@ -122,8 +111,6 @@ def claim_salt(store: Store, salt: str) -> None:
     if stored is None:
         store.put_meta("salt", salt)
         stored = salt_of(store)
-    elif stored == salt:
-        store.put_meta("salt", salt)  # so far only in a run's settings
     if stored != salt:
         _refuse(salt, str(stored))
 
@@ -300,9 +287,7 @@ def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Ope
     with store.engine.connect() as connection:
         rows = connection.execute(query).all()
     before = {
-        row.job: int(row.times)
-        for row in rows
-        if row.same or not members.isdisjoint(json.loads(row.members_json or "[]"))
+        row.job: int(row.times) for row in rows if row.same or not members.isdisjoint(json.loads(row.members_json))
     }
     mine = before.get(job, 0) + 1
     row = {

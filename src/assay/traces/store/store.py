@@ -37,6 +37,7 @@ MAX_SPILL_BYTES = 1 << 30  # bytes that may wait in a file while the database is
 PATIENCE_S = 0.3  # of retries before the database counts as unreachable
 RETRY_S = 0.5  # between two attempts while it is unreachable
 _SCORE_FIELDS = ("score", "coverage", "rubric", "verdicts")
+_TABLES = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
 
 
 class Store(DirectWrites):
@@ -44,7 +45,7 @@ class Store(DirectWrites):
 
     Raises:
         ConfigError: `where` is neither text nor a path.
-        StoreError: the database cannot be opened, or its schema is newer than this version of assay.
+        StoreError: the database cannot be opened, or another version of assay wrote it.
     """
 
     def __init__(self, where: str | Path | None = None) -> None:
@@ -256,9 +257,20 @@ class Store(DirectWrites):
         return True
 
     def _write_leftovers(self) -> bool:
-        """Writes the rows that ended processes left in files. False if the database is unreachable."""
-        for batches in leftover_batches(spill_path(self.url)):
+        """Writes the rows that ended processes left in files. False if the database is unreachable.
+
+        Raises:
+            StoreError: another version of assay left them; the file is kept.
+        """
+        path = spill_path(self.url)
+        for batches in leftover_batches(path):
             for batch in batches:
+                rows = [(table, row) for name, table in _TABLES.items() for row in batch.get(name, {}).values()]
+                if any(row.keys() != set(table.columns.keys()) for table, row in rows):
+                    raise StoreError(
+                        f"a file {path}.*.spill has rows that another version of assay left, and this version has "
+                        "other columns. Move the file away: its rows are then not in the store"
+                    )
                 if not self.write_batch(batch, patience_s=0.0):
                     return False
         return True
@@ -275,12 +287,11 @@ class Store(DirectWrites):
 
     def _try(self, rows: Rows, patience_s: float) -> bool | None:
         """Whether the database took the rows. None if it is unreachable or locked for longer than `patience_s`."""
-        tables = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
         until, wait = time.monotonic() + patience_s, 0.1
         while True:
             try:
                 with self.engine.begin() as connection, short_waits(connection):
-                    for name, table in tables.items():
+                    for name, table in _TABLES.items():
                         if rows.get(name):
                             self._upsert_rows(connection, table, list(rows[name].values()))
                     make_changes(connection, rows)
@@ -300,9 +311,6 @@ class Store(DirectWrites):
             compiled = upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
             self._upserts[table.name] = (str(compiled), compiled.positiontup)
         statement, order = self._upserts[table.name]
-        columns = dict.fromkeys(column.name for column in table.columns)
-        # A file that an earlier version left lacks the columns that were added since.
-        rows = [row if len(row) == len(columns) else {**columns, **row} for row in rows]
         connection.exec_driver_sql(
             statement, rows if order is None else [tuple(row[name] for name in order) for row in rows]
         )

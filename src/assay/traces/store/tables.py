@@ -1,4 +1,7 @@
-"""The tables, the same on SQLite and PostgreSQL. Does not read or write them."""
+"""The tables, the same on SQLite and PostgreSQL. Does not read or write them.
+
+A store is refused if it was created from other definitions than these (`assay.traces.store.location.REVISION`).
+"""
 
 from typing import Any
 
@@ -6,19 +9,18 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, Large
 from sqlalchemy.types import UserDefinedType
 
 __all__ = [
-    "SINCE_REVISIONS", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments",
-    "documents", "facts", "forgotten", "known_tasks", "labels", "loop_steps", "loops", "made_from", "meta", "metadata",
+    "CONTENT", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments", "documents",
+    "facts", "forgotten", "known_tasks", "labels", "loop_steps", "loops", "made_from", "meta", "metadata",
     "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
 ]  # fmt: skip
 
-# `schema` in `meta`: versions of assay from before revisions refuse a store whose number is above 5.
-SINCE_REVISIONS = "6"
+CONTENT = 1  # raise it if a column's content changes and its definition does not: older stores are then refused
 
 metadata = MetaData()
 
 meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
 
-# The current revision of the tables, see `migrations`. Written by Alembic.
+# One row: the revision of the tables. Not in the table `alembic_version`, which is that of an Optuna study.
 revisions = Table("store_revision", metadata, Column("version_num", String(32), primary_key=True))
 
 runs = Table(
@@ -174,7 +176,7 @@ test_openings = Table(
     Column("data", Text, nullable=False),
     Column("tasks", String(16), nullable=False),  # hash of the tasks' content hashes
     Column("n", Integer, nullable=False),
-    Column("members_json", Text),  # the first hex digits of each content hash; null in rows of older stores
+    Column("members_json", Text, nullable=False),  # the first hex digits of each content hash
     Column("times", Integer, nullable=False),  # above 1 if the job was resumed during its report
     Column("at", Float, nullable=False),
 )
