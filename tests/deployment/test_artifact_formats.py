@@ -13,6 +13,8 @@ from assay.cli.main import exit_code, group
 from assay.deployment import FORMAT, load_artifact
 from assay.errors import ArtifactError, AssayError
 from assay.runs.loading import load_judge
+from assay.sources.modules import load_source
+from assay.sources.trust import trusting
 
 TASKS = ("--rubric", "math_qa", "--data", "arithmetic:size=40", "--model", "openai/none", "--store", "s.db")
 COMMANDS = [
@@ -24,6 +26,7 @@ COMMANDS = [
     ("compare", "a", "math_qa", *TASKS),
     ("registry", "register", "agent", "a", "--store", "s.db"),
     ("trust", "add", "a"),
+    ("judge", "card", "a"),
 ]
 
 
@@ -38,12 +41,14 @@ def test_code_of_an_artifact_of_another_format_does_not_run(own_folder: Path) ->
     artifact, mark = with_source(own_folder / "a", format=FORMAT - 1)
     with pytest.raises(ArtifactError, match=r"(?i)compile again"):
         assay.load(artifact, trust=True)
+    with pytest.raises(ArtifactError, match=r"(?i)compile again"), trusting(True):
+        load_source(next((artifact / "source").glob("*.py")))
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
 def test_each_command_refuses_an_artifact_of_another_format(own_folder: Path, command: tuple[str, ...]) -> None:
-    shipped(own_folder / "a", format=FORMAT - 1)
+    (shipped(own_folder / "a", format=FORMAT - 1) / "card.json").write_text("{}")
     error = CliRunner().invoke(group, command).exception
     assert isinstance(error, AssayError)
     assert exit_code(error) == 1

@@ -24,7 +24,7 @@ from assay.deployment.suites import Suite
 from assay.errors import ConfigError, DeploymentError
 from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings import RegisterSettings
-from assay.sources.artifact_files import read_json
+from assay.sources.artifact_files import read_manifest
 from assay.support.keywords import takes
 from assay.traces import Store
 
@@ -233,7 +233,7 @@ def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dic
     with Store(store) as opened:
         registry = Registry(opened.engine)
         folders = [registry.folder_of(registry.version(name)) for name in (one, two)]
-    manifests = [read_json(folder / "manifest.json", folder) for folder in folders]
+    manifests = [read_manifest(folder) for folder in folders]
     states = [json.loads((folder / "program.json").read_text("utf-8")) for folder in folders]
     changed = {
         name: [manifest.get(name) for manifest in manifests]

@@ -23,7 +23,7 @@ def around(path: Path) -> tuple[Path, dict[str, Any]] | None:
     Other folders with a `manifest.json` do not count. None if there is none.
 
     Raises:
-        ArtifactError: the manifest was changed.
+        ArtifactError: the manifest was changed, or has another format.
     """
     for folder in path.resolve().parents:
         if (folder / "manifest.json").is_file() and (manifest := _manifest(folder)) is not None:
@@ -33,7 +33,7 @@ def around(path: Path) -> tuple[Path, dict[str, Any]] | None:
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
     from assay.errors import ArtifactError
-    from assay.sources.artifact_files import hash_of_manifest, read_json
+    from assay.sources.artifact_files import check_artifact_format, hash_of_manifest, read_json
 
     try:
         manifest = read_json(folder / "manifest.json", folder)
@@ -43,6 +43,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
         isinstance(manifest.get(key), str) for key in ("sha256", "program")
     ):
         return None  # the manifest of an export, or of something else
+    check_artifact_format(manifest, folder)
     if manifest["sha256"] != hash_of_manifest(manifest):
         raise ArtifactError(
             f"{folder}: manifest.json was changed after the artifact was written: compile again, or restore the file"

@@ -20,11 +20,13 @@ __all__ = [
     "MAX_FILES",
     "RUBRIC",
     "SOURCE",
+    "check_artifact_format",
     "code_of",
     "hash_of_files",
     "hash_of_manifest",
     "hash_of_text",
     "read_json",
+    "read_manifest",
     "verified",
 ]
 
@@ -39,6 +41,24 @@ _CHANGED = (
 )
 
 
+def check_artifact_format(manifest: Mapping[str, Any], folder: Path) -> None:
+    """Raises `NoArtifact` if the manifest has no format number, `ArtifactError` if it has another format."""
+    if not isinstance(version := manifest.get("format"), int):
+        raise NoArtifact(f"{folder}: manifest.json has no format number: it is not an assay artifact")
+    check_format(f"the artifact {folder}", version, FORMAT, remake="compile again", error=ArtifactError)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Manifest of an artifact, not verified against its files.
+
+    Raises:
+        ArtifactError: not an artifact, or one of another format.
+    """
+    manifest = read_json(folder / "manifest.json", folder)
+    check_artifact_format(manifest, folder)
+    return manifest
+
+
 def verified(folder: Path) -> dict[str, Any]:
     """Manifest of an artifact, after verifying all files against it.
 
@@ -46,11 +66,7 @@ def verified(folder: Path) -> dict[str, Any]:
         ArtifactError: not an artifact; another format; a file is missing, changed, too large or not in the manifest; or
             the folder contains a link.
     """
-    manifest = read_json(folder / "manifest.json", folder)
-    version = manifest.get("format")
-    if not isinstance(version, int):
-        raise NoArtifact(f"{folder}: manifest.json has no format number: it is not an assay artifact")
-    check_format(f"the artifact {folder}", version, FORMAT, remake="compile again", error=ArtifactError)
+    manifest = read_manifest(folder)
     if manifest.get("sha256") != hash_of_manifest(manifest):
         raise ArtifactError(f"{folder}: manifest.json {_CHANGED}")
     _check_plain(folder)

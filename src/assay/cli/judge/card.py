@@ -19,6 +19,7 @@ def card_command(judge: str, report: str | None, as_json: bool) -> None:
     from pathlib import Path
 
     from assay.errors import NoArtifact
+    from assay.sources.artifact_files import read_manifest
 
     path = Path(judge) / "card.json"
     if not path.is_file():
@@ -26,6 +27,7 @@ def card_command(judge: str, report: str | None, as_json: bool) -> None:
             f"{judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
             f"before the sealed test"
         )
+    read_manifest(Path(judge))  # one of another format is refused
     card = json.loads(path.read_text("utf-8"))
     if as_json:
         print_json(card)
