@@ -98,7 +98,7 @@ class Page:
         finally:
             for process in started:
                 process.terminate()
-                process.wait(30)
+                process.wait(120)
 
 
 PAGES = [page for path in sorted((ROOT / "docs").rglob("*.md")) if (page := Page(path)).blocks]

@@ -159,6 +159,29 @@ def test_a_private_name_of_the_package_is_found(text: str) -> None:
     assert _privately_used(text) == ["1: _writer"]
 
 
+_CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time"}
+
+
+def _elapsed(node: ast.AST) -> bool:
+    """Whether an expression subtracts from the reading of a clock."""
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Sub)
+        and isinstance(node.left, ast.Call)
+        and ast.unparse(node.left.func).rpartition(".")[2] in _CLOCKS
+    )
+
+
+def test_no_test_asserts_on_elapsed_time() -> None:
+    """A loaded machine is slow. A hang is found by `pytest.mark.timeout`, quadratic work by `steps.calls_in`."""
+    assert [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert) and any(map(_elapsed, ast.walk(node.test)))
+    ] == []
+
+
 def test_names_of_test_modules_are_unique() -> None:
     """Modules of one name in two folders without `__init__.py` cannot be imported in one run of pytest."""
     modules = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

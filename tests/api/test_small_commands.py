@@ -38,11 +38,11 @@ def test_serve_records_calls_until_it_is_stopped_from_another_thread(tmp_path: P
             )
         )
         thread.start()
-        assert listens.wait(20)
+        assert listens.wait(120)
         gateway = started[0]
         assert post(f"{gateway.url}/v1/chat/completions", CALL, Authorization="Bearer " + "k" * 8)[0] == 200
         gateway.stop()
-        thread.join(20)
+        thread.join(120)
     gateway.stop()  # it has ended: nothing happens
     assert [(each["calls"], each["stored"], each["unrecorded"]) for each in counts] == [(1, 1, 0)]
     with Store(tmp_path / "s.db") as store:

@@ -121,7 +121,7 @@ def started(*command: str) -> Iterator[str]:
         yield json.loads(line)["url"]
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 class Program:
@@ -159,7 +159,7 @@ class Program:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(120)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

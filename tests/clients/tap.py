@@ -112,7 +112,7 @@ def tapped(target: str) -> Iterator[Tap]:
         tap._loop.call_soon_threadsafe(server.close)
         tap.point(target)
         tap._loop.call_soon_threadsafe(tap._loop.stop)
-        thread.join(10)
+        thread.join(120)
 
 
 def _exchanges(connection: _Connection) -> Iterator[Exchange]:

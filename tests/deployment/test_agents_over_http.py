@@ -34,7 +34,7 @@ def address(own_folder: Path) -> Iterator[str]:
         yield started["url"]
     finally:
         process.terminate()
-        printed, errors = process.communicate(timeout=30)
+        printed, errors = process.communicate(timeout=120)
     assert f"agent support, now support@1: POST {started['url']}/agents/support\n" in errors
     counts = json.loads(printed.splitlines()[-1])["agents"]
     assert f"rollouts of agents: support@1 {sum(counts['support@1'].values())}" in errors
@@ -44,7 +44,7 @@ def post(address: str, agent: str, body: Any, **headers: str) -> tuple[int, dict
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(f"{address}/agents/{agent}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read() or b"{}")
@@ -82,10 +82,10 @@ def test_a_unit_keeps_its_version_and_mistakes_are_named(address: str) -> None:
 def assert_metrics(address: str) -> None:
     """30 rollouts by unit, 30 by header and one more; invalid requests did not run."""
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{address}/metrics", timeout=30)
+        urllib.request.urlopen(f"{address}/metrics", timeout=120)
     assert refused.value.code == 401
     request = urllib.request.Request(f"{address}/metrics", headers={"Authorization": f"Bearer {KEYS[address]}"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         lines = answer.read().decode().splitlines()
     counts = dict(line.rsplit(" ", 1) for line in lines if line.startswith("assay_agent_rollouts_total{"))

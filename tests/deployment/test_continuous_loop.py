@@ -28,15 +28,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+@pytest.mark.timeout(300)
 def test_one_process_holds_the_lease_of_a_loop_and_releases_it(store: Store) -> None:
     loops = Loops(store.engine)
     lease = loops.acquire("support", lease_s=2.0)
     assert lease is not None
     with lease:
         assert loops.get("support").holder == lease.holder  # type: ignore[union-attr]
-        started = time.monotonic()
-        assert loops.acquire("support", lease_s=2.0) is None
-        assert time.monotonic() - started < 1.5  # the first beat decides
+        assert loops.acquire("support", lease_s=3600) is None  # the first beat decides
     again = loops.acquire("support", lease_s=2.0)
     assert again is not None
     assert loops.acquire("support", lease_s=0.3) is not None  # it never beat
@@ -90,10 +89,10 @@ def test_the_lease_of_a_killed_process_is_taken_over_and_its_step_begun_again(st
     assert done.returncode == -9, done.stderr
     loops = Loops(store.engine)
     assert [(step.step, step.status, step.attempts) for step in loops.steps("support")] == [("improve", "running", 1)]
-    started = time.monotonic()
-    lease = loops.acquire("support", lease_s=1.0)
+    slept: list[float] = []
+    lease = loops.acquire("support", lease_s=1.0, clock=lambda: sum(slept), sleep=slept.append)
     assert lease is not None
-    assert 1.0 <= time.monotonic() - started < 5.0
+    assert 1.0 <= sum(slept) < 1.5
     with lease:
         lease.begin(3, "improve")
         lease.end(3, "improve", "done", {"artifact": "a"})
@@ -128,6 +127,6 @@ def test_only_one_of_many_concurrent_processes_runs_the_loop(store: Store) -> No
         time.sleep(0.01)
     with next(lease for lease in got if lease is not None):  # the others wait for its first beat
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     assert len(got) == 8
     assert len([lease for lease in got if lease is not None]) == 1

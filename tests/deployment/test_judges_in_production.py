@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def test_judges_score_after_the_answer_and_their_calls_are_recorded(judging: tup
     answers = [agent(question=str(at), expected={"answer": "yes"}, data_subject="ann") for at in range(3)]  # at once
     assert not agent.wait(0.05)
     judge.gate.set()
-    assert agent.wait(30)
+    assert agent.wait(120)
     agent.store.flush()
     rollouts = [agent.store.rollout(answer.rollout) for answer in answers]
     assert [(r.score, r.coverage, [v.grade for v in r.verdicts]) for r in rollouts] == [(1.0, 1.0, [1.0, 1.0])] * 3
@@ -101,14 +100,14 @@ def test_a_judge_that_fails_leaves_rollouts_unscored_and_says_so(
     agent = assay.deployed("support", rubric="r.yaml", judge_api_base=address, **NAMED)
     with caplog.at_level(logging.WARNING, "assay.deployed"):
         answers = [agent(question=str(at), expected={"answer": "yes"}) for at in range(2)]
-        assert agent.wait(30)
+        assert agent.wait(120)
     agent.store.flush()
     assert [agent.store.rollout(answer.rollout).score for answer in answers] == [None, None]
     warnings = [record.message for record in caplog.records if "stay unscored" in record.message]
     assert len(warnings) == 1
     assert "assay traces score" in warnings[0]
     judge.fails = False
-    began = time.monotonic()
-    agent(question="3", expected={"answer": "yes"})
-    assert time.monotonic() - began < 5
-    assert agent.wait(30)
+    judge.gate.clear()
+    agent(question="3", expected={"answer": "yes"})  # does not wait for the judge
+    judge.gate.set()
+    assert agent.wait(120)

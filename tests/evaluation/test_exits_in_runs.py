@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +151,5 @@ try:
 except Alarm:
     print("rung", flush=True)
 """
-    begun = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "rung\n", done.stderr
-    assert time.monotonic() - begun < 60

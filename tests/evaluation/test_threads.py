@@ -60,7 +60,7 @@ def test_runs_are_yielded_while_others_are_in_progress() -> None:
 
     class Runner:
         def run(self, inputs: dict[str, Any], digest: str) -> bool:
-            return inputs["q"] == 0 or go_on.wait(20)
+            return inputs["q"] == 0 or go_on.wait(120)
 
     pairs = [(Runner(), Task(id=str(at), inputs={"q": at})) for at in range(2)]
     runs = pairs_in_threads(pairs, session)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_a_stop_by_the_user_does_not_wait_for_jobs_in_progress_and_a_cap_does(
     def job(index: int) -> None:
         if index == 1:
             raise error
-        go_on.wait(20)
+        go_on.wait(120)
         ended.append(index)
 
     release = threading.Timer(1.0, go_on.set)
@@ -133,7 +133,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_slow_server(command: str, tmp_pa
         assert asked.wait(60)
         job.send_signal(signal.SIGINT)
         try:
-            _, printed = job.communicate(timeout=10)
+            _, printed = job.communicate(timeout=120)
         finally:
             release.set()
             job.kill()

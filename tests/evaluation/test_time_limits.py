@@ -32,13 +32,13 @@ def hanging(question: str) -> str:
 def hanging_in_c_code(question: str) -> str:
     """As a socket without a timeout does: no line of Python is reached until it returns."""
     if question == "1":
-        time.sleep(30)
+        time.sleep(300)
     return question
 
 
 async def hanging_async(question: str) -> str:
     if question == "1":
-        await asyncio.sleep(30)
+        await asyncio.sleep(300)
     return question
 
 
@@ -46,6 +46,7 @@ async def hanging_async(question: str) -> str:
 @pytest.mark.parametrize(
     "how", ["called", "awaited", "awaited, of a plain function", "awaited, of a lambda that gives a coroutine"]
 )
+@pytest.mark.timeout(120)
 def test_a_hanging_tool_is_an_error_for_the_agent_and_the_run_continues(how: str) -> None:
     functions = {"called": hanging, "awaited": hanging_async, "awaited, of a plain function": hanging}
     function = functions.get(how, lambda question: hanging_async(question))
@@ -63,9 +64,7 @@ def test_a_hanging_tool_is_an_error_for_the_agent_and_the_run_continues(how: str
         except Exception as error:
             return f"instead: {error}"
 
-    began = time.monotonic()
     results = by_question(scored(agent, task_timeout=4.0))
-    assert time.monotonic() - began < 20
     assert [result.value for result in results.values()] == [1.0, 0.0, 1.0, 1.0]
     assert results["1"].failure is None
     with Store() as store:
@@ -75,6 +74,7 @@ def test_a_hanging_tool_is_an_error_for_the_agent_and_the_run_continues(how: str
 
 
 @pytest.mark.parametrize(("function", "wraps"), [(hanging, False), (hanging, True), (hanging_in_c_code, False)])
+@pytest.mark.timeout(120)
 def test_a_hanging_tool_that_ends_the_run_scores_0_as_a_tool_failure(function: Any, wraps: bool) -> None:
     tool = dspy.Tool(function, name="search", desc="Searches.")
 
@@ -128,17 +128,16 @@ def test_a_shipped_agent_observes_a_tool_timeout_and_the_call_is_marked() -> Non
     ]
 
 
+@pytest.mark.timeout(120)
 def test_an_endless_run_fails_with_its_reason_and_other_runs_continue() -> None:
     def agent(question: str) -> str:
         if question == "0":
-            time.sleep(30)
+            time.sleep(300)
         while question == "1":
             pass
         return question
 
-    began = time.monotonic()
     results = by_question(scored(agent, task_timeout=1.0))
-    assert time.monotonic() - began < 15
     assert [result.value for result in results.values()] == [0.0, 0.0, 1.0, 1.0]
     assert results["0"].failure is FailureKind.TIMEOUT
     assert "limit of 1 s" in results["0"].failed
@@ -146,10 +145,11 @@ def test_an_endless_run_fails_with_its_reason_and_other_runs_continue() -> None:
         assert sorted(r.status for r in store.rollouts()) == ["done", "done", "failed", "failed"]
 
 
+@pytest.mark.timeout(120)
 def test_a_run_that_waits_for_its_model_is_unscored() -> None:
     def slow(request: Any) -> str:
         if "0" in json.dumps(str(request)):
-            time.sleep(30)
+            time.sleep(300)
         return "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"
 
     class Asks(dspy.Module):  # type: ignore[misc]
@@ -167,17 +167,16 @@ def test_a_run_that_waits_for_its_model_is_unscored() -> None:
 
 
 @pytest.mark.parametrize("how", ["exits", "hangs"])
+@pytest.mark.timeout(120)
 def test_a_check_that_exits_or_never_ends_is_unscored(how: str) -> None:
     def check(task: Any, prediction: Any, rollout: Any) -> float:
         if task.inputs["question"] == "3":
-            sys.exit(1) if how == "exits" else time.sleep(30)
+            sys.exit(1) if how == "exits" else time.sleep(300)
         return 1.0
 
-    began = time.monotonic()
     results = by_question(
         scored(lambda question: question, Rubric("r", [Criterion(name="odd", check=check)]), task_timeout=0.5)
     )
-    assert time.monotonic() - began < 10
     assert [result.value for name, result in results.items() if name != "3"] == [1.0, 1.0, 1.0]
     assert math.isnan(results["3"].value)
     assert ("SystemExit" if how == "exits" else "the check of 'odd' took longer than the limit of 0.5 s") in results[
@@ -185,17 +184,16 @@ def test_a_check_that_exits_or_never_ends_is_unscored(how: str) -> None:
     ].verdicts[0].reason
 
 
+@pytest.mark.timeout(120)
 def test_an_endless_judge_call_is_unscored() -> None:
     def answer(request: Any) -> str:
-        time.sleep(30)
+        time.sleep(300)
         return "yes"
 
     rubric = Rubric(
         "r", [Criterion(name="fine", check=lambda *_: 1.0), Criterion(name="good", judge=JudgeSpec(text="Is it good?"))]
     )
-    began = time.monotonic()
     results = by_question(scored(lambda question: question, rubric, lm=scripted_lm(answer), task_timeout=0.5))
-    assert time.monotonic() - began < 15
     assert [result.value for result in results.values()] == [1.0] * 4
     assert {result.coverage for result in results.values()} == {0.5}
     assert "the judge of 'good' took longer" in results["0"].verdicts[1].reason
@@ -211,7 +209,7 @@ def test_an_invalid_limit_is_refused(wrong: float) -> None:
 def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
     Path("agent.py").write_text(
         "import sys, time, dspy\n\n\nclass A(dspy.Module):\n    def forward(self, question):\n"
-        "        if question == 'sleep':\n            time.sleep(30)\n        if question == 'exit':\n"
+        "        if question == 'sleep':\n            time.sleep(300)\n        if question == 'exit':\n"
         "            sys.exit(0)\n"
         "        return dspy.Prediction(answer=question)\n"
     )

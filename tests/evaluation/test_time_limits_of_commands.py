@@ -22,7 +22,7 @@ from assay.traces import Rollout, Store
 def hangs_on_odd(request: Any) -> Any:
     """A judge's model that never answers about the odd ones."""
     if "odd" in str(request.messages[-1]):
-        time.sleep(30)
+        time.sleep(300)
     return {"yes": 0.9, "no": 0.1}
 
 
@@ -35,6 +35,7 @@ def judged_rows(path: Path) -> str:
 
 @pytest.mark.parametrize("command", ["score", "drift", "audit"])
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path: Path) -> None:
     options = {
         "lm": scripted_lm(hangs_on_odd, logprobs=True),
@@ -42,7 +43,6 @@ def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path:
         "task_timeout": 0.5,
         "threads": 4,
     }
-    began = time.monotonic()
     if command == "score":
         report = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **options)
         assert (report["verdicts"], report["unscored"]) == ({"no": 0, "yes": 2}, 2)
@@ -65,16 +65,15 @@ def test_a_hanging_verdict_is_unscored_in_judge_commands(command: str, tmp_path:
             "Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**options, "task_timeout": 0.2, "threads": 16}
         )
         assert 0 < report["unscored"] < report["verdicts"]
-    assert time.monotonic() - began < 25
     with Store(tmp_path / "j.db") as store:
         assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
 
 
+@pytest.mark.timeout(120)
 def test_a_judge_that_never_answers_stops_the_job_in_preflight(tmp_path: Path) -> None:
     def never(request: Any) -> Any:
-        time.sleep(30)
+        time.sleep(300)
 
-    began = time.monotonic()
     with pytest.raises(ModelError, match=r"did not answer the judge 'Is it fine\?': .*longer than the limit of 0\.3 s"):
         score_rows(
             "Is it fine?",
@@ -83,13 +82,13 @@ def test_a_judge_that_never_answers_stops_the_job_in_preflight(tmp_path: Path) -
             store=tmp_path / "j.db",
             task_timeout=0.3,
         )
-    assert time.monotonic() - began < 15
 
 
+@pytest.mark.timeout(120)
 def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
     def check(task: Any, prediction: Any, rollout: Any) -> float:
         if prediction["answer"] == "3":
-            time.sleep(30)
+            time.sleep(300)
         return 1.0
 
     with Store(tmp_path / "s.db") as store:
@@ -98,9 +97,7 @@ def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
                 Rollout(task_id=str(at), inputs={"question": str(at)}, prediction={"answer": str(at)}, status="done")
             )
     rubric = Rubric("r", [Criterion(name="odd", check=check)])
-    began = time.monotonic()
     report = score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0.5)
-    assert time.monotonic() - began < 15
     assert (report["scored"], report["unscored"]) == (3, 1)
     assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
     with pytest.raises(ConfigError, match="task_timeout"):

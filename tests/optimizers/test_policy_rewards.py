@@ -43,7 +43,7 @@ def test_hanging_or_nan_rewards_are_excluded(tiny_model: Path) -> None:
 
     def odd(task: Any, prediction: Any, rollout: Any) -> float:
         if next(calls) == 0:
-            hung.wait(30)
+            hung.wait(120)
         return float("nan") if task.id == "t1" else letters(task, prediction, rollout)
 
     report = run(tiny_model, "odd", check=odd, steps=2, evaluate_every=0, rollout_timeout_s=3.0)

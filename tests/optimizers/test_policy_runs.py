@@ -126,7 +126,7 @@ def test_held_out_evaluation_is_interruptible_and_does_not_hang(tiny_model: Path
 
     def hanging(task: Any, prediction: Any, rollout: Any) -> float:
         if task.id == "t4":  # of val
-            hung.wait(30)
+            hung.wait(120)
         return letters(task, prediction, rollout)
 
     report = run(tiny_model, "hung", check=hanging, steps=1, evaluate_every=1, rollout_timeout_s=1.5)

@@ -222,7 +222,7 @@ def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, min
             begun.kill()
             begun.wait()
         assert len(helpers) == 2, (tmp_path / "output.txt").read_text()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while (remaining := [pid for pid in helpers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
             time.sleep(0.2)
         assert not remaining

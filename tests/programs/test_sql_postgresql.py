@@ -1,6 +1,5 @@
 """Text to SQL on PostgreSQL: what a query may do, and its limits."""
 
-import time
 from collections.abc import Iterator
 
 import psycopg
@@ -24,6 +23,7 @@ def reader_url(postgres_url: str) -> Iterator[str]:
         owner.execute("DROP ROLE reader")
 
 
+@pytest.mark.timeout(300)
 def test_postgresql_reads_with_limits_and_blocks(postgres_url: str, reader_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as owner:
         owner.execute("DROP TABLE IF EXISTS book CASCADE")
@@ -48,7 +48,7 @@ def test_postgresql_reads_with_limits_and_blocks(postgres_url: str, reader_url: 
         ('SELECT U&"pg_\\0074erminate_backend"(1)', "write"),
         ("SELECT titel FROM book", "column"),
         ("SELECT title FROM books", "table"),
-        ("SELECT pg_sleep(60)", "limit"),
+        ("SELECT pg_sleep(600)", "limit"),
         ("SELECT COUNT(*) FROM book a, book b, book c", "limit"),
     ):
         with pytest.raises(QueryError) as raised:
@@ -70,12 +70,10 @@ def test_a_query_cannot_change_its_limits_for_the_measurement_of_its_cost(postgr
         with pytest.raises(QueryError, match=r"read-only transaction|read-write mode"):
             database.query(writes.format(setting, local), LIMITS)
     sleeps = (
-        "SELECT CASE WHEN current_setting('statement_timeout') = '0' THEN pg_sleep(60) END, "
+        "SELECT CASE WHEN current_setting('statement_timeout') = '0' THEN pg_sleep(600) END, "
         "set_config('statement_timeout', '0', false)"
     )
-    start = time.monotonic()
     database.query(sleeps, QueryLimits(seconds=1.0))
-    assert time.monotonic() - start < 20
     with psycopg.connect(postgres_url, autocommit=True) as owner:
         assert owner.execute("SELECT last_value FROM counter").fetchone() == (1,)
         owner.execute("DROP SEQUENCE counter")

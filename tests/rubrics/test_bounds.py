@@ -3,12 +3,12 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from steps import calls_in
 
 from assay.datasets import make_task
 from assay.errors import RubricError
@@ -43,13 +43,12 @@ RUBRIC = "name: r\ncriteria:\n- {name: right, check: exact}\n"
         ("[" * 100_000, "invalid YAML"),
     ],
 )
+@pytest.mark.timeout(120)
 def test_yaml_that_expands_beyond_the_limit_is_refused_at_once(own_folder: Path, text: str, what: str) -> None:
     Path("r.yaml").write_text(text)
-    began = time.monotonic()
     for read in (load_rubric, load_judge, portable_rubric):
         with pytest.raises(RubricError, match=what):
             read("r.yaml")
-    assert time.monotonic() - began < 15
 
 
 @pytest.mark.slow
@@ -96,12 +95,11 @@ def test_dots_in_toml_strings_and_comments_are_allowed(own_folder: Path, quote: 
         "a . " * 15 + " " * 2_000_000,
     ],
 )
+@pytest.mark.timeout(120)
 def test_incomplete_toml_is_refused_at_once(own_folder: Path, text: str) -> None:
     Path("r.toml").write_text(text)
-    began = time.monotonic()
     with pytest.raises(RubricError, match="cannot be read"):
         load_rubric("r.toml")
-    assert time.monotonic() - began < 15
 
 
 def test_aliases_of_an_ordinary_size_are_read(own_folder: Path) -> None:
@@ -132,9 +130,9 @@ def test_the_numeric_check_decides_on_numbers_of_any_size(answer: Any) -> None:
     assert checks.exact(task, {"answer": 10**5000 + 1}, None).value == 0.0
 
 
+@pytest.mark.timeout(120)
 def test_a_pattern_with_unbounded_backtracking_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "MATCH_TIMEOUT_S", 0.2)
-    began = time.monotonic()
     for ask in (
         lambda: checks.regex(TASK, {"answer": "a" * 40 + "!"}, None, pattern=r"(a|aa)+\d"),
         lambda: checks.json_schema(
@@ -143,7 +141,6 @@ def test_a_pattern_with_unbounded_backtracking_is_unscored(monkeypatch: pytest.M
     ):
         with pytest.raises(NoGrade, match="took more than"):
             raise AssertionError(ask())
-    assert time.monotonic() - began < 5
 
 
 def test_bounded_patterns_match_like_unbounded_ones() -> None:
@@ -167,16 +164,15 @@ def test_bounded_patterns_match_like_unbounded_ones() -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}], ids=range(3)
 )
+@pytest.mark.timeout(120)
 def test_a_property_pattern_with_unbounded_backtracking_is_unscored(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(schemas, "MATCH_TIMEOUT_S", 0.2)
-    began = time.monotonic()
     with pytest.raises(NoGrade, match="took more than"):
         checks.json_schema(
             TASK, {"a" * 26 + "!": "x"}, None, schema={"patternProperties": {"^(a|a)*$": {"type": "string"}}, **more}
         )
-    assert time.monotonic() - began < 5
 
 
 def fits(schema: dict[str, Any], answer: Any) -> Grade:
@@ -213,9 +209,9 @@ def test_bounded_schema_keywords_validate_like_unbounded_ones() -> None:
 
 
 def test_a_list_of_many_objects_is_searched_once() -> None:
-    began = time.monotonic()
-    assert fits({"uniqueItems": True}, [{"a": [at]} for at in range(3000)]).value == 1.0
-    assert time.monotonic() - began < 5
+    items = [{"a": [at]} for at in range(3000)]
+    assert fits({"uniqueItems": True}, items).value == 1.0
+    assert calls_in(lambda: fits({"uniqueItems": True}, items)) < 100 * len(items)
 
 
 def test_a_schema_that_cannot_be_bounded_is_refused() -> None:
@@ -224,16 +220,15 @@ def test_a_schema_that_cannot_be_bounded_is_refused() -> None:
         Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema})])
 
 
+@pytest.mark.timeout(120)
 def test_the_schema_check_has_the_time_limit() -> None:
     both = {
         "anyOf": [{"items": {"$ref": "#"}, "type": "array"}, {"items": {"$ref": "#"}, "type": "array", "maxItems": 1}]
     }
     rubric = Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": both, "field": "answer"})])
-    began = time.monotonic()
     with limited(0.5):
         result = rubric.score(TASK, {"answer": "[" * 30 + "1" + "]" * 30})
     assert "took longer than the limit" in result.verdicts[0].reason
-    assert time.monotonic() - began < 10
 
 
 CYCLE: list[Any] = []

@@ -319,7 +319,7 @@ def test_unscored_completions_are_none_and_do_not_affect_others() -> None:
 
 
 def test_completions_are_scored_in_parallel() -> None:
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=120)
 
     def waits(task: Any, prediction: Any, rollout: Any) -> float:
         together.wait()  # passes only if four run at once

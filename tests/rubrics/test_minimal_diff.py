@@ -7,12 +7,12 @@ import json
 import random
 import symtable
 import textwrap
-import time
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import calls_in
 
 from assay.errors import RubricError
 from assay.rubrics.code import MinimalDiff, minimal_diff
@@ -189,11 +189,10 @@ def test_sources_of_the_task_that_are_not_python_are_refused(before: str, refere
 # Limits
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("text", ["x = 1\n" * 1_700_000, "def f():\n" + "    x = 1\n" * 40_000])
 def test_a_huge_edit_ends_soon_with_a_reason(text: str) -> None:
-    started = time.process_time()
     result = minimal_diff(BASE, text, BASE)
-    assert time.process_time() - started < 20
     assert result.grade == 0.0
     assert "at most" in result.reason
 
@@ -202,20 +201,20 @@ def test_a_rewritten_long_function_is_only_counted() -> None:
     rng = random.Random(0)
     before = "def f(a):\n" + "".join(f"    g({rng.randrange(10**6)})\n" for _ in range(2000))
     after = "def f(a):\n" + "".join(f"    h({rng.randrange(10**6)})\n" for _ in range(2000))
-    started = time.process_time()
     result = minimal_diff(before, after)
-    assert time.process_time() - started < 10
     assert (result.changed, result.exact) == (2000, False)
+    assert (
+        calls_in(lambda: minimal_diff(before, after)) < 3_000_000
+    )
 
 
-def test_a_function_of_hundreds_of_nodes_takes_less_than_two_seconds() -> None:
+def test_a_function_of_hundreds_of_nodes_takes_few_steps() -> None:
     loop = "    for a in b:\n        if a.x(1)[0] > b[a]:\n            c[a] = b[a + {0}].y(c, k={0})\n"
     before = "def f(b, c):\n" + "".join(loop.format(at) for at in range(30))
     assert sum(1 for _ in ast.walk(ast.parse(before))) > 722
     after = before.replace("k=3)", "k=4)").replace("a + 20", "a - 20").replace("for a in b", "for a in c", 1)
-    started = time.process_time()
     assert minimal_diff(before, after).changed == 3
-    assert time.process_time() - started < 2
+    assert calls_in(lambda: minimal_diff(before, after)) < 1_000_000
 
 
 @given(st.permutations(["import os", "import re as r", "from a.b import c", "from . import d", "import a.b"]))

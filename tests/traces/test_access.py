@@ -229,10 +229,10 @@ def test_an_answer_after_the_close_changes_neither_score_nor_prediction(tmp_path
             assert post(chat, CHAT)[0] == 200
             late = threading.Thread(target=post, args=(chat, {"messages": [{"role": "user", "content": "POISON"}]}))
             late.start()
-            assert begun.wait(30)
+            assert begun.wait(120)
             assert post(f"{url}/assay/rollouts/{opened['id']}/close", end, **OWNER)[0] == 200
             released.set()
-            late.join(30)
+            late.join(120)
             rollout = stage.stored()[opened["id"]]
             assert (rollout.status, [t.output for t in rollout.transitions]) == ("done", ["hello", "POISON"])
             assert (rollout.score, rollout.prediction) == (
@@ -374,7 +374,7 @@ def test_serve_prints_its_generated_key(tmp_path: Path) -> None:
         )
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     assert f"ASSAY_KEY={announced['key']}" in errors
 
 

@@ -34,14 +34,14 @@ class Agent:
     def __call__(self, inputs: Mapping[str, Any], **fields: Any) -> Answer:
         if inputs["question"] == "hang":
             self.waiting.release()
-            self.released.wait(30)
+            self.released.wait(120)
         return Answer(answer=inputs["question"])
 
 
 def asked(url: str, question: str) -> str:
     body = json.dumps({"inputs": {"question": question}}).encode()
     request = urllib.request.Request(f"{url}/agents/support", body, {"Authorization": f"Bearer {KEY}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return str(json.load(answer)["outputs"]["answer"])
 
 
@@ -52,7 +52,7 @@ def test_rollouts_that_hang_do_not_hold_up_others(tmp_path: Path) -> None:
         with served(gateway.app()) as url, ThreadPoolExecutor(HANGING) as clients:
             try:
                 hanging = [clients.submit(asked, url, "hang") for _ in range(HANGING)]
-                assert all(agent.waiting.acquire(timeout=10) for _ in hanging)
+                assert all(agent.waiting.acquire(timeout=120) for _ in hanging)
                 assert asked(url, "now") == "now"
             finally:
                 agent.released.set()

@@ -134,7 +134,9 @@ def test_a_streamed_anthropic_message_equals_the_unstreamed_one(place: Place, te
     tools = [{"name": "calculator", "input_schema": PARAMETERS}]
     _, unstreamed = post(place.url + PATHS["messages"], body_of("messages", text, tools=tools))
     data = json.dumps(body_of("messages", text, tools=tools, stream=True)).encode()
-    with urllib.request.urlopen(urllib.request.Request(place.url + PATHS["messages"], data=data), timeout=30) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(place.url + PATHS["messages"], data=data), timeout=120
+    ) as answer:
         lines = [line[5:] for line in answer.read().split(b"\n") if line.startswith(b"data:")]
     streamed, complete = read_events("messages", [json.loads(line) for line in lines])
     assert complete

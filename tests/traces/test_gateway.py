@@ -58,11 +58,11 @@ def test_every_dialect_gives_the_same_record_streamed_or_not(stage: Stage, diale
         request = urllib.request.Request(
             stage.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             through = answer.read()
         with urllib.request.urlopen(
-            urllib.request.Request(stage.behind + path, data=json.dumps(body).encode()), timeout=30
+            urllib.request.Request(stage.behind + path, data=json.dumps(body).encode()), timeout=120
         ) as answer:
             direct = answer.read()
         assert len(through) == len(direct)  # ids count up; all else is the same

@@ -48,7 +48,7 @@ def test_an_unreachable_upstream_or_invalid_answer_is_an_error_of_that_call(stag
 
     body = json.dumps({"messages": [{"role": "user", "content": "#garbage"}]}).encode()
     with urllib.request.urlopen(
-        urllib.request.Request(f"{stage.url}/v1/chat/completions", data=body), timeout=30
+        urllib.request.Request(f"{stage.url}/v1/chat/completions", data=body), timeout=120
     ) as answer:
         assert answer.read() == b"{this is no json"
     errors = [r.transitions[0].error for r in stage.rollouts()]

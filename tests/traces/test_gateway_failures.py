@@ -163,7 +163,7 @@ def streamed(gateway: str, dialect: str) -> bytes:
         data=json.dumps({**REQUESTS[dialect], "stream": True}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         content: bytes = answer.read()
     return content
 
@@ -297,7 +297,7 @@ def test_an_empty_finish_reason_does_not_delay_a_stream(stage: tuple[Planned, St
         data=json.dumps({**REQUESTS["chat"], "stream": True}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         first = answer.readline()  # comes before the server has said more
         planned.wait.set()
         answer.read()

@@ -43,7 +43,7 @@ class Place:
         request = urllib.request.Request(
             self.url + PATHS[dialect], data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return str(answer.read().decode())
 
     def transition(self) -> Transition:

@@ -55,7 +55,7 @@ def streamed(url: str, body: Any, query: str = "") -> tuple[str, bytes]:
     request = urllib.request.Request(
         f"{url}{MODEL}:streamGenerateContent{query}", data=json.dumps(body).encode(), headers=headers
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return answer.headers["content-type"], answer.read()
 
 
@@ -363,7 +363,7 @@ def test_a_stream_with_a_finish_reason_in_every_event_is_not_delayed(tmp_path: P
         request = urllib.request.Request(
             f"{url}{MODEL}:streamGenerateContent?alt=sse", data=json.dumps({"contents": [content("count")]}).encode()
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             received.append(answer.readline())
             answer.read()
         store.flush()

@@ -38,7 +38,7 @@ class Place:
     def streamed(self, body: dict[str, Any], query: str) -> tuple[dict[str, Any] | None, bool]:
         """What the events or the list of a stream say."""
         url = f"{self.url}/v1beta/models/echo:streamGenerateContent{query}"
-        with urllib.request.urlopen(urllib.request.Request(url, data=json.dumps(body).encode()), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data=json.dumps(body).encode()), timeout=120) as answer:
             raw = answer.read()
         events = (
             [json.loads(line[5:]) for line in raw.splitlines() if line.startswith(b"data:")]

@@ -37,7 +37,7 @@ class Stage:
         }
         request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=sent_headers)
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 raw = answer.read()
         except urllib.error.HTTPError as error:
             raw = error.read()
@@ -134,7 +134,7 @@ def test_the_error_for_a_wrong_base_url_lists_the_recorded_paths(tmp_path: Path,
         served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9", key="owner")).app()) as url,
     ):
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(urllib.request.Request(url + path, data=b"{}", method=method), timeout=30)
+            urllib.request.urlopen(urllib.request.Request(url + path, data=b"{}", method=method), timeout=120)
         message = json.loads(caught.value.read())["error"]["message"]
     assert caught.value.code == 403
     assert message.startswith(

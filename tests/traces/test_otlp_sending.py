@@ -1,5 +1,6 @@
 """Sends OTLP to a collector that parses protobuf, over HTTP: batches, retries, and failures that disturb nobody."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -32,11 +33,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 
 class Collector:
-    """An OTLP/HTTP collector. `answers` are the statuses of its next answers; 200 after them."""
+    """An OTLP/HTTP collector. `answers` are the statuses of its next answers; 200 after them. Answers while `open`."""
 
     def __init__(self, *answers: int) -> None:
         self.answers = list(answers)
         self.requests = 0
+        self.open = True
         self.spans: list[Any] = []
         self.metrics: list[Any] = []
         self.headers: list[dict[str, str]] = []
@@ -50,6 +52,8 @@ class Collector:
     async def _take(self, request: web.Request) -> web.Response:
         self.requests += 1
         body = await request.read()
+        while not self.open:
+            await asyncio.sleep(0.01)
         self.headers.append(dict(request.headers))
         if self.answers:
             status = self.answers.pop(0)
@@ -65,7 +69,7 @@ class Collector:
         return web.Response()
 
 
-def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], limit_s: float = 120) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "not in time"
@@ -167,6 +171,7 @@ def test_prometheus_and_otlp_show_the_same_metrics_from_one_table() -> None:
     assert f"assay_mapping_version {VERSION}" in lines
 
 
+@pytest.mark.timeout(120)
 def test_an_endpoint_that_fails_is_logged_and_nothing_waits_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,10 +181,10 @@ def test_an_endpoint_that_fails_is_logged_and_nothing_waits_for_it(
         exporter.start()
         for number in range(3):
             rollout = Rollout(program="p", status="done", inputs={"q": str(number)}, ended_at=2.0)
-            began = time.monotonic()
+            collector.open = False
             store.put_rollout(rollout)
             store.put_rollout(rollout)  # its score
-            assert time.monotonic() - began < 0.1
+            collector.open = True
             until(lambda number=number: exporter.failed + exporter.sent == number + 1)  # type: ignore[misc]
         exporter.stop()
     assert exporter.to_dict() == {"sent": 1, "failed": 2, "waiting": 0}
@@ -213,7 +218,7 @@ def test_a_gateway_sends_its_rollouts_and_metrics_as_they_end(tmp_path: Path, ki
     with served(ScriptedUpstream().app()) as model, served(collector.app()) as address:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        assert started.wait(30)
+        assert started.wait(120)
         url, headers = running[0].url, {"Authorization": f"Bearer {running[0].key}"}
         _, opened = post(f"{url}/assay/rollouts", {"inputs": {"q": "sum"}}, **headers)
         body = {"model": "m", "messages": [{"role": "user", "content": "secret question"}]}

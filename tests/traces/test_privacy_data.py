@@ -109,15 +109,14 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.timeout(120)  # under a second each; what is quadratic takes minutes
 def test_hostile_texts_take_linear_time(name: str) -> None:
     unit = HOSTILE[name]
     for text in (unit * (200_000 // len(unit)), unit * (200_000 // len(unit)) + "x"):
         anonymizer = make()
-        clock = time.monotonic()
         out = anonymizer.text(text, [JANE])
         anonymizer.value({text[:5000]: [text]}, [JANE])
         restore(out, anonymizer.table)
-        assert time.monotonic() - clock < 20  # under a second each; what is quadratic takes minutes
 
 
 @given(st.text(max_size=100))

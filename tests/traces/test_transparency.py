@@ -124,7 +124,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[Slow, Gateway, http.client.HTTPConnec
     with Store(tmp_path / "s.db") as store, served(server.app()) as behind:
         gateway = Gateway(store, upstream_of(None, base=behind))
         with served(gateway.app()) as url:
-            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
             connection.request("POST", "/v1/chat/completions", body=json.dumps(CHAT))
             yield server, gateway, connection
             connection.close()
@@ -191,7 +191,7 @@ def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(
     scripted: tuple[Gateway, ScriptedUpstream, str],
 ) -> None:
     def headers(url: str) -> dict[str, str]:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
         connection.request("POST", "/v1/chat/completions", body=json.dumps({**CHAT, "stream": True}))
         answer = connection.getresponse()
         answer.read()

@@ -127,7 +127,7 @@ def test_a_compressed_body_reaches_the_upstream_decompressed(stage: Stage, path:
 
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/chat/completions"])
 def test_a_repeated_header_is_forwarded_twice(stage: Stage, path: str) -> None:
-    connection = http.client.HTTPConnection(stage.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(stage.url.removeprefix("http://"), timeout=120)
     connection.putrequest("POST", path)
     body = json.dumps(CHAT).encode()
     for name, value in (("anthropic-beta", "a"), ("anthropic-beta", "b"), ("Content-Length", str(len(body)))):

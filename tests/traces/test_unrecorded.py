@@ -49,7 +49,7 @@ def by_urllib(url: str) -> None:
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
     )
-    urllib.request.urlopen(request, timeout=20).read()
+    urllib.request.urlopen(request, timeout=120).read()
 
 
 def by_dspy(url: str, **kwargs: Any) -> None:
@@ -100,7 +100,7 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
     ),
     "httpx": lambda url: httpx.post(f"{url}/v1/chat/completions", json=BODY),
     "httpx async": lambda url: asyncio.run(by_httpx(url)),
-    "requests": lambda url: requests.post(f"{url}/v1/chat/completions", json=BODY, timeout=20),
+    "requests": lambda url: requests.post(f"{url}/v1/chat/completions", json=BODY, timeout=120),
     "urllib": by_urllib,
     "urllib in a thread": lambda url: in_a_thread(by_urllib, url),
     "aiohttp": lambda url: asyncio.run(by_aiohttp(url)),
@@ -144,9 +144,9 @@ def test_a_recorded_call_is_not_counted(server: str, engine: str) -> None:
 def test_other_requests_are_not_counted(server: str) -> None:
     recorder = Recorder()
     with recorder.rollout(Rollout()):
-        requests.get(f"{server}/v1/models", timeout=20)
+        requests.get(f"{server}/v1/models", timeout=120)
         httpx.post(f"{server}/messages", json={"to": "somebody", "text": "hello"})
-        urllib.request.urlopen(f"{server}/v1/models", timeout=20).read()
+        urllib.request.urlopen(f"{server}/v1/models", timeout=120).read()
     assert recorder.unrecorded == Unrecorded(0)
 
 
@@ -219,7 +219,7 @@ def test_an_older_thread_makes_the_count_of_every_open_rollout_unknown(server: s
     recorder, begin = Recorder(), threading.Event()
 
     def later() -> None:
-        begin.wait(20)
+        begin.wait(120)
         by_socket(server)
 
     thread = threading.Thread(target=later)
@@ -254,7 +254,7 @@ def test_a_thread_that_outlives_its_rollout_is_counted(server: str) -> None:
     recorder, begin = Recorder(), threading.Event()
 
     def later() -> None:
-        begin.wait(20)
+        begin.wait(120)
         by_urllib(server)
 
     with recorder.rollout(Rollout()):

@@ -82,7 +82,7 @@ def ask_from_outside(recorder: Recorder, rollouts: int, tmp_path: Path) -> tuple
     with Store(tmp_path / "s.db") as store:
         recorder.store = store
         lm = with_recording(scripted(), observers=[recorder.observe])
-        thread = threading.Thread(target=lambda: begin.wait(20) and lm("hello"))
+        thread = threading.Thread(target=lambda: begin.wait(120) and lm("hello"))
         thread.start()
         with ExitStack() as opened:
             open_rollouts = [opened.enter_context(recorder.rollout(Rollout())) for _ in range(rollouts)]
@@ -105,11 +105,11 @@ def test_an_open_rollout_of_another_recorder_is_not_considered(tmp_path: Path) -
     def other() -> None:
         with Recorder().rollout(Rollout()):
             opened.set()
-            finished.wait(20)
+            finished.wait(120)
 
     thread = threading.Thread(target=other)
     thread.start()
-    opened.wait(20)
+    opened.wait(120)
     transitions = ask_from_outside(Recorder(), 1, tmp_path)
     finished.set()
     thread.join()
@@ -129,12 +129,12 @@ def test_a_call_outside_rollouts_by_dspys_context_is_not_assigned_to_another_thr
     def other() -> None:
         with recorder.active(), recorder.rollout(rollout):
             opened.set()
-            finished.wait(20)
+            finished.wait(120)
 
     rollout = Rollout()
     thread = threading.Thread(target=other)
     thread.start()
-    opened.wait(20)
+    opened.wait(120)
     with recorder.active():
         lm("hello")
     finished.set()

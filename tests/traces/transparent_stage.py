@@ -62,7 +62,7 @@ class Stage:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=120)
         try:
             connection.request(method, path, body=data, headers=headers)
             answer = connection.getresponse()

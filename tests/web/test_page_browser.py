@@ -275,7 +275,7 @@ def test_a_list_shows_runs_added_since_the_last_request(tab: Any, store: Store) 
     tab.goto(f"{tab.base}/rollouts")
     rollout_of_sums(store, 9)
     store.flush()
-    tab.locator(f"#rollout-{9:032x}").wait_for(timeout=10_000)
+    tab.locator(f"#rollout-{9:032x}").wait_for(timeout=60_000)
     assert tab.problems == []
 
 
@@ -285,7 +285,7 @@ def test_a_training_draws_new_steps_and_leaves_open_what_is_open(tab: Any, tmp_p
     tab.goto(f"{tab.base}/runs/training")
     tab.locator("summary", has_text="Data").first.click()
     log.values(4, {"reward": 0.875, "score": 0.5}, {"kl": HOSTILE})
-    tab.get_by_text("4 of 9").wait_for(timeout=10_000)
+    tab.get_by_text("4 of 9").wait_for(timeout=60_000)
     assert tab.locator("details[open] th", has_text="4").count() == 1
     assert tab.locator("svg.chart .end.first").first.evaluate("e => getComputedStyle(e).fill") != "rgb(0, 0, 0)"
     assert tab.problems == []

@@ -45,7 +45,7 @@ class Person:
 
     def sees(self, text: str) -> None:
         """The text is on the page, and not inside a part that is folded."""
-        self.tab.get_by_text(text).first.wait_for(state="visible", timeout=10_000)
+        self.tab.get_by_text(text).first.wait_for(state="visible", timeout=60_000)
 
 
 def documented() -> dict[str, str]:

@@ -47,7 +47,7 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(tmp_path: Path) -> 
         with opener.open(address) as answer:
             assert "The store holds no runs yet." in answer.read().decode()
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30) == ("", "")
+        assert process.communicate(timeout=120) == ("", "")
     assert process.returncode == 0
 
 
