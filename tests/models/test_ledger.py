@@ -131,7 +131,7 @@ def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
 
 def test_the_ledger_adds_the_same_work_to_each_call(tmp_path: Path) -> None:
     by = meter(tmp_path / "calls.db")
-    steps = [calls_in(lambda at=at: answered(by, f"{at:064x}")) for at in range(500)]  # type: ignore[misc]
+    steps = [calls_in(lambda at=at: answered(by, f"{at:064x}")) for at in range(20)]  # type: ignore[misc]
     assert max(steps[1:]) < 500
 
 

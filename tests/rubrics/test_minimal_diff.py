@@ -203,9 +203,7 @@ def test_a_rewritten_long_function_is_only_counted() -> None:
     after = "def f(a):\n" + "".join(f"    h({rng.randrange(10**6)})\n" for _ in range(2000))
     result = minimal_diff(before, after)
     assert (result.changed, result.exact) == (2000, False)
-    assert (
-        calls_in(lambda: minimal_diff(before, after)) < 3_000_000
-    )
+    assert calls_in(lambda: minimal_diff(before, after)) < 3_000_000
 
 
 def test_a_function_of_hundreds_of_nodes_takes_few_steps() -> None:
