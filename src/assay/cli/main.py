@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from assay import __version__
-from assay.support.scrubbing import scrub_logs, scrubbed
+from assay.support.scrubbing import scrub_logs
+from assay.support.terminal import echo, protected
 
 __all__ = ["command_of", "exit_code", "how_to_continue", "main"]
 
@@ -85,7 +86,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, _terminate)
     scrub_logs()
-    sys.stdout, sys.stderr = scrubbed(sys.stdout, texts=True), scrubbed(sys.stderr)
+    sys.stdout, sys.stderr = protected(sys.stdout, texts=True), protected(sys.stderr)
     code = 0
     try:
         ended = group(standalone_mode=False)  # what a command's `ctx.exit` was given
@@ -100,20 +101,20 @@ def main() -> None:
     except AssayError as error:
         from assay.cli.wording import message_of
 
-        print(f"assay: {message_of(error, command_of(sys.argv[1:]))}", file=sys.stderr)
+        echo(f"assay: {message_of(error, command_of(sys.argv[1:]))}", err=True)
         code = exit_code(error)
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         from assay.cli.wording import in_flags
 
         reason = in_flags(str(error), command_of(sys.argv[1:])) or "by the user"
-        print(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", file=sys.stderr)
+        echo(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", err=True)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
     except Exception as error:
         if os.environ.get("ASSAY_DEBUG"):
             raise
-        print(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", file=sys.stderr)
+        echo(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", err=True)
         code = 1
     _leave(code)
 

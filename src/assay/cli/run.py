@@ -18,6 +18,7 @@ from assay.cli.wording import in_flags
 from assay.runs.settings import CommonSettings, RunSettings
 from assay.support.numbers import counted
 from assay.support.scrubbing import error_text, results
+from assay.support.terminal import echo
 
 __all__ = ["command"]
 
@@ -64,17 +65,17 @@ def command(
 
     _check_pairs(program, inputs)
     if not (as_json or settings.get("model") or is_artifact(program)):
-        click.echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
+        echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
     fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
     if as_json:
         print_json(fields)
         return
     for key, value in fields.items():
         if key not in RUN_FIELDS:
-            click.echo(f"{key}: {value}")
+            echo(f"{key}: {value}")
     for step in fields.get("steps", []):
         result = step["result"] if step["error"] is None else f"error: {step['error']}"
-        click.echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
+        echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
 
 
 def _check_pairs(program: str, inputs: tuple[str, ...]) -> None:
@@ -125,8 +126,7 @@ def _run_rows(
         for place, row in _rows(file):
             answer = _answer(predict, place, row, rename)
             failed += "error" in answer and "line" in answer
-            written.write(json.dumps(results(answer), ensure_ascii=False, default=str) + "\n")
-            written.flush()
+            echo(json.dumps(results(answer), ensure_ascii=False, default=str), file=written)
             advance(1)
     if failed:
         console.say(f"warning: {counted(failed, 'rows')} failed; each has its error in the output")

@@ -6,6 +6,7 @@ import click
 
 from assay.cli.options import json_option
 from assay.cli.shared import print_json
+from assay.support.terminal import echo
 
 __all__ = ["command"]
 
@@ -34,14 +35,14 @@ def list_(as_json: bool) -> None:
         )
         return
     if not trusted:
-        click.echo(f"nothing is trusted yet ({trust_file()})", err=True)
+        echo(f"nothing is trusted yet ({trust_file()})", err=True)
     for entry in trusted:
-        click.echo(f"{entry.sha256[:12]}  {entry.added_at}  {entry.path}")
+        echo(f"{entry.sha256[:12]}  {entry.added_at}  {entry.path}")
         code = _code_at(entry)
         for place in code or ():
-            click.echo(f"  runs {entry.path}/{place}")
+            echo(f"  runs {entry.path}/{place}")
         if code is None:
-            click.echo("  no artifact with this content is at this path any more")
+            echo("  no artifact with this content is at this path any more")
 
 
 def _code_at(entry: Any) -> list[str] | None:
@@ -70,9 +71,9 @@ def add(artifacts: tuple[str, ...]) -> None:
     for artifact in artifacts:
         manifest = verified(Path(artifact))
         trust(manifest["sha256"], artifact)
-        click.echo(f"trusted {manifest['sha256'][:12]}  {artifact}")
+        echo(f"trusted {manifest['sha256'][:12]}  {artifact}")
         for place in [*code_of(manifest), *code_of(manifest, RUBRIC)]:
-            click.echo(f"  runs {artifact}/{place}")
+            echo(f"  runs {artifact}/{place}")
 
 
 @command.command("remove")
@@ -87,7 +88,7 @@ def remove(names: tuple[str, ...]) -> None:
 
     for name in names:
         for entry in distrust(name, _content_at(name)):
-            click.echo(f"no longer trusted: {entry.sha256[:12]}  {entry.path}")
+            echo(f"no longer trusted: {entry.sha256[:12]}  {entry.path}")
 
 
 def _content_at(path: str) -> str | None:

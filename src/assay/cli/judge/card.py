@@ -2,9 +2,10 @@
 
 import click
 
-from assay.cli.judge.tables import rich_console, show_agreement, show_card
+from assay.cli.judge.tables import show_agreement, show_card
 from assay.cli.options import json_option, report_option
 from assay.cli.shared import print_json
+from assay.support.terminal import rich_console
 
 __all__ = ["card_command"]
 

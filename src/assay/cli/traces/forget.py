@@ -9,6 +9,7 @@ from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.runs.settings import TracesForgetSettings
 from assay.support.numbers import counted
+from assay.support.terminal import echo
 
 __all__ = ["forget_command"]
 
@@ -31,23 +32,23 @@ def forget_command(subject: str, store: str | None, as_json: bool, **values: Any
     if as_json:
         print_json(report)
         return
-    click.echo(f"{counted(report['removed'], 'rollouts')} of {subject!r} removed")
-    click.echo(
+    echo(f"{counted(report['removed'], 'rollouts')} of {subject!r} removed")
+    echo(
         f"{counted(report['facts_removed'], 'remembered facts')}, "
         f"{counted(report['prompts_emptied'], 'prompts')} of other rollouts that contained their tasks emptied, "
         f"{counted(report['cached_answers_removed'], 'cached answers')} removed"
     )
     if report["unowned_answers_removed"]:
-        click.echo(
+        echo(
             f"{counted(report['unowned_answers_removed'], 'cached answers')} without a recorded request removed: "
             "whose they are is unknown"
         )
     for rollout in report["quoting_facts"]:
-        click.echo(f"quotes a remembered fact about them, and is kept: rollout {rollout}")
+        echo(f"quotes a remembered fact about them, and is kept: rollout {rollout}")
     for fact in report["naming_facts"]:
-        click.echo(f"has their name, and is kept: fact {fact} about another person")
+        echo(f"has their name, and is kept: fact {fact} about another person")
     for path in report["made_from_them"]:
-        click.echo(f"made from them before: {path}")
+        echo(f"made from them before: {path}")
     for row in report["versions"]:
         _show_version(row)
 
@@ -56,9 +57,9 @@ def _show_version(row: dict[str, Any]) -> None:
     aliases = f" ({', '.join(row['aliases'])})" if row["aliases"] else ""
     rolled_back = f"; its deployment {row['deployment']} is rolled back" if row["deployment"] else ""
     done = "retired" if row["retired"] else "holds their data"
-    click.echo(f"{row['version']}{aliases}: {done}{rolled_back}")
+    echo(f"{row['version']}{aliases}: {done}{rolled_back}")
     if row["is_champion"]:
-        click.echo(
+        echo(
             f"WARNING: {row['version']} is the champion and stays in production with data of the erased person. Deploy "
             "a version without it, or set the alias champion",
             err=True,
