@@ -20,9 +20,9 @@ from assay.reports.sides import sides_of
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.trained import trained_tasks
 from assay.reports.training import write_sft, write_training
-from assay.runs.opening import home_of
 from assay.traces import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
+from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
@@ -46,7 +46,7 @@ def write_compile_page(
         ConfigError: the file cannot be written.
         StoreError: the run is not in the store, or too large for a page.
     """
-    data, folder = report.to_dict(), home_of(store) / "runs" / report.run_id
+    data, folder = report.to_dict(), run_folder(store, report.run_id)
     with Store(store) as opened:
         # rows of the store, not of the report in memory: the page of a finished run can be written again
         page = compile_page(opened, report.run_id, data, folder, rows=ROWS)

@@ -22,12 +22,24 @@ from assay.models.thinking import ThinkingError
 from assay.runs.finished import keep_failure
 from assay.runs.lock import cancelled_by_signals, exclusive_lock
 from assay.runs.settings import CommonSettings
+from assay.support.names import place_in
 from assay.traces import Recorder, Store, store_url
 from assay.traces.missed import Unrecorded
 from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
+from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt
 
-__all__ = ["Run", "budgeted", "client_of", "home_of", "new_run_id", "open_run", "opened_store", "pinned"]
+__all__ = [
+    "Run",
+    "artifact_place",
+    "budgeted",
+    "client_of",
+    "home_of",
+    "new_run_id",
+    "open_run",
+    "opened_store",
+    "pinned",
+]
 
 
 @dataclass
@@ -64,6 +76,7 @@ def open_run(
         if config.salt is not None:
             claim_salt(opened, config.salt)
         run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
+        folder = run_folder(store, run_id)
         started, status, ended = time.time(), "failed", False
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
@@ -73,7 +86,7 @@ def open_run(
         unrecorded = before if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
         recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
-        ledger = opened_ledger(home / "runs" / run_id / "calls.db", recorder, opened, cache)
+        ledger = opened_ledger(folder / "calls.db", recorder, opened, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.unrecorded.calls
         try:
@@ -86,10 +99,10 @@ def open_run(
             model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
-            keep_failure(home / "runs" / run_id, None)
+            keep_failure(folder, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
             run = Run(
-                run_id, home / "runs" / run_id, opened, recorder, meter, model,
+                run_id, folder, opened, recorder, meter, model,
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
                 config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
@@ -101,7 +114,7 @@ def open_run(
             if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
         except (Exception, KeyboardInterrupt, StopRun) as error:
-            status = keep_failure(home / "runs" / run_id, error)
+            status = keep_failure(folder, error)
             raise
         finally:
             missed = before if ended else recorder.unrecorded
@@ -181,6 +194,15 @@ def home_of(store: str | Path | None) -> Path:
     """The folder of runs, cache and artifacts: that of the SQLite file, or `.assay` if the store is a server."""
     url = store_url(store)
     return Path(url.removeprefix("sqlite:///")).parent if url.startswith("sqlite:///") else Path(".assay")
+
+
+def artifact_place(store: str | Path | None, out: str | Path | None, name: str) -> Path:
+    """The folder of an artifact: the named one, or that of a name in the store's folder.
+
+    Raises:
+        ConfigError: the name is no name of a folder.
+    """
+    return Path(out) if out else place_in(home_of(store) / "artifacts", name)
 
 
 _pin: ContextVar[str | None] = ContextVar("assay_pinned_run", default=None)

@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.errors import ArtifactError, NoArtifact
 from assay.support.formats import check_format
+from assay.support.names import is_within
 
 __all__ = [
     "FORMAT",
@@ -192,7 +193,7 @@ def _check_files(folder: Path, kind: str, files: Mapping[str, Any]) -> None:
     if extra := sorted(present - files.keys()):
         raise ArtifactError(f"{folder}: {kind}/{extra[0]} is not in the manifest: remove it, or compile again")
     for place, sha in files.items():
-        if Path(place).is_absolute() or ".." in Path(place).parts:
+        if not is_within(place):
             raise ArtifactError(f"{folder}: {kind}/{place} is outside of the artifact")
         if _hash_of_file(home / place, folder) != sha:
             raise ArtifactError(f"{folder}: {kind}/{place} {_CHANGED}")

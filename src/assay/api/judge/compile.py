@@ -29,7 +29,7 @@ from assay.rubrics.criteria import JudgeFields
 from assay.runs.arguments import resolve_lm
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import compiled_parts, load_judge
-from assay.runs.opening import Run, home_of, open_run
+from assay.runs.opening import Run, artifact_place, open_run
 from assay.runs.preflight import preflight_judge
 from assay.runs.settings import JudgeCompileSettings
 from assay.runs.settings.options import JudgeCompileOptions
@@ -106,7 +106,7 @@ def compile_judge(
         _announce(splits, items, progress)
         report = _compiled(built, splits, session, search, run, config)
         name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
-        save_judge(report, splits, run, parents, Path(out) if out else home_of(store) / "artifacts" / name)
+        save_judge(report, splits, run, parents, artifact_place(store, out, name))
         finished.keep(report.to_dict())
     return report
 

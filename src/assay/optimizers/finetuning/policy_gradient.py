@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from assay.optimizers.finetuning.run_folder import (
     last_good,
     rank,
     ready,
+    remove_training,
     report_agreement,
     restored,
     save_adapter,
@@ -199,7 +199,7 @@ class _Training:
         adapter = keep_adapter(self.name, adapter_dir, base=policy.embedded, after=policy.merged, made=origin)
         report.name, report.path = served_as(adapter), adapter.path
         report.agreement = report_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
-        shutil.rmtree(self.work, ignore_errors=True)
+        remove_training(self.name)
         report.write_page()
         return report
 

@@ -5,7 +5,6 @@ Keeps the checkpoint with the lowest loss on held-out tasks.
 
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from assay.optimizers.finetuning.run_folder import (
     last_good,
     rank,
     ready,
+    remove_training,
     report_agreement,
     save_adapter,
     stoppable,
@@ -183,7 +183,7 @@ def _train(
     report.name, report.path = served_as(adapter), adapter.path
     prompts = [row["prompt"] for row in (evaluated or train)[:_PROMPTS]]
     report.agreement = report_agreement(trainer, policy, adapter, prompts, report.notes)
-    shutil.rmtree(work, ignore_errors=True)
+    remove_training(name)
     return report
 
 
