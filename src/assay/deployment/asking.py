@@ -15,6 +15,8 @@ from typing import Any
 
 import dspy
 
+from assay.models.roles import address_in
+
 __all__ = ["has_address", "imported_types", "model_addresses", "places_in"]
 
 # Arguments of model clients that set the address of the model.
@@ -41,7 +43,7 @@ _HARMLESS = {"typing": typing, "datetime": datetime, "decimal": decimal, "uuid":
 
 def has_address(model: Any) -> bool:
     """Whether a model's name contains the address of a server; some providers' clients send prompts there."""
-    return isinstance(model, str) and re.search(r"://|\bhttps?:", model, re.IGNORECASE) is not None
+    return address_in(model) is not None
 
 
 def model_addresses(config: Any) -> list[str]:
