@@ -15,6 +15,8 @@ from typing import Any
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
+from assay.support.number_texts import parse_number
+from assay.support.thoughts import without_thoughts
 from assay.traces.records import RUN_FIELDS, Rollout
 from assay.traces.thinking import thinking_of
 
@@ -36,7 +38,6 @@ __all__ = [
 
 _STR_ERRORS = (Exception, SystemExit, GeneratorExit)  # `__str__` of an agent's own class may raise any of these
 _MAX_BITS = 14_000  # of integers written in decimal; Python refuses more than 4300 digits
-_NUMBER = re.compile(r"[-+\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?")
 
 
 def _validate_pattern(pattern: str, **_: Any) -> None:
@@ -90,9 +91,9 @@ def _field_name(prediction: dict[str, Any], rollout: Rollout | None, field: str 
 
 
 def _value(prediction: dict[str, Any], name: str) -> Any:
-    if name not in prediction or prediction[name] is None:
-        return None
-    return prediction[name]
+    """The answer in a field, without the thoughts in its text; None if there is none."""
+    value = prediction.get(name)
+    return without_thoughts(value) if isinstance(value, str) else value
 
 
 def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
@@ -172,36 +173,6 @@ def fields_match(
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
 
 
-def parse_number(value: Any) -> float | int | None:
-    """Parses the number in a text: the one after `####` if present, otherwise the last one; None if there is none.
-
-    Accepts `1,200`, `3/4`, `$5` and `12 %`. Integers of any length are exact.
-    """
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    try:
-        content = str(value)
-    except _STR_ERRORS:
-        return None
-    text = content.rpartition("####")[2] or content
-    matches = _NUMBER.findall(text[-2000:])
-    if not matches:
-        return None
-    digits = matches[-1].replace(",", "").replace("\u2212", "-")
-    try:
-        numerator, _, denominator = digits.partition("/")
-        if digits.lstrip("+-").isdigit():
-            return int(digits)
-        number = float(Fraction(numerator.strip()) / Fraction(denominator.strip())) if denominator else float(numerator)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 @arguments_rule(_validate_tolerance)
 def numeric(
     task: Task,
@@ -211,6 +182,9 @@ def numeric(
     tolerance: float | None = None,
 ) -> Grade:
     """Grade 1 if |number - expected| <= tolerance * max(1, |expected|).
+
+    `assay.support.number_texts.parse_number` reads both numbers and documents which spellings it reads. An answer
+    without a number has the grade 0.
 
     Args:
         tolerance: default 0 for an expected integer, 1e-6 otherwise.
