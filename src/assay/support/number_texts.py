@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from assay.support.thoughts import without_thoughts
 
-__all__ = ["parse_number", "whole_number"]
+__all__ = ["parse_number", "whole_number", "with_plain_numbers"]
 
 _STR_ERRORS = (Exception, SystemExit, GeneratorExit)  # `__str__` of an agent's own class may raise any of these
 _MOST = 2000  # characters at the end of a text that are read
@@ -117,6 +117,20 @@ def whole_number(text: str) -> int | float | None:
     return _rounded(found.value) if whole and found is not None else None
 
 
+def with_plain_numbers(text: str) -> str:
+    """The text with all its numbers in one spelling, `1 000 000` and `1,000,000` as `1000000`, and without LaTeX.
+
+    For comparing words. What is not a number stays as it is.
+    """
+    plain, parts, at = _plain(text), list[str](), 0
+    for found in _numbers(plain):
+        value = _rounded(found.value) if found.value.numerator.bit_length() <= _MOST_BITS else None
+        if value is not None:
+            parts += [plain[at : found.start], f"{value}"]
+            at = found.end
+    return "".join([*parts, plain[at:]])
+
+
 def _rounded(value: Fraction) -> int | float | None:
     if value.denominator == 1:
         return value.numerator
@@ -215,6 +229,8 @@ def _decimal(written: str) -> Fraction | None:
     """Value of digits with separators; None if they are not one number."""
     sign = -1 if written.startswith("-") else 1
     digits, _, exponent = written.lower().removeprefix("-").removeprefix("+").partition("e")
+    if len(digits) > 2 * _MOST:
+        return None
     if _POINT.fullmatch(digits):
         digits = re.sub(r"[ ,'_]", "", digits)
     elif _COMMA.fullmatch(digits):
