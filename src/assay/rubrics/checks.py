@@ -3,6 +3,7 @@
 `prediction` is a dict of the output fields. `field` names the field to check; the default is the task's only expected
 field. Rollouts recorded from outside (gateway, imports) have one field whose name the recorder chose; without `field`,
 that field is read whatever its name. A check without the data it needs raises `NoGrade`; the criterion is unscored.
+Where null is expected (`assay.datasets.tasks.NULL`), a field that is null has the grade 1, any other 0.
 """
 
 import json
@@ -13,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from assay.datasets import Task
+from assay.datasets.tasks import UNKNOWN
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
 from assay.support.number_texts import parse_number
@@ -70,7 +72,8 @@ def _validate_texts(text: Any = None, values: Any = None, **_: Any) -> None:
 
 
 def _expected(task: Task, field: str | None) -> tuple[str, Any]:
-    name = field or (next(iter(task.expected)) if len(task.expected) == 1 else "answer")
+    only = next(iter(task.expected)) if len(task.expected) == 1 else "answer"
+    name = field or str(task.metadata.get(UNKNOWN, only))
     if name not in task.expected:
         way = "" if task.expected else ". Give the row as {'inputs': {…}, 'expected': {…}}"
         text = f"task {task.id!r} has no expected {name!r}; it has {', '.join(sorted(task.expected)) or 'none'}{way}"
@@ -94,6 +97,14 @@ def _value(prediction: dict[str, Any], name: str) -> Any:
     """The answer in a field, without the thoughts in its text; None if there is none."""
     value = prediction.get(name)
     return without_thoughts(value) if isinstance(value, str) else value
+
+
+def _is_equal(prediction: dict[str, Any], name: str, expected: Any, case: bool) -> bool:
+    """Whether a field has the expected text; where null is expected, whether it is null."""
+    value = _value(prediction, name)
+    if expected is None:
+        return value is None and name in prediction
+    return value is not None and _norm(value, case) == _norm(expected, case)
 
 
 def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
@@ -148,8 +159,7 @@ def exact(
     """
     name, expected = _expected(task, field)
     name = _field_name(prediction, rollout, field, name)
-    value = _value(prediction, name)
-    equal = value is not None and _norm(value, case) == _norm(expected, case)
+    equal = _is_equal(prediction, name, expected, case)
     return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, expected)[1:]}.")
 
 
@@ -167,7 +177,7 @@ def fields_match(
     wrong = [
         f"{name}: {_difference(prediction, name, expected)}"
         for name, expected in task.expected.items()
-        if (value := _value(prediction, name)) is None or _norm(value, case) != _norm(expected, case)
+        if not _is_equal(prediction, name, expected, case)
     ]
     share = 1 - len(wrong) / len(task.expected)
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
@@ -190,6 +200,8 @@ def numeric(
         tolerance: default 0 for an expected integer, 1e-6 otherwise.
     """
     name, expected = _expected(task, field)
+    if expected is None:
+        return exact(task, prediction, rollout, field)
     target = parse_number(expected)
     if target is None:
         raise NoGrade(f"task {task.id!r}: the expected {name}={expected!r} contains no number")
@@ -228,6 +240,8 @@ def contains(
     field: str | None = None,
 ) -> Grade:
     """Share of the texts (default: the expected one) contained in the field (default `answer`), ignoring case."""
+    if text is None and _expected(task, None)[1] is None:
+        return exact(task, prediction, rollout, field)
     parts = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
     content = _field_text(prediction, _field_name(prediction, rollout, field, "answer")).casefold()
     missing = [part for part in parts if part.casefold() not in content]

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from assay.datasets.tasks import OWNERS, content_hash
+from assay.datasets.tasks import OWNERS, content_hash, written_outputs
 from assay.errors import ConfigError, DataError
 from assay.traces.export.selection import consents
 from assay.traces.rating import why_not_rated
@@ -104,7 +104,7 @@ def _row(rollout: Rollout, key: str, *, answer_is_expected: bool) -> dict[str, A
     expected = rollout.prediction if answer_is_expected else rollout.expected
     return {
         "id": rollout.task_id or key[:16], "task_type": rollout.task_type, "inputs": dict(rollout.inputs),
-        "expected": dict(expected or {}), "metadata": metadata,
+        "expected": written_outputs(expected or {}), "metadata": metadata,
         **{name: value for name, value in owners.items() if value is not None},
     }  # fmt: skip
 
