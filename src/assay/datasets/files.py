@@ -32,6 +32,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 FILE_TYPES = f"{', '.join(_ENDINGS)}, each but the last also with {', '.join(_COMPRESSED)}"
 _MAX_LINE = 16 * 2**20  # characters
 _MAX_DOCUMENT = 256 * 2**20  # characters of a file that is one JSON value
+_TIMES = 1000  # largest plausible ratio of the decompressed size to the file's
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ESCAPED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, as `surrogateescape` decodes it
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)  # raised by decompression
@@ -125,9 +126,12 @@ def _lines(path: Path) -> _Lines:
             if head.startswith((b"\xff\xfe", b"\xfe\xff")):
                 encoding = "utf-32" if head == b"\xff\xfe\0\0" else "utf-16"
             errors = "surrogateescape" if encoding == "utf-8-sig" else "strict"
-            text = io.TextIOWrapper(stream, encoding, errors, newline="")
+            text, total = io.TextIOWrapper(stream, encoding, errors, newline=""), 0
+            most = max(_MAX_DOCUMENT, _TIMES * path.stat().st_size)
             while line := text.readline(_MAX_LINE):
-                number += 1
+                number, total = number + 1, total + len(line)
+                if total > most and path.is_file():
+                    raise DataError(f"{path}: decompresses to over {_TIMES} times its size: refused as implausible")
                 if len(line) == _MAX_LINE and line[-1] not in "\r\n":
                     raise DataError(f"{path}:{number}: the line is longer than {_MAX_LINE // 2**20} MiB")
                 if not line.isascii() and (bad := _ESCAPED.search(line)):
