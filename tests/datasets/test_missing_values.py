@@ -20,6 +20,7 @@ from assay.datasets.tasks import NULL, known_outputs, written_outputs
 from assay.errors import DataError
 from assay.rubrics import Criterion, Rubric, checks
 from assay.support.missing import is_missing
+from assay.traces.gateway.rollout_fields import checked_fields
 
 MISSING = [
     None, math.nan, numpy.nan, numpy.float32("nan"), Decimal("NaN"), pandas.NA, pandas.NaT, numpy.datetime64("NaT"),
@@ -87,6 +88,11 @@ def test_an_output_that_must_be_null_is_written_as_such(check: Any, tmp_path: Pa
         grades = [check(task, prediction, None).value for prediction in ({"end": None}, {"end": "2024"}, {"end": ""})]
         assert grades == [1, 0, 0]
         assert check(task, {"start": None, "note": "x"}, None).value == 0
+
+
+def test_a_client_of_the_gateway_writes_unknown_and_null_outputs_the_same_way() -> None:
+    fields = checked_fields({"expected": {"answer": None, "end": {"$null": True}, "start": "2024"}})
+    assert fields == {"expected": {"end": None, "start": "2024"}}
 
 
 def test_outputs_that_must_be_null_survive_a_file() -> None:
