@@ -158,7 +158,7 @@ def parsed_lines(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[
 
 
 def _json_rows(path: Path, ending: str) -> Iterator[tuple[str, dict[str, Any] | DataError]]:
-    lines = ((number, line) for number, line in _lines(path) if line.strip())
+    lines: _Lines = ((number, line) for number, line in _lines(path) if line.strip())
     start = list(itertools.islice(lines, 2))
     if not start:
         return

@@ -156,7 +156,7 @@ def make_task(
         expected = row.get("expected", {})
         if not isinstance(expected, Mapping) or expected == NULL:
             expected = {"answer": expected}
-        metadata = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
+        metadata: Any = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
     else:
         values, expected = _of_flat(row, inputs, outputs)
         metadata = row.get("metadata") or {}
@@ -165,9 +165,9 @@ def make_task(
         if isinstance(metadata, Mapping)
         else metadata
     )
-    unknown, expected = expected.keys() & _USUAL_OUTPUTS, known_outputs(expected)
-    if expected and unknown and not expected.keys() & unknown and isinstance(metadata, Mapping):
-        metadata = {**metadata, UNKNOWN: min(unknown)}
+    usual, expected = expected.keys() & _USUAL_OUTPUTS, known_outputs(expected)
+    if expected and usual and not expected.keys() & usual and isinstance(metadata, Mapping):
+        metadata = {**metadata, UNKNOWN: min(usual)}
     if inputs is not None and (missing := sorted(set(inputs) - values.keys())):
         raise missing_inputs(where, missing, {**values, **expected} if isinstance(row.get("inputs"), Mapping) else row)
     if not values or all(value is None or value == "" for value in values.values()):
