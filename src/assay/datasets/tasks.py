@@ -114,11 +114,13 @@ def known_outputs(expected: Mapping[str, Any]) -> dict[str, Any]:
     A missing value means that the output is not known: a criterion on it is unscored. An output that must be null is
     written as `NULL`, `{"$null": true}`; in a CSV file as this text.
     """
-    return {
-        name: None if value == NULL or (isinstance(value, str) and "".join(value.split()) == _NULL_TEXT) else value
-        for name, value in expected.items()
-        if not is_missing(value)
-    }
+    return {name: None if _is_null(value) else value for name, value in expected.items() if not is_missing(value)}
+
+
+def _is_null(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value == NULL
+    return isinstance(value, str) and "".join(value.split()) == _NULL_TEXT
 
 
 def written_outputs(expected: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,9 +154,9 @@ def make_task(
         raise DataError(f"{where}: expected an object with the task's fields, found {type(row).__name__}")
     row = {name: None if is_missing(value) else value for name, value in row.items()}
     if isinstance(row.get("inputs"), Mapping):
-        values = {name: None if is_missing(value) else value for name, value in row["inputs"].items()}
+        values: dict[str, Any] = {name: None if is_missing(value) else value for name, value in row["inputs"].items()}
         expected = row.get("expected", {})
-        if not isinstance(expected, Mapping) or expected == NULL:
+        if not isinstance(expected, Mapping) or _is_null(expected):
             expected = {"answer": expected}
         metadata: Any = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
     else:
@@ -169,7 +171,8 @@ def make_task(
     if expected and usual and not expected.keys() & usual and isinstance(metadata, Mapping):
         metadata = {**metadata, UNKNOWN: min(usual)}
     if inputs is not None and (missing := sorted(set(inputs) - values.keys())):
-        raise missing_inputs(where, missing, {**values, **expected} if isinstance(row.get("inputs"), Mapping) else row)
+        columns = [*values, *expected] if isinstance(row.get("inputs"), Mapping) else list(row)
+        raise missing_inputs(where, missing, columns)
     if not values or all(value is None or value == "" for value in values.values()):
         if not isinstance(wrong := row.get("inputs"), Mapping) and wrong not in (None, ""):
             raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")

@@ -49,7 +49,8 @@ def is_answerable(task: Task) -> bool:
 
 
 def _answer(prediction: Mapping[str, Any]) -> str:
-    return without_thoughts(str(prediction.get("answer") or ""))
+    answer = prediction.get("answer")
+    return "" if answer is None or answer == [] else without_thoughts(str(answer))
 
 
 def has_abstained(prediction: Mapping[str, Any]) -> bool:
