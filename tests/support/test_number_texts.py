@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from assay.datasets import make_task
 from assay.evaluation.metrics import TaskRun, measure
 from assay.rubrics import checks
+from assay.rubrics.documents import answer_correct
 from assay.support.number_texts import parse_number, whole_number
 from assay.support.thoughts import without_thoughts
 
@@ -100,6 +101,18 @@ def test_an_answer_inside_an_unclosed_thought_has_the_grade_0_in_every_check() -
 def test_the_numeric_check_compares_values(expected: str, answer: Any, grade: int) -> None:
     task = make_task({"question": "?", "answer": expected})
     assert checks.numeric(task, {"answer": answer}, None).value == grade
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "grade"),
+    [
+        ("15", "1,5", 0), ("1.5", "1,5 metres", 1), ("1000000", "1 000 000 people", 1), ("-5", "5", 0),
+        ("-5", "−5 degrees", 1), (0, 0, 1), ("15", "<think>15", 0),
+    ],
+)  # fmt: skip
+def test_an_answer_from_documents_compares_numbers_by_value(expected: Any, answer: Any, grade: int) -> None:
+    task = make_task({"inputs": {"question": "?"}, "expected": {"answer": expected, "passages": ["p"]}})
+    assert answer_correct(task, {"answer": answer}, None).value == grade
 
 
 @pytest.mark.parametrize(("text", "number"), [("$1,5", 1.5), ("5 %", 5), ("5.", 5), ("5 apples", None), ("a 5", None)])
