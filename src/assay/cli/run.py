@@ -30,7 +30,7 @@ __all__ = ["command"]
     "--file",
     "file",
     metavar="FILE",
-    help="File of inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.",
+    help="File of inputs: a .jsonl, .json, .csv or .parquet file; - for JSON lines on standard input.",
 )
 @out_option("File for the predictions of --file, as JSON lines; by default standard output.", "FILE")
 @settings_flags(CommonSettings, only=("rename",), help={"rename": "Rename a column of --file."})
@@ -140,11 +140,7 @@ def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
     total, columns = 0, set[str]()
     for _, row in _rows(file):
         total += 1
-        try:
-            row = json.loads(row) if isinstance(row, str) else row
-        except ValueError:
-            continue  # reported when it is run
-        if isinstance(row, dict):
+        if isinstance(row, dict):  # an error is reported when the row's turn comes
             columns |= row.keys() | (row["inputs"].keys() if isinstance(row.get("inputs"), dict) else set())
     if not total:
         raise DataError(f"{file} has no rows")
@@ -159,10 +155,8 @@ def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[
     from assay.errors import DataError
 
     try:
-        if isinstance(row, str):
-            row = json.loads(row)
-        if not isinstance(row, dict):
-            raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
+        if isinstance(row, DataError):
+            raise row
         identity = {"id": row["id"]} if row.get("id") not in (None, "") else {}
         return {**identity, **dict(predict(renamed(row, rename, place), where=place).items())}
     except Exception as error:
@@ -171,12 +165,10 @@ def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[
 
 
 def _rows(file: str) -> Iterator[tuple[str, Any]]:
-    """Rows with their places. Lines of JSON are not parsed here, so that an invalid line is one failure and the other
-    lines are run."""
+    """Rows with their places. An invalid line of JSON is its error, so that the other lines are run."""
+    from assay.datasets.files import attempted_rows, parsed_lines
     from assay.datasets.sources import iter_rows
 
-    if file != "-" and Path(file).suffix.lower() not in ("", ".jsonl", ".ndjson"):
-        yield from iter_rows(file)
-        return
-    with nullcontext(sys.stdin) if file == "-" else open(file, encoding="utf-8-sig") as opened:
-        yield from ((f"{file}:{number}", line) for number, line in enumerate(opened, 1) if line.strip())
+    if file == "-":
+        return parsed_lines(file, enumerate(sys.stdin, 1))
+    return attempted_rows(Path(file), default=".jsonl") if Path(file).exists() else iter_rows(file)

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.datasets.tasks import SPLITS, Task, content_hash
+from assay.datasets.tasks import SPLITS, Task, content_hash, written_outputs
 from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, DataError
@@ -298,8 +298,8 @@ class _Pool:
         hides = self.hider.anonymizer is not None
         metadata = {key: value for key, value in rollout.metadata.items() if not hides or key != "entities"}
         content = {
-            "task_type": rollout.task_type, "inputs": dict(rollout.inputs), "expected": dict(rollout.expected),
-            "metadata": metadata,
+            "task_type": rollout.task_type, "inputs": dict(rollout.inputs),
+            "expected": written_outputs(rollout.expected), "metadata": metadata,
         }  # fmt: skip
         row = self.hider.row(content, self.hider.known([rollout]))
         owners = {"tenant": rollout.tenant, "consent": rollout.consent}

@@ -20,6 +20,7 @@ from assay.errors import ConfigError
 from assay.models import LanguageModel, supports
 from assay.models.roles import is_embedded
 from assay.rubrics import JudgeSpec, NoGrade
+from assay.support.thoughts import without_thoughts
 
 __all__ = [
     "EMPTY",
@@ -30,6 +31,7 @@ __all__ = [
     "STYLES",
     "NoProbabilities",
     "VerdictAdapter",
+    "WrittenAdapter",
     "fence",
     "fenced",
     "fenced_text",
@@ -193,6 +195,13 @@ def scale_masses(readings: Sequence[Mapping[str, Any] | None]) -> list[float]:
 
 class NoProbabilities(NoGrade):
     """The model answered without token probabilities."""
+
+
+class WrittenAdapter(dspy.JSONAdapter):  # type: ignore[misc]
+    """DSPy's JSONAdapter; what a thought says is no verdict, in particular if the answer was cut within it."""
+
+    def parse(self, signature: Any, completion: str) -> Any:
+        return super().parse(signature, without_thoughts(completion))
 
 
 class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]

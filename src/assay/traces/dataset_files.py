@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from assay.datasets.tasks import OWNERS, content_hash
+from assay.datasets.tasks import OWNERS, content_hash, written_outputs
 from assay.errors import ConfigError, DataError
 from assay.support.names import check_name, is_name, place_in
 from assay.traces.export.selection import consents
@@ -98,7 +98,7 @@ def _row(rollout: Rollout, key: str, *, answer_is_expected: bool) -> dict[str, A
     expected = rollout.prediction if answer_is_expected else rollout.expected
     return {
         "id": rollout.task_id or key[:16], "task_type": rollout.task_type, "inputs": dict(rollout.inputs),
-        "expected": dict(expected or {}), "metadata": metadata,
+        "expected": written_outputs(expected or {}), "metadata": metadata,
         **{name: value for name, value in owners.items() if value is not None},
     }  # fmt: skip
 

@@ -59,7 +59,9 @@ def score_rows(
         check_writable(out, "out", inputs=(data, judge))
     built, progress, rename = built_judge(judge, config.scale), default_progress(progress), config.rename
     rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
-    items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
+    items = make_items(
+        rows, labels=built.labels, spec=data, unrated=True, shows=built.shows, anchors=built.spec.anchors
+    )
     need_fields(built, items, optional=OPTIONAL)
     if not built.spec.graded:
         progress.say("note: the words of this scale have no grades, so there is no mean value")
@@ -78,7 +80,7 @@ def score_rows(
     report = {
         "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_MAX_REASONS],
         **judged.coverage(judge_), "out": str(out) if out else None,
-        "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
+        "labelled": sum(bool(item.ratings) for item in items), "missing_labels": items.gaps, "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels},
         **_means(items, values, judge_), **spent,
     }  # fmt: skip
