@@ -1,6 +1,5 @@
 """Reports of compile, evaluate, compare, tune, train and a judge's card as one HTML file each: `--report FILE.html`."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from assay.api.compare import CompareReport
 from assay.api.compile import CompileReport
 from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
-from assay.errors import NoArtifact, StoreError
+from assay.errors import StoreError
 from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.cards import card_page
@@ -21,6 +20,7 @@ from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.trained import trained_tasks
 from assay.reports.training import write_sft, write_training
 from assay.runs.opening import home_of
+from assay.sources.artifact_files import read_json, read_manifest
 from assay.traces import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.sealing import openings_line
@@ -165,7 +165,7 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
         NoArtifact: the folder has no card.
         ConfigError: the file cannot be written.
     """
-    card, manifest = _json_of(Path(judge) / "card.json"), _json_of(Path(judge) / "manifest.json")
+    card, manifest = read_json(Path(judge) / "card.json", Path(judge)), read_manifest(Path(judge))
     spec, result = manifest["judge"], manifest["result"]
     facts = [
         ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", manifest["model"]),
@@ -175,14 +175,6 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
     ]  # fmt: skip
     title = f"Reliability card of {spec['text'][:80] or _short(str(judge))}"
     return write_report(path, "report_card.html", title=title, facts=facts, page=card_page(card), notes=result["notes"])
-
-
-def _json_of(file: Path) -> Any:
-    """Raises `NoArtifact` if the file is not there or is no JSON."""
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise NoArtifact(f"{file.parent} is not a compiled judge with a card: {error}") from error
 
 
 def _evaluation(store: Store, report: EvaluationReport) -> Evaluated:

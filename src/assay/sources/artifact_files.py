@@ -34,6 +34,7 @@ FORMAT = 2
 SOURCE, RUBRIC = "source", "rubric"
 _FILES = ("program.json", "splits.json", "report.md")
 MAX_FILES = 10_000  # files in the whole folder
+_MOST_DEPTH = 100  # of lists and objects within each other; code that reads them may be recursive
 _MOST_BYTES = 256 * 2**20  # bytes of one file; the state of a program with its demonstrations is a few MB
 _CHANGED = (
     "was changed after the artifact was written. Compile again, or restore the file: "
@@ -111,7 +112,7 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
 
     Raises:
         NoArtifact: the file is missing.
-        ArtifactError: it is too large, or not a JSON object.
+        ArtifactError: it is too large, nested too deeply, or not a JSON object.
     """
     try:
         value = json.loads(_content(path, folder))
@@ -130,7 +131,24 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"cannot read {path}: {error}") from None
     if not isinstance(value, dict):
         raise ArtifactError(f"{path} is not a JSON object")
+    if _is_deeper(value, _MOST_DEPTH):
+        raise ArtifactError(f"{path} has more than {_MOST_DEPTH} lists and objects within each other")
     return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether JSON is nested deeper than this. Visits every value once."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if isinstance(whole, dict) else whole)
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _mapping(mapping: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
