@@ -139,8 +139,8 @@ _POLICY: Table = {
 }
 _NEAREST: Table = {"k": Annotated[int, Field(ge=1, le=32)]}
 _PREDICTOR = frozenset(("traces", "train", "demos", "signature", "fields", "lm", "config", "module_src"))
-"""Parts of a predictor's state. `lm` and `config` are never used, see `assay.programs.state`; `module_src` of `dspy.Flex`
-runs in DSPy's sandbox."""
+"""Parts of a predictor's state. `lm` and `config` are never used, see `assay.programs.state`. The `module_src` of
+`dspy.Flex` runs in DSPy's sandbox."""
 _MOST_THINKING = max(EFFORT_TOKENS.values())
 
 

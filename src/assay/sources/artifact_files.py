@@ -27,6 +27,7 @@ __all__ = [
     "hash_of_text",
     "read_json",
     "read_manifest",
+    "resealed",
     "verified",
 ]
 
@@ -83,6 +84,29 @@ def verified(folder: Path) -> dict[str, Any]:
         if unlisted := [name for name, place in places.items() if str(place).rpartition(":")[0] not in files]:
             raise ArtifactError(f"{folder}: the source of {unlisted[0]!r} is not in the manifest: compile again")
     return manifest
+
+
+def resealed(folder: Path, shown: Mapping[str, Any]) -> str:
+    """Writes the hashes of an artifact's files, of which some were changed on purpose, into its manifest.
+
+    Args:
+        shown: the manifest's entry about the tasks that its demonstrations show.
+    Returns:
+        The new hash of the manifest.
+    """
+    manifest = read_json(folder / "manifest.json", folder)
+    groups = [
+        ("", manifest.get("files")),
+        (RUBRIC, manifest.get("rubric_files")),
+        (SOURCE, (manifest.get("source") or {}).get("files")),
+    ]
+    for kind, files in groups:
+        for place in files or {}:
+            files[place] = _hash_of_file(folder / kind / place, folder)
+    manifest |= {"shown": dict(shown)} if shown else {}
+    manifest["sha256"] = hash_of_manifest(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    return str(manifest["sha256"])
 
 
 def code_of(manifest: Mapping[str, Any], kind: str = SOURCE) -> list[str]:

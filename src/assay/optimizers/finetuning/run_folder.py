@@ -30,6 +30,7 @@ __all__ = [
     "SFT_MEMORY",
     "check_free",
     "last_good",
+    "model_path",
     "rank",
     "ready",
     "report_agreement",
@@ -64,6 +65,11 @@ def wait_for_all() -> None:
         PartialState().wait_for_everyone()
 
 
+def model_path(model: str) -> str:
+    """A model's name; of a folder its absolute path."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
 def check_free(name: str) -> None:
     """Raises ConfigError if an adapter of this name exists."""
     if (adapter_home() / check_name(name)).exists():
@@ -72,7 +78,12 @@ def check_free(name: str) -> None:
 
 @contextmanager
 def working_folder(
-    name: str, job: Mapping[str, Any], *, resume: bool, last: str = "trainer_state.json"
+    name: str,
+    job: Mapping[str, Any],
+    *,
+    made_from: Mapping[str, Any],
+    resume: bool,
+    last: str = "trainer_state.json",
 ) -> Iterator[Path]:
     """The working folder of the training that makes the adapter `name`, under a file lock.
 
@@ -81,6 +92,7 @@ def working_folder(
 
     Args:
         job: identifies the training; only the same job can be resumed.
+        made_from: model, export and data subjects of the training, by which an erasure finds the folder.
         last: file of a checkpoint that is written last; a checkpoint without it is incomplete.
     Raises:
         ConfigError: an adapter of this name exists, another process trains it, there is nothing to resume, or the job
@@ -102,7 +114,7 @@ def working_folder(
         with FileLock(f"{work}.lock", timeout=0):
             if not (resume and (work / "job.json").exists()):
                 check_free(name)
-            _prepare(work, json.loads(json.dumps(job, default=str)), resume, last)
+            _prepare(work, json.loads(json.dumps(job, default=str)), made_from, resume, last)
             _remove_unreported(name, work)
             check_free(name)
             wait_for_all()
@@ -111,7 +123,7 @@ def working_folder(
         raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
 
 
-def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> None:
+def _prepare(work: Path, job: Mapping[str, Any], made_from: Mapping[str, Any], resume: bool, last: str) -> None:
     job_file = work / "job.json"
     if resume:
         if not job_file.exists():
@@ -130,7 +142,7 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
         return
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    job_file.write_text(json.dumps({**job, "training": new_id()}), encoding="utf-8")
+    job_file.write_text(json.dumps({**job, "training": new_id(), "made_from": dict(made_from)}), encoding="utf-8")
 
 
 def training_id(work: Path) -> str | None:

@@ -168,6 +168,12 @@ class StoreReads:
         with self.engine.connect() as connection:
             return Forgotten(connection.execute(sa.select(schema.forgotten.c.person)).scalars())
 
+    def artifacts(self) -> list[str]:
+        """Artifacts, exports, data sets and reports that were made of data of the store, oldest first."""
+        table = schema.made_from
+        with self.engine.connect() as connection:
+            return list(connection.execute(sa.select(table.c.artifact).order_by(table.c.created_at)).scalars())
+
     def artifacts_of(self, *person: str) -> list[str]:
         """Artifacts and exports made from a person's data (`person_digest` of each form of the name), oldest first."""
         table = schema.made_from
