@@ -188,12 +188,13 @@ def test_a_shipped_judge_needs_no_trust(own_folder: Path, judge: Any) -> None:
     assert type(load_judge(artifact)) is type(judge)
 
 
+@pytest.mark.slow
 def test_composed_programs_of_an_optimizer_need_no_trust(own_folder: Path) -> None:
     demos = [{"key": "1 + 1", "demos": {"decide": []}}]
     for at, program in enumerate(
         (
             EnsembleProgram([load_program("math_qa")] * 3),
-            NearestDemos(load_program("math_qa"), demos, embedding="trigrams"),
+            NearestDemos(load_program("math_qa"), demos),
         )
     ):
         settings = {"adapter": "json", "parameters": {}}

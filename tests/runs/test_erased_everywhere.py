@@ -16,12 +16,15 @@ from assay.api.pages import write_evaluation_page
 from assay.api.traces import forget_subject
 from assay.deployment import load_artifact
 from assay.deployment.registry import Registry
+from assay.errors import AssayError
 from assay.models.cache import ResponseCache
 from assay.models.lora.adapters import adapter_home
+from assay.programs.memory import Memory
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.traces.erased_texts import ERASED
 from assay.traces.records import subject_digest
+from assay.traces.store import tables as schema
 
 ANN = "My name is Ann Sömmer, and parcel 4711 for Elm Street 12 never arrived."
 BOB = "Where can I see the opening hours of the shop in Ulm on a Sunday?"
@@ -184,6 +187,7 @@ def test_cached_answers_that_repeat_the_person_are_erased(own_folder: Path) -> N
     assert files_with("4711") == []
 
 
+@pytest.mark.slow
 def test_files_of_all_formats_below_assay_are_emptied_and_others_named(own_folder: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -282,6 +286,7 @@ def test_everything_derived_is_named_over_any_number_of_steps(own_folder: Path) 
     assert not {unknown, unrelated, other} & {Path(path).absolute() for path in report["made_from_them"]}
 
 
+@pytest.mark.slow
 def test_a_report_page_is_named_by_the_people_of_its_run(own_folder: Path) -> None:
     write_job()
     lm = scripted_lm(repeating)
@@ -307,3 +312,57 @@ def test_the_command_says_what_was_emptied_named_and_not_searched(own_folder: Pa
     assert report["holding"] == [str(Path("mine.jsonl").absolute())]
     assert report["not_searched"]["short_texts"] == 1
     assert files_with("4711") == []
+
+
+def test_labels_facts_of_others_and_jobs_lose_the_text_and_documents_are_named(own_folder: Path) -> None:
+    Path("docs").mkdir()
+    Path("docs/case.md").write_text(f"# A case\n\n{ANN}\n")
+    with Store() as store:
+        Memory(store).remember("Bob", f"was told: {ANN}")
+        Memory(store).remember("Bob", "likes coffee in the morning")
+        store.put_run(
+            "evaluate-1", kind="evaluate", config={"program": "p", "note": ANN}, status="done", started_at=1.0
+        )
+        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
+        store.flush()
+        row = {
+            "item_id": "1",
+            "rater": "r",
+            "label": "yes",
+            "rationale": ANN,
+            "shown_json": json.dumps({"output": ANN}),
+        }
+        with store.engine.begin() as connection:
+            values = {**row, "question": "q", "rollout_id": "x", "created_at": 1.0}
+            connection.execute(schema.labels.insert().values(values))
+    assay.index("docs")
+    report = forget_subject("ann")
+    assert report["emptied"]["rows"] == {"facts": 1, "labels": 1, "runs": 1}
+    assert report["holding"] == [str(Path("docs/case.md").absolute())]
+    with Store() as store:
+        assert [fact.text for fact in Memory(store).history("Bob")] == ["likes coffee in the morning"]
+        (label,) = store.labels("q")
+        assert label == {"item_id": "1", "rater": "r", "label": "yes", "rationale": ERASED, "output": ERASED}
+
+
+@pytest.mark.slow
+def test_a_training_that_stopped_is_named_by_its_export_and_by_the_folder_of_its_model(own_folder: Path) -> None:
+    from assay.optimizers.finetuning.sft import SFTSettings, train_sft
+
+    export, other = Path("export.jsonl").absolute(), Path("other.jsonl").absolute()
+    for path in (export, other):
+        row = {"prompt": [{"role": "user", "content": "?"}], "completion": [{"role": "assistant", "content": "!"}]}
+        path.write_text(json.dumps(row) + "\n")
+    with Store() as store:
+        store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
+        store.flush()
+        store.put_artifact(str(export), [subject_digest("Ann")])
+    first, second = (adapter_home().parent / "training" / name for name in ("first", "second"))
+    Path("model").mkdir()
+    with pytest.raises(AssayError):  # there is no model in these folders
+        train_sft(export, "first", SFTSettings(model="model", eval_fraction=0.0))
+    (first / "merged").mkdir()
+    with pytest.raises(AssayError):
+        train_sft(other, "second", SFTSettings(model=str(first / "merged"), eval_fraction=0.0))
+    report = forget_subject("ann")
+    assert set(report["made_from_them"]) == {str(export), str(first), str(second)}

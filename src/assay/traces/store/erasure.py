@@ -126,15 +126,15 @@ def erase_subject(
         for some in (sa.and_(*own), *map(r.c.id.in_, _batches(sorted(recalled.own)))):
             _remove(connection, erased, some)
         erased.facts += int(connection.execute(sa.delete(f).where(about)).rowcount)
-        if erased.facts and connection.dialect.name == "sqlite":
-            # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
-            connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         elsewhere = sa.select(f.c.id, f.c.text).where(*([f.c.tenant == tenant] if tenant is not None else []))
         erased.naming = sorted(number for number, text in connection.execute(elsewhere) if _names(text, subject))
         _blank(connection, erased, texts)
         if erased.texts:
             _keep_shared(connection, erased.texts)
             _empty_rows(connection, erased)
+        if (erased.facts or erased.emptied[f.name]) and connection.dialect.name == "sqlite":
+            # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
+            connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         if erased.removed or erased.tasks or erased.facts:
             people = [digest if tenant is None else of_tenant(digest, tenant) for digest in sorted(digests)]
             forgotten = [{"person": person, "at": time.time()} for person in people]
@@ -252,7 +252,7 @@ def _empty_rows(connection: sa.Connection, erased: Erased) -> None:
             connection.execute(sa.delete(f).where(key) if table is f else sa.update(table).where(key).values(changed))
     p, d = schema.passages, schema.documents
     query = sa.select(d.c.root, d.c.path, p.c.text).select_from(p.join(d, d.c.id == p.c.document_id))
-    found = {f"{row.root}/{row.path}" for row in connection.execute(query) if texts.are_in(row.text)}
+    found = {f"{row['root']}/{row['path']}" for row in _streamed(connection, query) if texts.are_in(row["text"])}
     erased.documents = sorted(found)
 
 
