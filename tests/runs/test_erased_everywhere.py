@@ -366,3 +366,15 @@ def test_a_training_that_stopped_is_named_by_its_export_and_by_the_folder_of_its
         train_sft(other, "second", SFTSettings(model=str(first / "merged"), eval_fraction=0.0))
     report = forget_subject("ann")
     assert set(report["made_from_them"]) == {str(export), str(first), str(second)}
+
+
+def test_a_judge_of_the_stores_labels_is_made_of_the_people_whose_answers_were_labelled(own_folder: Path) -> None:
+    with Store() as store:
+        for name in ("Ann", "Bob", None):
+            rollout = Rollout(inputs={"question": ANN}, data_subject=name)
+            store.put_rollout(rollout)
+            if name != "Bob":
+                store.put_label("q", str(name), "rater", "yes", fields={"output": "?"}, rollout_id=rollout.id)
+        store.flush()
+        assert store.labelled_subjects("q") == {"Ann"}
+        assert store.labelled_subjects("other") == set()

@@ -99,7 +99,7 @@ def demand_trust_around(path: str | Path) -> None:
     folder, place = enclosing[0], file.relative_to(enclosing[0]).as_posix()
     if file.is_relative_to(folder / RUBRIC):
         demand_trust(folder, verified(folder), RUBRIC)
-    if not file.is_file() or not (references := named_in(place, file.read_bytes())):
+    if not file.is_file() or file.stat().st_size > MOST_BYTES or not (references := named_in(place, file.read_bytes())):
         return
     if place not in listed(manifest := verified(folder)):
         raise ArtifactError(

@@ -111,7 +111,7 @@ def erase_files(store: Store, home: Path, texts: ErasedTexts, elsewhere: Collect
     if not texts:
         return files
     artifacts = {folder: (sha, _shown_without(folder, texts)) for folder, sha in _artifacts(home)} if owned else {}
-    roots = [home] if owned else [home / name for name in _OURS]
+    roots = [home.absolute()] if owned else [home.absolute() / name for name in _OURS]
     seen = set[Path]()
     for root, ours in [*((root, owned) for root in roots), *((Path(place), False) for place in elsewhere)]:
         for path in _files_below(root):

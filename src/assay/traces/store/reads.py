@@ -156,6 +156,14 @@ class StoreReads:
                 columns = {name: row[name] for name in ("item_id", "rater", "label", "rationale")}
                 yield {**json.loads(row["shown_json"]), **columns}
 
+    def labelled_subjects(self, question: str) -> set[str]:
+        """Names of the data subjects whose rollouts have a label of this question."""
+        r, labels = schema.rollouts, schema.labels
+        query = sa.select(r.c.data_subject).distinct().select_from(labels.join(r, labels.c.rollout_id == r.c.id))
+        query = query.where(labels.c.question == question, r.c.data_subject.is_not(None))
+        with self.engine.connect() as connection:
+            return set(connection.execute(query).scalars())
+
     def questions(self) -> dict[str, str]:
         """Questions that raters can answer, as JSON by key; see `assay.judges.questions`."""
         table = schema.meta
