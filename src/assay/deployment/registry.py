@@ -159,6 +159,15 @@ class Registry:
             f"cannot register {agent!r}: other processes register versions at the same time; try again"
         )
 
+    def reseal(self, before: str, after: str) -> None:
+        """Follows an artifact from which an erasure removed texts: the hash of its manifest has changed.
+
+        Nothing else of a version is ever changed.
+        """
+        table = schema.agent_versions
+        with writing(self.engine, "the version") as connection:
+            connection.execute(sa.update(table).where(table.c.sha256 == before).values(sha256=after))
+
     def agents(self) -> list[str]:
         """Names of all agents with a version."""
         column = schema.agent_versions.c.agent

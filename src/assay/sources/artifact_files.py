@@ -28,6 +28,7 @@ __all__ = [
     "hash_of_text",
     "read_json",
     "read_manifest",
+    "resealed",
     "verified",
 ]
 
@@ -35,6 +36,7 @@ FORMAT = 2
 SOURCE, RUBRIC = "source", "rubric"
 _FILES = ("program.json", "splits.json", "report.md")
 MAX_FILES = 10_000  # files in the whole folder
+_MOST_DEPTH = 100  # of lists and objects within each other; code that reads them may be recursive
 _MOST_BYTES = 256 * 2**20  # bytes of one file; the state of a program with its demonstrations is a few MB
 _CHANGED = (
     "was changed after the artifact was written. Compile again, or restore the file: "
@@ -85,6 +87,29 @@ def verified(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def resealed(folder: Path, shown: Mapping[str, Any]) -> str:
+    """Writes the hashes of an artifact's files, of which some were changed on purpose, into its manifest.
+
+    Args:
+        shown: the manifest's entry about the tasks that its demonstrations show.
+    Returns:
+        The new hash of the manifest.
+    """
+    manifest = read_json(folder / "manifest.json", folder)
+    groups = [
+        ("", manifest.get("files")),
+        (RUBRIC, manifest.get("rubric_files")),
+        (SOURCE, (manifest.get("source") or {}).get("files")),
+    ]
+    for kind, files in groups:
+        for place in files or {}:
+            files[place] = _hash_of_file(folder / kind / place, folder)
+    manifest |= {"shown": dict(shown)} if shown else {}
+    manifest["sha256"] = hash_of_manifest(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    return str(manifest["sha256"])
+
+
 def code_of(manifest: Mapping[str, Any], kind: str = SOURCE) -> list[str]:
     """Paths of the files of an artifact's source, or of its rubric, that run as code; data files are left out."""
     if kind == RUBRIC:
@@ -112,7 +137,7 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
 
     Raises:
         NoArtifact: the file is missing.
-        ArtifactError: it is too large, or not a JSON object.
+        ArtifactError: it is too large, nested too deeply, or not a JSON object.
     """
     try:
         value = json.loads(_content(path, folder))
@@ -131,7 +156,24 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"cannot read {path}: {error}") from None
     if not isinstance(value, dict):
         raise ArtifactError(f"{path} is not a JSON object")
+    if _is_deeper(value, _MOST_DEPTH):
+        raise ArtifactError(f"{path} has more than {_MOST_DEPTH} lists and objects within each other")
     return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether JSON is nested deeper than this. Visits every value once."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if isinstance(whole, dict) else whole)
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _mapping(mapping: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:

@@ -44,13 +44,38 @@ def forget_command(subject: str, store: str | None, as_json: bool, **values: Any
             "whose they are is unknown"
         )
     for rollout in report["quoting_facts"]:
-        echo(f"quotes a remembered fact about them, and is kept: rollout {rollout}")
+        echo(f"quotes a remembered fact about them: rollout {rollout}")
     for fact in report["naming_facts"]:
         echo(f"has their name, and is kept: fact {fact} about another person")
     for path in report["made_from_them"]:
         echo(f"made from them before: {path}")
+    for run in report["runs_on_them"]:
+        echo(f"ran on what was made from them: {run}")
+    for table, count in report["emptied"]["rows"].items():
+        echo(f"repeated their texts, which were erased: {count:,} of {table}")
+    for path in report["emptied"]["files"]:
+        echo(f"repeated their texts, which were erased: {path}")
+    for path in report["holding"]:
+        echo(f"holds a text of theirs, and is not changed: {path}")
+    _show_unsearched(report["not_searched"])
     for row in report["versions"]:
         _show_version(row)
+
+
+def _show_unsearched(left: dict[str, Any]) -> None:
+    if left["short_texts"] or left["shared_texts"]:
+        echo(
+            f"not searched: {left['short_texts']:,} of their texts that are too short, {left['shared_texts']:,} that "
+            "others wrote too"
+        )
+    if left["tasks_without_texts"]:
+        echo(f"not searched: the texts of {counted(left['tasks_without_texts'], 'tasks')} that were never run")
+    for path in left["files"]:
+        echo(f"not searched: {path}")
+    for folder in left["models"]:
+        echo(f"not known of what it was made: the model {folder}, which a training started from")
+    if left["free_pages"]:
+        echo("WARNING: the database is in use, so its free pages were not removed: repeat this later", err=True)
 
 
 def _show_version(row: dict[str, Any]) -> None:

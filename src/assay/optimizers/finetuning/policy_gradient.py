@@ -23,6 +23,7 @@ from assay.optimizers.finetuning.policy_report import HEADING, PolicyReport, tab
 from assay.optimizers.finetuning.run_folder import (
     POLICY_MEMORY,
     last_good,
+    model_path,
     rank,
     ready,
     remove_training,
@@ -80,7 +81,8 @@ def train_policy(
         **source.job,
         "retained": [job_of(task, [*task.val, *task.test]) for task in retained],
     }
-    with working_folder(name, job, resume=resume, last=_NOTES) as work, ready(POLICY_MEMORY):
+    made_from = {"model": model_path(config.model), **source.made_from()}
+    with working_folder(name, job, made_from=made_from, resume=resume, last=_NOTES) as work, ready(POLICY_MEMORY):
         if source.engine is not None:
             source.engine.work_in(work / f"policy-{rank()}")
         try:

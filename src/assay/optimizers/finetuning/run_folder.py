@@ -31,6 +31,7 @@ __all__ = [
     "SFT_MEMORY",
     "check_free",
     "last_good",
+    "model_path",
     "rank",
     "ready",
     "remove_training",
@@ -72,6 +73,11 @@ def training_folder(name: str) -> Path:
     return adapter_home().parent / "training" / check_name(name, plain=True)
 
 
+def model_path(model: str) -> str:
+    """A model's name; of a folder its absolute path."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
 def check_free(name: str) -> None:
     """Raises ConfigError if an adapter of this name exists, or its working folder holds files of others."""
     check_claimable(training_folder(name), _job(name))
@@ -90,7 +96,12 @@ def _job(name: str) -> str:
 
 @contextmanager
 def working_folder(
-    name: str, job: Mapping[str, Any], *, resume: bool, last: str = "trainer_state.json"
+    name: str,
+    job: Mapping[str, Any],
+    *,
+    made_from: Mapping[str, Any],
+    resume: bool,
+    last: str = "trainer_state.json",
 ) -> Iterator[Path]:
     """The working folder of the training that makes the adapter `name`, under a file lock.
 
@@ -99,6 +110,7 @@ def working_folder(
 
     Args:
         job: identifies the training; only the same job can be resumed.
+        made_from: model, export and data subjects of the training, by which an erasure finds the folder.
         last: file of a checkpoint that is written last; a checkpoint without it is incomplete.
     Raises:
         ConfigError: an adapter of this name exists, another process trains it, there is nothing to resume, or the job
@@ -119,7 +131,7 @@ def working_folder(
         with FileLock(f"{work}.lock", timeout=0):
             if not (resume and (work / "job.json").exists()):
                 check_free(name)
-            _prepare(work, json.loads(json.dumps(job, default=str)), resume, last)
+            _prepare(work, json.loads(json.dumps(job, default=str)), made_from, resume, last)
             if (training := training_id(work)) is not None:  # kept by this training, but killed before its report
                 remove_folder(adapter_home() / name, training)
             check_free(name)
@@ -129,7 +141,7 @@ def working_folder(
         raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
 
 
-def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> None:
+def _prepare(work: Path, job: Mapping[str, Any], made_from: Mapping[str, Any], resume: bool, last: str) -> None:
     job_file = work / "job.json"
     if resume:
         if not job_file.exists():
@@ -149,7 +161,7 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
             remove_folder(folder, _job(work.name))
         return
     claim_folder(work, _job(work.name))
-    job_file.write_text(json.dumps({**job, "training": new_id()}), encoding="utf-8")
+    job_file.write_text(json.dumps({**job, "training": new_id(), "made_from": dict(made_from)}), encoding="utf-8")
 
 
 def training_id(work: Path) -> str | None:
