@@ -39,7 +39,8 @@ class Reading:
         missing_by: how missing values enter `low` and `high`: `alike`, `bounds` or `propensity`, see `Plan.missing`;
             empty without any.
         least, least_error: the gain, and its standard error, that `low` is computed from.
-        newer, newer_low: `gain` and `low` of the newer half of the step; NaN where it is not known.
+        newer, newer_low: `gain` of the newer half of the step, and the lower end of its t interval of one evaluation;
+            NaN where it is not known.
         champion, candidate: means in the metric's scale.
         counts, missing: by arm.
         bounds: of the candidate's mean, if all missing values were the worst or the best.
@@ -143,7 +144,14 @@ def _width(variance: float, freedom: float, alpha: float, planned: float) -> flo
     width = normal_mixture(variance, alpha=alpha, planned=planned)
     if not math.isfinite(width):
         return width
-    return width * float(special.stdtrit(max(1.0, freedom), 1 - alpha / 2) / special.ndtri(1 - alpha / 2))
+    return width * _student(alpha, freedom) / float(special.ndtri(1 - alpha / 2))
+
+
+def _student(alpha: float, freedom: float) -> float:
+    """Quantile of Student's t for a two-sided interval."""
+    from scipy import special
+
+    return float(special.stdtrit(max(1.0, freedom), 1 - alpha / 2))
 
 
 def reading_of(plan: Plan, step: int, metric: Metric, arms: Arms) -> Reading:
@@ -154,7 +162,7 @@ def reading_of(plan: Plan, step: int, metric: Metric, arms: Arms) -> Reading:
     """
     deciding = min(step, plan.deciding)
     of_step = {stratum: of_arm for stratum, of_arm in arms.items() if stratum[0] == deciding}
-    apart, latest = difference(arms), difference(of_step)
+    apart, latest, newer = difference(arms), difference(of_step), difference(_newer(of_step))
 
     def interval(part: Arms, best: str, alpha: float, claim: str) -> list[tuple[float, float, float]]:
         """Mean, half-width and variance by what the missing values may be."""
@@ -167,8 +175,6 @@ def reading_of(plan: Plan, step: int, metric: Metric, arms: Arms) -> Reading:
 
     above = interval(arms, CANDIDATE, 2 * plan.harm_alpha(metric), _GUARD)
     below = interval(of_step, CHAMPION, 2 * plan.alpha, _GAIN)
-    newer = _newer(of_step)
-    latest_half = interval(newer, CHAMPION, 2 * plan.alpha, _GAIN)
     least, width, variance = min(below, key=lambda one: one[0] - one[1], default=(math.nan, math.inf, math.inf))
     counts = {arm: sum(of_arm[arm].count for of_arm in arms.values()) for arm in (CHAMPION, CANDIDATE)}
     missing = {arm: sum(of_arm[arm].missing for of_arm in arms.values()) for arm in (CHAMPION, CANDIDATE)}
@@ -188,8 +194,8 @@ def reading_of(plan: Plan, step: int, metric: Metric, arms: Arms) -> Reading:
         missing_by=plan.missing_by(metric) if unknown else "",
         least=least,
         least_error=math.sqrt(variance),
-        newer=metric.sign * difference(newer).mean,
-        newer_low=min((mean - width for mean, width, _ in latest_half), default=math.nan),
+        newer=metric.sign * newer.mean,
+        newer_low=metric.sign * newer.mean - _student(plan.alpha, newer.freedom) * math.sqrt(newer.variance),
     )
 
 
