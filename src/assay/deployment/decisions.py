@@ -19,6 +19,7 @@ from assay.deployment.readings import (
     known_or_zero,
     reading_of,
     replayed_reading,
+    stated,
     uncomparable,
 )
 from assay.deployment.sequences import betting, obrien_fleming
@@ -236,7 +237,7 @@ def _harm(metric: Metric, reading: Reading) -> str:
     bound, word = metric.sign * reading.high, "at most" if metric.sign > 0 else "at least"
     return (
         f"{metric.name}: candidate less champion is {signed(metric.sign * reading.gain)}, with confidence {word} "
-        f"{signed(bound)}{reading.stated} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
+        f"{signed(bound)}{stated(reading.missing_by)} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
     )
 
 
@@ -283,7 +284,7 @@ def _gain(plan: Plan, step: Step, state: State, made: _Maker, done: int, held: b
         if reading.newer < metric.needed(known_or_zero(reading.champion)) or reading.newer_low <= 0
     ]
     texts = ", ".join(
-        f"{metric.name} {signed(reading.gain)} (above {signed(reading.low)}{reading.stated})"
+        f"{metric.name} {signed(reading.gain)} (above {signed(reading.low)}{stated(reading.missing_by)})"
         if math.isfinite(reading.gain)
         else f"{metric.name} not known of both arms in this step"
         for metric, reading in goals

@@ -17,6 +17,7 @@ __all__ = [
     "known_or_zero",
     "reading_of",
     "replayed_reading",
+    "stated",
     "stored_reading",
     "uncomparable",
 ]
@@ -74,15 +75,6 @@ class Reading:
             least_error=self.least_error * math.exp(-self.least), **shares,
         )  # fmt: skip
 
-    @property
-    def stated(self) -> str:
-        """What `low` and `high` assume about missing values, for a sentence; empty if none are missing."""
-        return {
-            "alike": " if missing values are alike in both arms",
-            "bounds": " with every missing value against this claim",
-            "propensity": " if values are missing at random within stage and task type",
-        }.get(self.missing_by, "")
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what is unknown is None."""
         return {
@@ -90,6 +82,15 @@ class Reading:
                for name, value in vars(self).items()},
             "bounds": [bound if math.isfinite(bound) else None for bound in self.bounds],
         }  # fmt: skip
+
+
+def stated(missing_by: str) -> str:
+    """What the bounds of a reading assume about missing values, for a sentence; empty if none are missing."""
+    return {
+        "alike": " if missing values are alike in both arms",
+        "bounds": " with every missing value against this claim",
+        "propensity": " if values are missing at random within step and task type",
+    }.get(missing_by, "")
 
 
 def _saved(gain: float) -> float:
