@@ -154,14 +154,14 @@ def cell_of(
         missing, running: rollouts without a value by unit, with the sums of their covariates; a number alone is of as
             many other units.
     """
-    rows: dict[str, np.ndarray] = {}
+    rows: dict[str, list[float]] = {}
     for name, *of_unit in units:
-        rows[name] = np.array([*of_unit, *[0.0] * (6 - len(of_unit))])
+        rows[name] = [*of_unit, *[0.0] * (6 - len(of_unit))]
     for place, without in ((3, missing), (4, running)):
         if not isinstance(without, Mapping):
             without = {f"{place}, {at}": (1, 0.0) for at in range(without)}
         for name, (count, shift) in without.items():
-            row = rows.setdefault(name, np.zeros(6))
+            row = rows.setdefault(name, [0.0] * 6)
             row[place] += count
             row[5] += shift
     table = np.array(list(rows.values())).reshape(-1, 6).T

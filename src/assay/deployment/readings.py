@@ -208,6 +208,8 @@ def _completed(plan: Plan, metric: Metric, arms: Arms, best: str) -> list[Arms]:
     values that exist have more weight.
     """
     by, good = plan.missing_by(metric), int(metric.sign > 0)
+    if all(cell.unknown is None for of_arm in arms.values() for cell in of_arm.values()):
+        return [arms]
     if by == "propensity":
         return [{key: {arm: cell.by_propensity for arm, cell in of_arm.items()} for key, of_arm in arms.items()}]
     other = CHAMPION if best == CANDIDATE else CANDIDATE
@@ -289,6 +291,8 @@ def uncomparable(plan: Plan, metric: Metric, reading: Reading, arms: Arms) -> st
         shares[arm] = missing / ended if ended else 0.0
         if ended >= _LEAST_ROLLOUTS and shares[arm] > plan.max_missing:
             return f"{reading.metric}: {shares[arm]:.0%} of the rollouts of the {arm} have no value"
+    if not any(reading.missing.values()):
+        return None
     apart = difference(
         {key: {arm: cell.without_value for arm, cell in of_arm.items()} for key, of_arm in arms.items()},
         covariate=False,

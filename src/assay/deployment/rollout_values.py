@@ -103,7 +103,7 @@ def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float, cova
         for unit, task, value, started_at in entries:
             shift = expected(task, unit)
             every.add(unit, value, shift)
-            if started_at > middles[stage]:
+            if started_at > middles.get(stage, math.inf):
                 newer.add(unit, value, shift)
         share = round(propensity if arm == CANDIDATE else 1 - propensity, 6)
         by_share.setdefault((stage, kind, share), {})[arm] = every.cell(deployment, newer.cell(deployment))
