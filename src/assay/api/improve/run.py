@@ -21,12 +21,12 @@ from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
 from assay.evaluation import Progress, default_progress
 from assay.evaluation.comparison import Comparison, losses_behind_gain
+from assay.evaluation.statistics import FEWEST
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers.finetuning import SFTSettings
 from assay.optimizers.finetuning.comparison import compared
 from assay.optimizers.finetuning.run_folder import training_folder
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.optimizers.prompts.reserve import FEWEST
 from assay.programs.loading import full_name
 from assay.reports.training import interval
 from assay.runs.arguments import program_settings, resolve_model
@@ -328,9 +328,7 @@ class _Improvement(ImprovementState):
         except BudgetExceeded as cap:
             report.stopped = report.stopped or f"sealed test: {cap}"
             return
-        report.test = compared(
-            comparison.before, comparison.after, level=comparison.level, guarded=comparison.ended != ""
-        )
+        report.test = compared(comparison.before, comparison.after, level=comparison.gain.level)
         report.notes += [note] if (note := ended_by(comparison, "test")) else []
         report.notes += losses_behind_gain(comparison, "test")
         if comparison.cap is not None and comparison.gain.n < FEWEST:

@@ -49,6 +49,8 @@ def advance_command(
 
 
 def _show(data: dict[str, Any], as_json: bool) -> None:
+    from assay.deployment.readings import stated
+
     if as_json:
         print_json(data)
         return
@@ -65,7 +67,10 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
             "–" if (value := reading[name]) is None else f"{value:{sign}.3f}"
             for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
         )
-        echo(f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain} [{low}, {high}]")
+        echo(
+            f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain}, bounds [{low}, {high}]"
+            f"{stated(reading['missing_by'])}"
+        )
     if data["variance_removed"] is not None:
         echo(f"  the covariate removed {data['variance_removed']:.0%} of the variance of the difference")
     show_judges(data["judges"])
