@@ -96,13 +96,13 @@ def resealed(folder: Path, shown: Mapping[str, Any]) -> str:
         The new hash of the manifest.
     """
     manifest = read_json(folder / "manifest.json", folder)
-    groups = [
-        ("", manifest.get("files")),
-        (RUBRIC, manifest.get("rubric_files")),
-        (SOURCE, (manifest.get("source") or {}).get("files")),
-    ]
-    for kind, files in groups:
-        for place in files or {}:
+    groups: dict[str, dict[str, Any]] = {
+        "": manifest.get("files") or {},
+        RUBRIC: manifest.get("rubric_files") or {},
+        SOURCE: (manifest.get("source") or {}).get("files") or {},
+    }
+    for kind, files in groups.items():
+        for place in files:
             files[place] = _hash_of_file(folder / kind / place, folder)
     manifest |= {"shown": dict(shown)} if shown else {}
     manifest["sha256"] = hash_of_manifest(manifest)
