@@ -72,7 +72,15 @@ def group() -> None:
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt("by SIGTERM")
+    raise KeyboardInterrupt(f"by {signal.Signals(signum).name}")
+
+
+def _end_on_signals() -> None:
+    """SIGTERM, and SIGHUP unless it is ignored (`nohup`), end a command as Ctrl-C does."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
 
 
 def main() -> None:
@@ -83,7 +91,7 @@ def main() -> None:
         StopRun,
     )
 
-    signal.signal(signal.SIGTERM, _terminate)
+    _end_on_signals()
     scrub_logs()
     sys.stdout, sys.stderr = scrubbed(sys.stdout, texts=True), scrubbed(sys.stderr)
     code = 0

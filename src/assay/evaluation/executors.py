@@ -38,8 +38,8 @@ def in_threads(recorded: RecordedProgram, tasks: Sequence[Task], session: Sessio
 def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Session) -> Iterator[tuple[int, Any]]:
     """Runs each program on its task, `session.threads` pairs at a time; yields (index of the pair, scored prediction).
 
-    An exception ends the iteration after the runs finished before it were yielded. Runs still in progress are dropped:
-    their threads are daemons, so that a process that ends does not wait for them.
+    An exception ends the iteration after the runs finished before it were yielded. At a cap, those still in progress
+    are yielded as well. Otherwise they are dropped: the end of the job waits for their calls in flight.
     """
 
     def run(place: int) -> Any:

@@ -12,15 +12,16 @@ from typing import Any
 
 import dspy
 
-from assay.errors import ConfigError, StopRun
+from assay.errors import ConfigError
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
 from assay.models.lm import check_thinking
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.models.thinking import ThinkingError
+from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
-from assay.runs.lock import cancelled_by_signals, exclusive_lock
+from assay.runs.lock import exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.traces import Recorder, Store, store_url
 from assay.traces.missed import Unrecorded
@@ -93,14 +94,14 @@ def open_run(
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
                 config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
-            with cancelled_by_signals(meter):
+            with ended_in_order(meter, recorder, progress):
                 yield run
             status = run.status
             recorder.finish()
             ended = run.ended
             if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
-        except (Exception, KeyboardInterrupt, StopRun) as error:
+        except BaseException as error:
             status = keep_failure(home / "runs" / run_id, error)
             raise
         finally:
