@@ -15,8 +15,8 @@ from assay.models.limits import limited
 from assay.models.lora.adapters import list_adapters
 from assay.models.roles import Endpoint
 from assay.rubrics import Rubric
+from assay.runs.ending import cancelled_by_signals
 from assay.runs.loading import load_rubric
-from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.runs.rescoring import Rescoring, threads_for
 from assay.runs.settings import StoredJudgeSettings, TracesForgetSettings, TracesScoreSettings

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from assay import __version__
+from assay.support.numbers import counted
+from assay.support.refused import disk_was_full, forget_refused, refused_rows
 from assay.support.scrubbing import scrub_logs, scrubbed
 
 __all__ = ["command_of", "exit_code", "how_to_continue", "main"]
@@ -69,6 +71,18 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="assay")
 def group() -> None:
     """Improve LLM agents (DSPy programs) measured by a rubric: prompts, parameters, judges and weights."""
+    forget_refused()
+
+
+@group.result_callback()
+def require_stored(*_: Any, **__: Any) -> None:
+    """Raise `StoreError` if a store or disk did not take all of the command that has ended: its exit code is 1."""
+    from assay.errors import StoreError
+
+    if refused := refused_rows():
+        raise StoreError(f"{counted(refused, 'rows')} could not be stored. What was stored before is intact")
+    if disk_was_full():
+        raise StoreError("the disk is full. What was stored is intact: free space, and run the command again")
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -113,11 +127,16 @@ def main() -> None:
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         from assay.cli.wording import in_flags
 
-        reason = in_flags(str(error), command_of(sys.argv[1:])) or "by the user"
+        stopped = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ else error
+        reason = in_flags(str(stopped), command_of(sys.argv[1:])) or "by the user"
         print(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
+    except OSError as error:  # of a full or read-only disk: its class says nothing to the user
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"assay: {where}{error.strerror or error}", file=sys.stderr)
+        code = 1
     except Exception as error:
         if os.environ.get("ASSAY_DEBUG"):
             raise

@@ -12,6 +12,7 @@ import click
 
 from assay.cli.wording import in_flags
 from assay.support.numbers import counted
+from assay.support.refused import refused_rows
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
 __all__ = [
@@ -119,7 +120,10 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
     """One object on standard output. `with_key`: it holds a key that was made for the user, and is printed as it is."""
     context = click.get_current_context(silent=True)
     out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
-    text = json.dumps(value if with_key else results(value), ensure_ascii=False, allow_nan=False, default=str)
+    value = value if with_key else results(value)
+    if isinstance(value, dict) and (refused := refused_rows()):
+        value = {**value, "rows_not_stored": refused}
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
     (unscrubbed(out) if with_key else out).write((text if with_key else mask_secrets(text)) + "\n")
     out.flush()  # whoever waits for the line on a pipe gets it now
 
@@ -132,15 +136,13 @@ def echo_line(line: str) -> None:
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
-    """Warns of calls that were not recorded and rows that could not be stored."""
+    """Warns of calls that were not recorded."""
     if data["unrecorded"] is None:
         least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
         reason = data["unrecorded_reason"]
         rich.print(f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}", markup=False)
     elif data["unrecorded"]:
         rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded", markup=False)
-    if data["rows_not_stored"]:
-        rich.print(f"warning: {counted(data['rows_not_stored'], 'rows')} could not be stored", markup=False)
 
 
 def print_openings(rich: Any, openings: dict[str, int] | None) -> None:

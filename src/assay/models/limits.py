@@ -24,6 +24,7 @@ from assay.errors import ConfigError
 
 __all__ = [
     "DEFAULT_S",
+    "LAST_CALLS_S",
     "STOP_AGAIN_S",
     "TOOL_SHARE",
     "Abandoned",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 DEFAULT_S = 600.0
+LAST_CALLS_S = 30.0  # for the answers to calls in flight when a run is stopped; a second Ctrl-C ends at once
 STOP_AGAIN_S = 5.0  # time for the `finally` clauses of an abandoned call
 TOOL_SHARE = 0.25  # share of a run's limit: after a tool that hangs, the agent has time for other tools and its answer
 T = TypeVar("T")

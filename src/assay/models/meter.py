@@ -100,6 +100,10 @@ def ignore(count: int) -> None:
     """Default of `Meter.on_call`."""
 
 
+def no_obstacle() -> None:
+    """Default of `Meter.obstacle`."""
+
+
 def none_unrecorded() -> int:
     """Default of `Meter.unrecorded`, for runs without a count of unrecorded calls."""
     return 0
@@ -129,6 +133,9 @@ class Meter:
         self._aside = Usage()
         self._sharing: list[Meter] = []
         self.unrecorded: Callable[[], int] = none_unrecorded  # number of unrecorded calls, which count as `calls` too
+        self.obstacle: Callable[[], str | None] = (
+            no_obstacle  # why no further call can be made; ends the run as a cap does
+        )
         self.on_call: Callable[[int], None] = ignore  # called for each call, answered by a model or by the cache
 
     def __deepcopy__(self, memo: object) -> "Meter":
@@ -320,6 +327,8 @@ class Meter:
         """
         if self._cancelled:
             raise Cancelled("the run was cancelled")
+        if (reason := self.obstacle()) is not None:
+            raise BudgetExceeded(reason, what="rows")
         if not self.caps.any:
             return
         call = reserved or Reservation()
@@ -341,9 +350,7 @@ class Meter:
             self._fit("tokens", used.tokens, self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
 
-    def _fit(
-        self, unit: str, value: float, cap: float | None, kept: float, held: float = 0, amount: float = 0
-    ) -> None:
+    def _fit(self, unit: str, value: float, cap: float | None, kept: float, held: float = 0, amount: float = 0) -> None:
         """Raise `BudgetExceeded` unless the next call fits under a cap.
 
         Args:

@@ -13,13 +13,13 @@ from typing import Any
 
 from assay.evaluation import Progress
 from assay.models import Meter
+from assay.models.limits import LAST_CALLS_S
 from assay.support.numbers import counted
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder
 
-__all__ = ["LAST_CALLS_S", "cancelled_by_signals", "ended_in_order"]
+__all__ = ["cancelled_by_signals", "ended_in_order"]
 
-LAST_CALLS_S = 30.0  # for the answers to calls in flight; a container or service manager often kills later than that
 _QUIET_S = 1.0  # of waiting, before the user is told
 _LAST_STEPS_S = 0.5  # for rollouts whose last call was answered
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")

@@ -4,7 +4,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import dspy
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
 from assay.models.lm import check_thinking
@@ -25,10 +25,13 @@ from assay.runs.lock import exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.traces import Recorder, Store, store_url
 from assay.traces.missed import Unrecorded
-from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
+from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.sealing import claim_salt
 
 __all__ = ["Run", "budgeted", "client_of", "home_of", "new_run_id", "open_run", "opened_store", "pinned"]
+
+
+_FULL = "the disk of the store is full: free space, and continue with resume=True"
 
 
 @dataclass
@@ -77,6 +80,7 @@ def open_run(
         ledger = opened_ledger(home / "runs" / run_id / "calls.db", recorder, opened, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.unrecorded.calls
+        meter.obstacle = lambda: _FULL if opened.full else None
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             model = (
@@ -89,6 +93,7 @@ def open_run(
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
             keep_failure(home / "runs" / run_id, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
+            opened.keep_room()
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model,
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
@@ -105,11 +110,21 @@ def open_run(
             status = keep_failure(home / "runs" / run_id, error)
             raise
         finally:
+            ledger.close()
+            _flushed(opened)  # then the refused rows are counted
             missed = before if ended else recorder.unrecorded
+            opened.use_room(whole=True)
             opened.put_run(
                 run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
             )
-            ledger.close()
+            if opened.full:
+                _flushed(opened)
+                end_on_full_disk(opened, run_id, status, missed)
+
+
+def _flushed(store: Store) -> None:
+    with suppress(StoreError):  # its rows are counted
+        store.flush()
 
 
 def _reflection_lm(config: CommonSettings, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:

@@ -8,6 +8,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 from assay.datasets import Task
@@ -15,6 +16,7 @@ from assay.errors import ConfigError
 from assay.evaluation.progress import Advance
 from assay.evaluation.stored import Graded, grade_rollout, task_of
 from assay.models import LanguageModel
+from assay.models.limits import LAST_CALLS_S
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.coverage import coverage_report
 from assay.runs.preflight import preflight_scoring
@@ -78,7 +80,8 @@ class Rescoring:
             while under_way:
                 self._keep_first(under_way)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
+            pool.shutdown(wait=False, cancel_futures=True)
+            wait_for([future for _, future in under_way if future.running()], LAST_CALLS_S)  # answers are paid for
             for rollout, future in under_way:
                 if future.done() and not future.cancelled() and future.exception() is None:
                     self._keep(rollout, future.result())

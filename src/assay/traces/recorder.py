@@ -251,8 +251,9 @@ class Recorder:
 
     @property
     def unrecorded(self) -> Unrecorded:
-        """LM calls that did not come through an observed engine, as far as they can be detected."""
-        return self._missed.total
+        """LM calls that are not in the store: those that did not come through an observed engine, as far as they can
+        be detected, and those whose row the store refused."""
+        return self._missed.total + Unrecorded(refused=getattr(self.store, "calls_not_stored", 0))
 
     def recorded_by_hand(self) -> None:
         """Decrement the unrecorded calls of the open rollout, after the caller has recorded one of them itself."""
