@@ -10,7 +10,7 @@ import click
 
 from assay import __version__
 from assay.support.numbers import counted
-from assay.support.refused import disk_was_full, forget_refused, refused_rows
+from assay.support.refused import refused
 from assay.support.scrubbing import scrub_logs, scrubbed
 
 __all__ = ["command_of", "exit_code", "how_to_continue", "main"]
@@ -71,17 +71,21 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="assay")
 def group() -> None:
     """Improve LLM agents (DSPy programs) measured by a rubric: prompts, parameters, judges and weights."""
-    forget_refused()
+    from assay.cli.shared import REFUSED_BEFORE
+
+    click.get_current_context().meta[REFUSED_BEFORE] = refused()
 
 
 @group.result_callback()
 def require_stored(*_: Any, **__: Any) -> None:
     """Raise `StoreError` if a store or disk did not take all of the command that has ended: its exit code is 1."""
+    from assay.cli.shared import refused_by_command
     from assay.errors import StoreError
 
-    if refused := refused_rows():
-        raise StoreError(f"{counted(refused, 'rows')} could not be stored. What was stored before is intact")
-    if disk_was_full():
+    new = refused_by_command()
+    if new.rows:
+        raise StoreError(f"{counted(new.rows, 'rows')} could not be stored. What was stored before is intact")
+    if new.full_disks:
         raise StoreError("the disk is full. What was stored is intact: free space, and run the command again")
 
 

@@ -12,11 +12,12 @@ import click
 
 from assay.cli.wording import in_flags
 from assay.support.numbers import counted
-from assay.support.refused import refused_rows
+from assay.support.refused import Refused, refused
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
 
 __all__ = [
     "PROGRESS_LINE_EVERY_S",
+    "REFUSED_BEFORE",
     "Console",
     "dry_run",
     "json_or_text",
@@ -25,6 +26,7 @@ __all__ = [
     "pop_values",
     "print_json",
     "print_openings",
+    "refused_by_command",
     "require_coverage",
     "show_judges",
     "warn_of_failures",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 PROGRESS_LINE_EVERY_S = 30.0
+REFUSED_BEFORE = "refused_before"  # key of a command's context: what was refused before it began
 
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
@@ -121,11 +124,17 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
     context = click.get_current_context(silent=True)
     out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
     value = value if with_key else results(value)
-    if isinstance(value, dict) and (refused := refused_rows()):
-        value = {**value, "rows_not_stored": refused}
+    if isinstance(value, dict) and (rows := refused_by_command().rows):
+        value = {**value, "rows_not_stored": rows}
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
     (unscrubbed(out) if with_key else out).write((text if with_key else mask_secrets(text)) + "\n")
     out.flush()  # whoever waits for the line on a pipe gets it now
+
+
+def refused_by_command() -> Refused:
+    """What disk and store did not take since the command began."""
+    context, now = click.get_current_context(silent=True), refused()
+    return now.since(now if context is None else context.meta.get(REFUSED_BEFORE, now))
 
 
 def echo_line(line: str) -> None:

@@ -11,7 +11,7 @@ from assay.models.roles import is_embedded
 
 __all__ = ["FIRST_ANSWER", "price", "reservation_of"]
 
-FIRST_ANSWER = 1024  # tokens reserved for the answer of a call without `max_tokens`, until a longer one was seen
+FIRST_ANSWER = 1024  # tokens reserved for the answer of a call without `max_tokens`, until an answer was seen
 _FORMAT = 8  # tokens of the chat format per message
 
 
@@ -21,12 +21,12 @@ def reservation_of(backend: Any, model: str, request: Mapping[str, Any], longest
     Args:
         backend: counts the tokens of the prompt; images and other binary parts are not counted.
         request: the canonical lm15 dictionary.
-        longest: tokens of the longest answer so far, for a request without `max_tokens`.
+        longest: tokens of the longest answer so far, for a request without `max_tokens`; 0 before the first.
     """
     config, messages = request.get("config") or {}, request.get("messages") or ()
     limit = config.get("max_tokens")
     prompt = _count(backend, "\n".join(_texts(request))) + _FORMAT * (len(messages) + 1)
-    answer = max(longest, FIRST_ANSWER) if limit is None else int(limit)
+    answer = (longest or FIRST_ANSWER) if limit is None else int(limit)
     if isinstance(backend, CustomBackend):
         cost = getattr(backend.engine, "price_usd", None)
     else:

@@ -18,11 +18,17 @@ from assay.support.numbers import counted
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder
 
-__all__ = ["cancelled_by_signals", "ended_in_order"]
+__all__ = ["cancelled_by_signals", "ended_in_order", "ending_signals"]
 
 _QUIET_S = 1.0  # of waiting, before the user is told
 _LAST_STEPS_S = 0.5  # for rollouts whose last call was answered
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Signals that end a command in order: Ctrl-C, SIGTERM, SIGHUP. One that is ignored (`nohup`) stays ignored."""
+    known = (getattr(signal, name, None) for name in _SIGNALS)  # Windows has no SIGHUP
+    return [number for number in known if number and signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
 
 @contextmanager
@@ -30,7 +36,7 @@ def cancelled_by_signals(meter: Meter) -> Iterator[None]:
     """Makes Ctrl-C, SIGTERM and SIGHUP cancel the meter as well.
 
     Running threads then stop at their next LM call. Without this a thread pool, such as DSPy's, would first finish all
-    of its tasks. A signal that the process ignores (`nohup`) stays ignored.
+    of its tasks.
     """
     if threading.current_thread() is not threading.main_thread():  # signal.signal is allowed in the main thread only
         yield
@@ -44,10 +50,8 @@ def cancelled_by_signals(meter: Meter) -> Iterator[None]:
         else:
             raise KeyboardInterrupt(f"by {signal.Signals(number).name}")
 
-    for name in _SIGNALS:
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-            before[number] = signal.signal(number, cancel)
+    for number in ending_signals():
+        before[number] = signal.signal(number, cancel)
     try:
         yield
     finally:

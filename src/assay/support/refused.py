@@ -1,37 +1,44 @@
-"""What the disk or a store of this process did not take: for the report and the exit code of a command."""
+"""What disks and stores of this process did not take: for the report and the exit code of a command."""
 
 import threading
+from dataclasses import dataclass, replace
 
-__all__ = ["add_refused_rows", "disk_was_full", "forget_refused", "note_full_disk", "refused_rows"]
+__all__ = ["Refused", "add_refused_rows", "note_full_disk", "refused"]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Counts since the start of the process.
+
+    Attributes:
+        rows: rows that a store refused (a full disk), or that still waited for its database when it was closed.
+        full_disks: times that a disk was found full; the job is stopped then, and its last rows may still fit.
+    """
+
+    rows: int = 0
+    full_disks: int = 0
+
+    def since(self, before: "Refused") -> "Refused":
+        return Refused(self.rows - before.rows, self.full_disks - before.full_disks)
+
 
 _lock = threading.Lock()
-_rows = 0
-_full = False
+_refused = Refused()
 
 
-def refused_rows() -> int:
-    """Rows that a store refused (a full disk), or that still waited for its database when it was closed."""
-    return _rows
+def refused() -> Refused:
+    return _refused
 
 
 def add_refused_rows(count: int) -> None:
-    global _rows
-    with _lock:
-        _rows += count
-
-
-def disk_was_full() -> bool:
-    """Whether a job was stopped, or a file of it not written, because a disk was full."""
-    return _full
+    _add(rows=count)
 
 
 def note_full_disk() -> None:
-    global _full
-    _full = True
+    _add(full_disks=1)
 
 
-def forget_refused() -> None:
-    """Start again, for another command of this process."""
-    global _rows, _full
+def _add(*, rows: int = 0, full_disks: int = 0) -> None:
+    global _refused
     with _lock:
-        _rows, _full = 0, False
+        _refused = replace(_refused, rows=_refused.rows + rows, full_disks=_refused.full_disks + full_disks)
