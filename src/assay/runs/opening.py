@@ -111,15 +111,18 @@ def open_run(
             raise
         finally:
             ledger.close()
-            _flushed(opened)  # then the refused rows are counted
-            missed = before if ended else recorder.unrecorded
+            if not opened.full:
+                _flushed(opened)
             opened.use_room(whole=True)
+            if opened.full:  # before the rows that wait take the space
+                end_on_full_disk(opened, run_id, status, recorder.unrecorded)
+            missed = before if ended else recorder.unrecorded
             opened.put_run(
                 run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
             )
             if opened.full:
                 _flushed(opened)
-                end_on_full_disk(opened, run_id, status, missed)
+                end_on_full_disk(opened, run_id, status, recorder.unrecorded)
 
 
 def _flushed(store: Store) -> None:

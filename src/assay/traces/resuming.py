@@ -43,9 +43,9 @@ def _close(store: Store, key: str) -> int:
 def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded) -> None:
     """Write that a run and its rollouts have ended, in small changes of rows that are there, if the disk allows it."""
     values = {"status": status, "ended_at": time.time(), "unseen": unrecorded.seen}
+    with suppress(sa.exc.SQLAlchemyError), store.engine.begin() as connection:
+        connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**values))
     with suppress(sa.exc.SQLAlchemyError):
-        with store.engine.begin() as connection:
-            connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**values))
         _close(store, run_id)
 
 

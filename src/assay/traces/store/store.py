@@ -225,7 +225,7 @@ class Store(DirectWrites):
         """Counts the rows that the database did not take until the end: those in the file wait, the others are lost."""
         self.left, self.left_calls = self.spill.rows, self.spill.calls
         self.dropped += self.waiting - self.left
-        self.dropped_calls += self._writer.calls_waiting + self._keeper.calls_in_hand
+        self.dropped_calls += self._calls_waiting
         add_refused_rows(self.waiting)
 
     @property
@@ -235,8 +235,13 @@ class Store(DirectWrites):
 
     @property
     def calls_not_stored(self) -> int:
-        """Transitions among these rows."""
-        return self.dropped_calls + self.left_calls
+        """Transitions among these rows; while the disk is full, also those that wait."""
+        waiting = self.full and not self._closed
+        return self.dropped_calls + (self._calls_waiting + self.spill.calls if waiting else self.left_calls)
+
+    @property
+    def _calls_waiting(self) -> int:
+        return self._writer.calls_waiting + self._keeper.calls_in_hand
 
     @property
     def waiting(self) -> int:
