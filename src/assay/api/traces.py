@@ -75,7 +75,7 @@ def score_rollouts(
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
-            scoring = Rescoring(measure, opened, advance)
+            scoring = Rescoring(measure, opened, advance, meter)
             waiting = (opened.rollout(rollout_id) for rollout_id in pending)
             scoring.run(waiting, threads=at_once, preflight=settings.preflight)
     skipped = [] if settings.again else [scored_by for scored_by in ended.values() if scored_by is not None]

@@ -40,7 +40,7 @@ __all__ = [
     "giving_up",
     "innermost",
     "inside",
-    "is_abandoned",
+    "is_overdue",
     "leave_if_abandoned",
     "limited",
     "run_of",
@@ -141,7 +141,7 @@ class LimitedCall:
     def __init__(self, outer: "LimitedCall | None") -> None:
         self.outer = outer
         self.in_model_call, self.called_model = 0, False  # model calls in progress; whether there was any
-        self.abandoned = False  # nobody waits for it any more
+        self.abandoned = self.overdue = False  # nobody waits for it any more; because it exceeded its limit
 
 
 class _Job(LimitedCall):
@@ -342,6 +342,7 @@ def _in_thread(call: Callable[[], T], seconds: float, late: Callable[[_Job], Ove
         raise
     over = over or job.over
     if over is not None and job.abandon(worker.thread):
+        job.overdue = True
         raise over
     if job.error is not None:
         try:
@@ -384,14 +385,14 @@ def asking_model() -> Iterator[None]:
     leave_if_abandoned()
 
 
-def is_abandoned(call: LimitedCall | None) -> bool:
-    """Whether nobody waits for a limited call, or one around it, any more."""
-    return any(outer.abandoned for outer in _enclosing(call))
+def is_overdue(call: LimitedCall | None) -> bool:
+    """Whether a limited call, or one around it, exceeded its limit."""
+    return any(outer.overdue for outer in _enclosing(call))
 
 
 def leave_if_abandoned() -> None:
     """Raise `Abandoned` in a call that nobody waits for any more."""
-    if is_abandoned(_job.get()):
+    if any(outer.abandoned for outer in _enclosing(_job.get())):
         raise Abandoned
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
-from assay.models.limits import LimitedCall, innermost, is_abandoned, leave_if_abandoned
+from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
 
 __all__ = ["Caps", "Meter", "Reservation", "Usage", "spent_before"]
 
@@ -268,18 +268,23 @@ class Meter:
     def _awaited(self) -> bool:
         """Whether another call is in flight, of this meter or one that shares its caps, whose end can be waited for."""
         nested = _nested.get()
-        return any(flight not in nested and not is_abandoned(flight.run) for flight in self._in_flight())
+        return any(flight not in nested and not is_overdue(flight.run) for flight in self._in_flight())
 
     def _in_flight(self) -> list[_Flight]:
         return [flight for meter in (self, *self._sharing) for flight in meter._flights.copy()]
 
     def land(self, timeout_s: float) -> int:
-        """Wait until no call is in flight; return the number of those that still are after `timeout_s`."""
+        """Wait until no call is in flight; return the number of those that are waited for in vain after `timeout_s`.
+
+        A call whose run exceeded its time limit is not waited for.
+        """
         end = time.monotonic() + timeout_s
         with self._landed:
-            while self._flights and (remaining := end - time.monotonic()) > 0:
+            while awaited := sum(not is_overdue(flight.run) for flight in self._flights):
+                if (remaining := end - time.monotonic()) <= 0:
+                    return awaited
                 self._landed.wait(min(remaining, _CHECK_S))
-            return len(self._flights)
+        return 0
 
     @property
     def reserves(self) -> bool:

@@ -321,7 +321,10 @@ def _on_small_disk(job: str, folder: Path, address: str, disk_kb: int, settings:
 
 
 def _accounts(folder: Path, answered: int, *, exact_ledger: bool) -> Accounts:
-    """Read from the files, because opening the store would write the rows that wait."""
+    """Read once the rows that wait in a file are written."""
+    from assay.traces import Store
+
+    Store(folder / ".assay" / "assay.db").close()
     with closing(sqlite3.connect(folder / ".assay" / "assay.db")) as db:
         count = lambda query: int(db.execute(query).fetchone()[0] or 0)  # noqa: E731
         stored = count("SELECT count(*) FROM transitions WHERE NOT cached AND error IS NULL")

@@ -42,9 +42,9 @@ class Spill:
 
     def __init__(self, path: Path, most: int) -> None:
         self.path = path.with_name(f"{path.name}.{time.time_ns():020d}-{secrets.token_hex(4)}{_ENDING}")
-        self.most, self.rows, self.calls = most, 0, 0  # waiting rows, and transitions among them
+        self.most, self.rows = most, 0
         self._size = self._read = 0  # bytes written, and read back
-        self._sizes: deque[tuple[int, int, int]] = deque()  # bytes, rows and transitions of each batch
+        self._sizes: deque[tuple[int, int]] = deque()  # bytes and rows of each batch
         self._file: BinaryIO | None = None
         self._lock = threading.Lock()  # one thread puts batches, another takes them
 
@@ -64,9 +64,8 @@ class Spill:
             except OSError:
                 return False
             self._size += len(line)
-            calls = len(rows.get("transitions", ()))
-            self._sizes.append((len(line), len(entries), calls))
-            self.rows, self.calls = self.rows + len(entries), self.calls + calls
+            self._sizes.append((len(line), len(entries)))
+            self.rows += len(entries)
         return True
 
     def _opened(self) -> BinaryIO:
@@ -96,8 +95,8 @@ class Spill:
         with self._lock:
             if not self._sizes:
                 return
-            size, rows, calls = self._sizes.popleft()
-            self._read, self.rows, self.calls = self._read + size, self.rows - rows, self.calls - calls
+            size, rows = self._sizes.popleft()
+            self._read, self.rows = self._read + size, self.rows - rows
             if not self._sizes and self._file is not None:
                 _remove(self._file, self.path)
                 self._file, self._size, self._read = None, 0, 0

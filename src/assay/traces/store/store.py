@@ -60,7 +60,7 @@ class Store(DirectWrites):
         self.dropped = 0  # rows that the database refused (a full disk); the run continues and reports them
         self.dropped_calls = 0  # transitions among them
         self.full = False  # rows were refused because the disk is full
-        self.left = self.left_calls = 0  # rows, and transitions, that waited in the file when the store was closed
+        self.left = 0  # rows that waited in the file when the store was closed
         self.spill = Spill(spill_path(self.url), MAX_SPILL_BYTES)
         self._numbers = itertools.count()
         self._error: Exception | None = None
@@ -223,7 +223,7 @@ class Store(DirectWrites):
 
     def _count_waiting(self) -> None:
         """Counts the rows that the database did not take until the end: those in the file wait, the others are lost."""
-        self.left, self.left_calls = self.spill.rows, self.spill.calls
+        self.left = self.spill.rows
         self.dropped += self.waiting - self.left
         self.dropped_calls += self._calls_waiting
         add_refused_rows(self.waiting)
@@ -235,9 +235,8 @@ class Store(DirectWrites):
 
     @property
     def calls_not_stored(self) -> int:
-        """Transitions among these rows; while the disk is full, also those that wait."""
-        waiting = self.full and not self._closed
-        return self.dropped_calls + (self._calls_waiting + self.spill.calls if waiting else self.left_calls)
+        """Transitions that are lost; while the disk is full, also those that wait in memory."""
+        return self.dropped_calls + (self._calls_waiting if self.full and not self._closed else 0)
 
     @property
     def _calls_waiting(self) -> int:
