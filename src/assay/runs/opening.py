@@ -4,7 +4,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,8 @@ def open_run(
     """Opens a run, holds its lock while it is open, and stores how it ended (`Run.status`)."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
     home = home_of(store)
-    with exclusive_lock(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
+    lock = exclusive_lock(home / "runs" / f"{config.key}.lock")
+    with lock, ExitStack() as after, opened_store(store, progress) as opened:
         if config.salt is not None:
             claim_salt(opened, config.salt)
         run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
@@ -120,9 +121,8 @@ def open_run(
             opened.put_run(
                 run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
             )
-            if opened.full:
-                _flushed(opened)
-                end_on_full_disk(opened, run_id, status, recorder.unrecorded)
+            if opened.full:  # again once it is closed: its last rows may have fitted, or not
+                after.callback(lambda: end_on_full_disk(opened, run_id, status, recorder.unrecorded))
 
 
 def _flushed(store: Store) -> None:

@@ -215,7 +215,7 @@ class Store(DirectWrites):
             if self._writer.alive and not closed_before:  # a writer that is ending does not answer another flush
                 self.flush(timeout_s)
         finally:
-            if self._writer.end(5.0 if self.spill.rows else 0.0):
+            if self._writer.end(5.0 if self.spill.rows or self.full else 0.0):
                 self.spill.leave()
             if not closed_before:
                 self._count_waiting()
