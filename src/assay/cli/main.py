@@ -77,7 +77,7 @@ def group() -> None:
 
 
 @group.result_callback()
-def require_stored(*_: Any, **__: Any) -> None:
+def require_stored(result: object) -> None:
     """Raise `StoreError` if a store or disk did not take all of the command that has ended: its exit code is 1."""
     from assay.cli.shared import refused_by_command
     from assay.errors import StoreError

@@ -69,6 +69,7 @@ class Store(DirectWrites):
         self.engine = open_engine(self.url)
         self._never_waits = self._closed = False
         self._rooms: list[Path] = []
+        self._refused: set[tuple[str, Any]] = set()  # table and key of rows
         self.on_ended: Callable[[str], None] | None = None
         self._keeper = Keeper(
             self.spill, partial(self.write_batch, patience_s=PATIENCE_S), self._write_leftovers, retry_s=RETRY_S
@@ -302,13 +303,19 @@ class Store(DirectWrites):
         """
         if (accepted := self._try(rows, patience_s)) is None:
             return False
-        for table, by_key in rows.items() if not accepted else ():
-            for row in by_key.values():
-                if (accepted := self._try({table: {0: row}}, patience_s)) is None:
+        for table, by_key in rows.items():
+            for key, row in by_key.items() if not accepted or self._refused else ():
+                taken: bool | None = accepted
+                if not accepted and (taken := self._try({table: {0: row}}, patience_s)) is None:
                     return False  # rows that were accepted are written again later, which changes nothing
-                if not accepted:
-                    self._drop(1, table)
+                self._count(table, key, taken=bool(taken))
         return True
+
+    def _count(self, table: str, key: Any, *, taken: bool) -> None:
+        """Counts a refused row once, and no longer if it is taken after all."""
+        if taken == ((table, key) in self._refused):
+            self._refused.symmetric_difference_update({(table, key)})
+            self._drop(-1 if taken else 1, table)
 
     def _write_leftovers(self) -> bool:
         """Writes the rows that ended processes left in files. False if the database is unreachable.
