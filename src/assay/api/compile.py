@@ -151,6 +151,7 @@ def compile(
         report.artifact = _save(job, report, place, words)
         _require_model(report)
         finished.keep(report.to_dict())
+    report.unrecorded, report.dropped_rows = job.session.recorder.unrecorded, job.store.not_stored
     return report
 
 
@@ -181,7 +182,7 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     outcome = compile_prompts(job.recorded, job.splits, job.session, search, folder=job.folder)
     outcome.notes += [*warnings, *alarms]
     report = CompileReport(
-        Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.dropped
+        Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.not_stored
     )
     report.openings = job.openings
     if outcome.stopped is None:

@@ -14,10 +14,10 @@ from assay.models import Call, LanguageModel, Meter, get_lm
 from assay.models.limits import limited
 from assay.models.roles import Endpoint
 from assay.rubrics import Rubric
+from assay.runs.ending import cancelled_by_signals
 from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files
 from assay.runs.lineage import lineage_of
 from assay.runs.loading import load_rubric
-from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.runs.rescoring import Rescoring, threads_for
 from assay.runs.settings import StoredJudgeSettings, TracesForgetSettings, TracesScoreSettings
@@ -76,7 +76,7 @@ def score_rollouts(
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
-            scoring = Rescoring(measure, opened, advance)
+            scoring = Rescoring(measure, opened, advance, meter)
             waiting = (opened.rollout(rollout_id) for rollout_id in pending)
             scoring.run(waiting, threads=at_once, preflight=settings.preflight)
     skipped = [] if settings.again else [scored_by for scored_by in ended.values() if scored_by is not None]

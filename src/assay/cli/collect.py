@@ -84,7 +84,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     warn_of_failures(rich, result, is_error=True)
-    warn_of_gaps(rich, {"rows_not_stored": 0, **data})
+    warn_of_gaps(rich, data)
     for line in curriculum_lines(data["curriculum"]):
         rich.print(line)
     for note in data["notes"]:

@@ -126,11 +126,25 @@ def _run_rows(
         for place, row in _rows(file):
             answer = _answer(predict, place, row, rename)
             failed += "error" in answer and "line" in answer
-            echo(json.dumps(results(answer), ensure_ascii=False, default=str), file=written)
+            _write(written, json.dumps(results(answer), ensure_ascii=False, default=str), out)
             advance(1)
     if failed:
         console.say(f"warning: {counted(failed, 'rows')} failed; each has its error in the output")
     return failed
+
+
+def _write(file: Any, line: str, out: str | None) -> None:
+    """Writes a line at once. A file that the system does not take to its end is renamed, so that it reads as a part."""
+    from assay.errors import WriteFailed
+
+    try:
+        echo(line, file=file)
+    except OSError as error:
+        if out is None:
+            raise
+        Path(out).replace(part := Path(f"{out}.part"))
+        reason = error.strerror or error
+        raise WriteFailed(f"{out} cannot be written: {reason}. What was written before is in {part}") from error
 
 
 def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:

@@ -12,11 +12,13 @@ import click
 
 from assay.cli.wording import in_flags
 from assay.support.numbers import counted
+from assay.support.refused import Refused, refused
 from assay.support.scrubbing import mask_secrets, message, results
 from assay.support.terminal import echo, escaped, protected, rich_console
 
 __all__ = [
     "PROGRESS_LINE_EVERY_S",
+    "REFUSED_BEFORE",
     "Console",
     "dry_run",
     "json_or_text",
@@ -25,6 +27,7 @@ __all__ = [
     "pop_values",
     "print_json",
     "print_openings",
+    "refused_by_command",
     "require_coverage",
     "show_judges",
     "warn_of_failures",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 PROGRESS_LINE_EVERY_S = 30.0
+REFUSED_BEFORE = "refused_before"  # key of a command's context: what was refused before it began
 
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
@@ -120,8 +124,17 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
     """One object on standard output. `with_key`: it holds a key that was made for the user, and is printed as it is."""
     context = click.get_current_context(silent=True)
     out = None if context is None else context.meta.get("stdout")
-    text = json.dumps(value if with_key else results(value), ensure_ascii=False, allow_nan=False, default=str)
+    value = value if with_key else results(value)
+    if isinstance(value, dict) and (rows := refused_by_command().rows):
+        value = {**value, "rows_not_stored": rows}
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
     echo(text if with_key else mask_secrets(text), file=out, with_key=with_key)
+
+
+def refused_by_command() -> Refused:
+    """What disk and store did not take since the command began."""
+    context, now = click.get_current_context(silent=True), refused()
+    return now.since(now if context is None else context.meta.get(REFUSED_BEFORE, now))
 
 
 def echo_line(line: str) -> None:
@@ -133,15 +146,13 @@ def echo_line(line: str) -> None:
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
-    """Warns of calls that were not recorded and rows that could not be stored."""
+    """Warns of calls that were not recorded."""
     if data["unrecorded"] is None:
         least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
         reason = data["unrecorded_reason"]
         rich.print(f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}")
     elif data["unrecorded"]:
         rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded")
-    if data["rows_not_stored"]:
-        rich.print(f"warning: {counted(data['rows_not_stored'], 'rows')} could not be stored")
 
 
 def print_openings(rich: Any, openings: dict[str, int] | None) -> None:

@@ -6,7 +6,6 @@ store, also after anonymization. Answers of production are not taken as expected
 
 import hashlib
 import json
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, DataError
 from assay.support.formats import check_format
+from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
 from assay.traces.export.hiding import Hider
@@ -183,9 +183,7 @@ def _written(store: Store, run: "_Pool", rows: list[dict[str, Any]], report: Poo
         (path, text),
         (manifest_path(path), json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"),
     ):
-        scratch = place.with_name(f".{place.name}.{os.getpid()}")
-        scratch.write_bytes(content)
-        scratch.replace(place)
+        write_whole(place, content)
     return report
 
 

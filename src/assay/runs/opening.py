@@ -4,7 +4,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +12,21 @@ from typing import Any
 
 import dspy
 
-from assay.errors import ConfigError, StopRun
+from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
 from assay.models.lm import check_thinking
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.models.thinking import ThinkingError
+from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
-from assay.runs.lock import cancelled_by_signals, exclusive_lock
+from assay.runs.lock import exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.support.names import place_in
 from assay.traces import Recorder, Store, store_url
 from assay.traces.missed import Unrecorded
-from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
+from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt
 
@@ -40,6 +41,9 @@ __all__ = [
     "opened_store",
     "pinned",
 ]
+
+
+_FULL = "the disk of the store is full: free space, and continue with resume=True"
 
 
 @dataclass
@@ -72,7 +76,8 @@ def open_run(
     """Opens a run, holds its lock while it is open, and stores how it ended (`Run.status`)."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
     home = home_of(store)
-    with exclusive_lock(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
+    lock = exclusive_lock(home / "runs" / f"{config.key}.lock")
+    with lock, ExitStack() as after, opened_store(store, progress) as opened:
         if config.salt is not None:
             claim_salt(opened, config.salt)
         run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
@@ -89,6 +94,7 @@ def open_run(
         ledger = opened_ledger(folder / "calls.db", recorder, opened, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.unrecorded.calls
+        meter.obstacle = lambda: _FULL if opened.full else None
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             model = (
@@ -101,27 +107,40 @@ def open_run(
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
             keep_failure(folder, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
+            opened.keep_room()
             run = Run(
                 run_id, folder, opened, recorder, meter, model,
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
                 config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
-            with cancelled_by_signals(meter):
+            with ended_in_order(meter, recorder, progress):
                 yield run
             status = run.status
             recorder.finish()
             ended = run.ended
             if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
-        except (Exception, KeyboardInterrupt, StopRun) as error:
+        except BaseException as error:
             status = keep_failure(folder, error)
             raise
         finally:
+            ledger.close()
+            if not opened.full:
+                _flushed(opened)
+            opened.use_room(whole=True)
+            if opened.full:  # before the rows that wait take the space
+                end_on_full_disk(opened, run_id, status, recorder.unrecorded)
             missed = before if ended else recorder.unrecorded
             opened.put_run(
                 run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
             )
-            ledger.close()
+            if opened.full:  # again once it is closed: its last rows may have fitted, or not
+                after.callback(lambda: end_on_full_disk(opened, run_id, status, recorder.unrecorded))
+
+
+def _flushed(store: Store) -> None:
+    with suppress(StoreError):  # its rows are counted
+        store.flush()
 
 
 def _reflection_lm(config: CommonSettings, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:

@@ -17,8 +17,9 @@ from assay.evaluation import Progress
 from assay.models import Caps, Meter
 from assay.optimizers.finetuning.run_folder import rank
 from assay.reports.training_log import TrainingLog
+from assay.runs.ending import cancelled_by_signals
 from assay.runs.finished import FinishedRun, keep_failure
-from assay.runs.lock import cancelled_by_signals, exclusive_lock
+from assay.runs.lock import exclusive_lock
 from assay.runs.opening import home_of, new_run_id, opened_store
 from assay.traces.store.listing import run_folder
 

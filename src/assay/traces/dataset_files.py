@@ -15,6 +15,7 @@ import orjson
 from assay.datasets.tasks import OWNERS, content_hash, written_outputs
 from assay.errors import ConfigError, DataError
 from assay.support.names import check_name, is_name, place_in
+from assay.support.places import write_whole
 from assay.traces.export.selection import consents
 from assay.traces.rating import why_not_rated
 from assay.traces.records import Rollout, subject_digest
@@ -86,9 +87,7 @@ def add_task(
         others.append(_row(rollout, key, answer_is_expected=answer_is_expected))
         people = {subject_digest(str(row["data_subject"])) for row in others if row.get("data_subject")}
         store.put_artifact(str(path.resolve()), sorted(people))  # first, so that erasure finds it after a kill too
-        scratch = path.with_name(f".{path.name}")
-        scratch.write_bytes(b"".join(orjson.dumps(row, default=str) + b"\n" for row in others))
-        scratch.replace(path)
+        write_whole(path, b"".join(orjson.dumps(row, default=str) + b"\n" for row in others))
     return DatasetFile(path=path, tasks=len(others), replaced=len(others) == len(rows))
 
 

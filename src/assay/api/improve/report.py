@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.reports.markdown import with_interval
+from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
 from assay.traces.store.sealing import openings_line
@@ -72,6 +73,4 @@ def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file that is never there in part."""
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json.dumps(results(content), default=str), encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, json.dumps(results(content), default=str))

@@ -27,6 +27,7 @@ from assay.runs.opening import Run
 from assay.runs.settings import JudgeCompileSettings
 from assay.sources.modules import qualified_name
 from assay.support.package import __version__
+from assay.support.places import write_whole
 from assay.support.reprs import ReportDict, ReportRepr, measure_text, shortened
 from assay.traces.records import person_digest, subject_digest
 from assay.traces.store.sealing import Openings, openings_line
@@ -154,7 +155,7 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
     if (note := check_loads(report.artifact, judge)) is not None:
         report.notes.append(note)
     if report.card:
-        (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
+        write_whole(report.artifact / "card.json", json.dumps(report.card, indent=1))
         if report.anchors is not None:
             report.anchors.save(report.artifact / ANCHORS)
         try:

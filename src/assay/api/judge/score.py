@@ -25,7 +25,7 @@ from assay.runs.settings import JudgeScoreSettings
 from assay.runs.settings.options import JudgeScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
-from assay.support.places import check_writable
+from assay.support.places import check_writable, writing
 from assay.support.reprs import ReportDict
 from assay.support.scrubbing import results
 
@@ -114,7 +114,7 @@ def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) 
 
 def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[float | None]) -> None:
     answers = judged.answers
-    with path.open("w", encoding="utf-8") as file:
+    with writing(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for index, item in enumerate(items):
             masses, verdict = answers.probabilities[index], answers.verdicts[index]
             confidence, reason = masses[verdict] if masses and verdict else None, judged.reasons[index] or None

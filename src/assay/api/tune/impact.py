@@ -28,6 +28,7 @@ from assay.runs.settings.options import ImpactOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.names import place_in
+from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import resolve_salt
 
@@ -124,7 +125,7 @@ def parameter_impact(
     _draw(report, config, study, facts)
     report.notes += [*([warning] if warning is not None else []), *(measured.warnings if measured else ())]
     report.notes += _notes(effects, study)
-    (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
+    write_whole(folder / "impact.json", json.dumps(report.to_dict(), indent=1))
     return report
 
 

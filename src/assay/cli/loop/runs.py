@@ -127,14 +127,14 @@ def install_command(
     """Write a systemd service with its timer, or a cron line, that calls assay loop run AGENT. Installs nothing."""
     from assay.api.loop.install import schedule_files
     from assay.api.loop.state import has_loop
-    from assay.support.places import check_writable
+    from assay.support.places import check_writable, write_whole
 
     if out is not None:
         check_writable(Path(out) / "FILE", "out")
     files = schedule_files(agent, file=file, store=store, **command_settings(values, LoopInstallSettings))
     if out is not None:
         for name, text in files.items():
-            (Path(out) / name).write_text(text, encoding="utf-8")
+            write_whole(Path(out) / name, text)
     if not has_loop(agent, store=store):
         echo(f"note: this store has no loop of {agent}: assay loop start {agent} --file FILE starts one", err=True)
     if as_json:

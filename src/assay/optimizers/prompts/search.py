@@ -33,6 +33,7 @@ from assay.programs import ThinkingPolicy, program_version
 from assay.programs.budgets import with_policy
 from assay.programs.compose import EnsembleProgram
 from assay.support.numbers import signed
+from assay.support.places import write_whole
 
 __all__ = ["PromptSearch"]
 
@@ -185,9 +186,7 @@ class PromptSearch:
     def _save(self) -> None:
         """Writes the state for pages that show the search, also while it is in progress."""
         state = {"candidates": self.summaries(), "explored": self.explored, "notes": self.notes}
-        scratch = self.folder / "search.json.new"
-        scratch.write_text(json.dumps(state, indent=1, default=str))
-        scratch.replace(self.folder / "search.json")
+        write_whole(self.folder / "search.json", json.dumps(state, indent=1, default=str))
 
     def _named(self, name: str) -> None:
         val = self.val[: named_val(name, len(self.val), self.session, self.student)]
