@@ -333,7 +333,7 @@ def _accounts(folder: Path, answered: int, *, exact_ledger: bool) -> Accounts:
     settled = 0
     for ledger in folder.glob(".assay/runs/*/calls.db"):
         with closing(sqlite3.connect(ledger)) as db:
-            settled += int(db.execute("SELECT sum(settled) FROM calls").fetchone()[0] or 0)
+            settled += int(db.execute("SELECT sum(settled) FROM calls WHERE NOT failed").fetchone()[0] or 0)
     return Accounts(answered, stored, unrecorded, settled, exact_ledger, running)
 
 
