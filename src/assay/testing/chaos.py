@@ -326,14 +326,17 @@ def _accounts(folder: Path, answered: int, *, exact_ledger: bool) -> Accounts:
 
     Store(folder / ".assay" / "assay.db").close()
     with closing(sqlite3.connect(folder / ".assay" / "assay.db")) as db:
-        count = lambda query: int(db.execute(query).fetchone()[0] or 0)  # noqa: E731
+
+        def count(query: str) -> int:
+            return int(db.execute(query).fetchone()[0] or 0)
+
         stored = count("SELECT count(*) FROM transitions WHERE NOT cached AND error IS NULL")
         unrecorded = count("SELECT sum(unseen) FROM runs")
         running = sum(count(f"SELECT count(*) FROM {table} WHERE status = 'running'") for table in ("rollouts", "runs"))
     settled = 0
     for ledger in folder.glob(".assay/runs/*/calls.db"):
         with closing(sqlite3.connect(ledger)) as db:
-            settled += int(db.execute("SELECT sum(settled) FROM calls").fetchone()[0] or 0)
+            settled += int(db.execute("SELECT sum(settled) FROM calls WHERE NOT failed").fetchone()[0] or 0)
     return Accounts(answered, stored, unrecorded, settled, exact_ledger, running)
 
 
