@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import dspy
 
 from assay.datasets import SPLITS, Task
+from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.datasets.schedule import Schedule, promotion_score
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, default_progress
@@ -43,6 +44,7 @@ class CollectReport(ReportRepr):
     curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
     notes: Sequence[str] = ()
     unrecorded: Unrecorded = NOTHING
+    rows: RowFindings = NO_ROWS
 
     def to_dict(self) -> dict[str, Any]:
         usage, result = self.meter.usage, self.unrecorded.priced(self.evaluation.report())
@@ -59,6 +61,7 @@ class CollectReport(ReportRepr):
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "curriculum": self.curriculum, "notes": list(self.notes),
+            "data": self.rows.to_dict(),
             **self.unrecorded.to_dict(),
         }  # fmt: skip
 
@@ -123,6 +126,7 @@ def collect(
         curriculum,
         collection.notes,
         job.session.recorder.unrecorded,
+        job.rows,
     )
 
 

@@ -14,7 +14,7 @@ import dspy
 from assay.api.record import opened_store, record
 from assay.api.traces import named_judge
 from assay.datasets import Task
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.deployment.artifact import check_pinned, load_artifact
 from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
@@ -168,9 +168,7 @@ class DeployedAgent:
             The prediction; its attributes `rollout` and `version` have the rollout's id and version.
         """
         values = {**(inputs or {}), **fields}
-        task = Task(
-            id=content_hash(values)[:16], task_type=task_type, inputs=values, expected=dict(expected or {}), metadata={}
-        )
+        task = Task(id=task_key(values), task_type=task_type, inputs=values, expected=dict(expected or {}), metadata={})
         more = {"tenant": tenant, "data_subject": data_subject, "consent": consent}
         assignment = self.router.assign(new_id() if unit is None else unit, tenant=tenant, task_type=task_type)
         loaded, assignment = self._ready(assignment)
