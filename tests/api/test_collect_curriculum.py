@@ -72,7 +72,7 @@ def test_stages_are_collected_until_one_is_not_passed_on_val() -> None:
     stages = {row["name"]: row for row in report["curriculum"]["stages"]}
     assert [row["status"] for row in stages.values()] == ["passed", "not passed", "not reached"]
     assert (stages["two"]["best_val"], stages["three"]["best_val"] < 0.8) == (1.0, True)
-    assert "stages not reached: four" in report["notes"][1]
+    assert any("stages not reached: four" in note for note in report["notes"])
     with Store("s.db") as store:
         rollouts = list(store.rollouts())
         run = store.runs(report["run"].rpartition("-")[0])

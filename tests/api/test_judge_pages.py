@@ -33,7 +33,7 @@ def labelled(file: Path) -> None:
             for rater in ("ann", "bob"):
                 yes = (at % 2 == 1) is not (rater == "bob" and at % 10 == 0)
                 fields = {"task_input": f"q{at}", "output": text}
-                item_id = assay.datasets.tasks.content_hash(fields)[:16]
+                item_id = assay.support.values.digest_of(fields)
                 store.put_label(key, item_id, rater, "yes" if yes else "no", fields=fields, rollout_id=rollout.id)
 
 

@@ -88,7 +88,7 @@ def test_estimates_match_hand_calculation_and_minutes_come_from_the_store(place:
     assert plan("compile", "mine.py:Mine", **options, max_calls=50).calls == 50
 
 
-def test_duplicates_and_contradictions_are_reported_with_and_without_dry_run(place: Path) -> None:
+def test_repeated_and_contradicting_rows_are_named_with_and_without_dry_run(place: Path) -> None:
     data = place / "data.jsonl"
     rows = [json.dumps({"row": at, **json.loads(line)}) for at, line in enumerate(data.read_text().splitlines())]
     more = [
@@ -108,12 +108,15 @@ def test_duplicates_and_contradictions_are_reported_with_and_without_dry_run(pla
         "--dry-run",
     ]
     ended = CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
-    assert "(1 duplicate and 1 contradiction left out)" in ended.output
+    assert "data.jsonl:101 " in ended.output
+    assert "data.jsonl:102 " in ended.output
     lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
     report = assay.evaluate(
         "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, prompt_format="json", sizes={"val": 8}
     )
-    assert "of the data: 1 duplicate and 1 contradiction left out" in report.notes
+    repeated = report.to_dict()["data"]["repeated"]
+    assert (repeated["count"], repeated["contradictions"]) == (2, 1)
+    assert any("data.jsonl:102 " in note for note in report.notes)
 
 
 def test_improve_estimate_includes_training_calls(place: Path) -> None:

@@ -143,7 +143,7 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[traces.list]\nlimits = 3", "[traces.list] has no setting 'limits'; did you mean 'limit'?"),
         ("[traces.close]\nidle_minutes = nan", "[traces.close] idle_minutes=nan must be a finite number at least 0"),
         ("[loop.install]\nkind = 'launchd'", "[loop.install] kind='launchd' must be one of systemd, cron"),
-        ("[evaluate]\nsplit = 'vall'", "train, val, gate, test. Did you mean 'val'?"),
+        ("[evaluate]\nsplit = 'vall'", "train, val, gate, test, all. Did you mean 'val'?"),
         ("[judge.label]\nrater = ''", "[judge.label] rater='' must not be empty"),
         ("[compile]\nmodel = ' '", "[compile] model=' ' must not be empty"),
         ("[compile", "cannot be read"),

@@ -8,7 +8,7 @@ from typing import Any
 from harness import Client, ClientSetup, Run
 from tap import Exchange
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.traces import Rollout, Store, Transition
 from assay.traces.messages.prompts import sections_of
 from assay.traces.store.sealing import store_splits
@@ -50,7 +50,7 @@ def table_of(client: Client, at: ClientSetup) -> tuple[list[Row], dict[str, str]
         with Store(at.store) as store:  # exports leave out tasks of the sealed splits, which are drawn at random
             store_splits(
                 store,
-                {"train": [(content_hash(task), "") for rollout in (*compared, *again) for task in _tasks(rollout)]},
+                {"train": [task_key(task) for rollout in (*compared, *again) for task in _tasks(rollout)]},
             )
     return rows, modes
 

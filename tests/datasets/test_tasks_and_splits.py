@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.datasets import SPLITS, load_splits, load_tasks, make_task
+from assay.datasets import SPLITS, Splits, load_splits, load_tasks, make_task
 from assay.datasets.splits import split_of
 from assay.errors import DataError, SealedSplit
 
@@ -144,13 +144,27 @@ def test_shares_are_about_40_20_20_20() -> None:
     assert all(abs(counts[name] - 2000) < 200 for name in ("val", "gate", "test"))
 
 
-def test_duplicates_are_never_in_two_splits_and_are_counted(tmp_path: Path) -> None:
-    rows = [*questions(50), *questions(50), {"id": "other", "question": "q1", "answer": "not 1"}]
-    splits = load_splits(write(tmp_path / "a.jsonl", rows))
-    assert (splits.duplicates, splits.conflicts) == (50, 1)
-    inputs = [task.inputs["question"] for name in ("train", "val", "gate") for task in getattr(splits, name)]
-    inputs += [task.inputs["question"] for task in splits.unseal()]
-    assert sorted(inputs) == sorted({f"q{i}" for i in range(50)})
+def test_rows_of_one_task_stay_rows_are_in_one_split_and_are_counted(tmp_path: Path) -> None:
+    rows = [*questions(50), *questions(50), {"id": "other", "question": "Q1 ", "answer": "not 1"}]
+    spec = write(tmp_path / "a.jsonl", rows)
+    splits = load_splits(spec)
+    report = splits.report().to_dict()["repeated"]
+    assert (report["count"], report["contradictions"]) == (51, 1)
+    assert report["rows"][-1] == {"row": f"{spec}:101", "first": f"{spec}:2", "differs": ["answer"]}
+    by_key: dict[str, list[str]] = {}
+    for name, tasks in splits.parts().items():
+        for task in tasks:
+            by_key.setdefault(task.key, []).append(name)
+    assert sorted(map(len, by_key.values())) == [2] * 49 + [3]
+    assert all(len(set(names)) == 1 for names in by_key.values())
+    ids = [task.id for tasks in splits.parts().values() for task in tasks]
+    assert len(set(ids)) == 101
+
+
+def test_a_limit_keeps_the_first_rows_of_a_task_and_their_ids(tmp_path: Path) -> None:
+    spec = write(tmp_path / "a.jsonl", [*questions(60), *questions(60)])
+    every, few = load_splits(spec).train, load_splits(spec, limits={"train": 7}).train
+    assert [task.id for task in few] == [task.id for task in every][:7]
 
 
 def test_a_column_that_is_not_an_output_makes_no_contradiction(tmp_path: Path) -> None:
@@ -159,13 +173,18 @@ def test_a_column_that_is_not_an_output_makes_no_contradiction(tmp_path: Path) -
         for at, row in enumerate([*questions(50), *questions(2), {"question": "q5", "answer": "other"}])
     ]
     splits = load_splits(write(tmp_path / "a.jsonl", rows), inputs=["question"])
-    assert splits.left_out() == "0 duplicates and 3 contradictions left out"  # no output is known
+    assert counts(splits) == (3, 3)  # no output is known
     splits.outputs = frozenset({"answer", "reasoning"})
-    assert splits.left_out() == "2 duplicates and 1 contradiction left out"
-    assert splits.manifest()["duplicates"] == 2
+    assert counts(splits) == (3, 1)
     splits.outputs = frozenset({"reply"})  # the data has no column for this output: a rubric may read any column
-    assert splits.left_out() == "0 duplicates and 3 contradictions left out"
-    assert load_splits("arithmetic:size=60").left_out() == ""
+    assert counts(splits) == (3, 3)
+    assert counts(load_splits("arithmetic:size=60")) == (0, 0)
+
+
+def counts(splits: Splits) -> tuple[int, int]:
+    """Repeated rows, and those among them that contradict an earlier row."""
+    repeated = splits.report().to_dict()["repeated"]
+    return repeated["count"], repeated["contradictions"]
 
 
 def test_two_tasks_with_one_id_are_refused(tmp_path: Path) -> None:
@@ -192,7 +211,7 @@ def test_a_file_may_name_its_splits(tmp_path: Path) -> None:
 
 
 def test_the_error_lists_the_empty_splits(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no task fell into .*1 distinct tasks in all"):
+    with pytest.raises(DataError, match=r"1 distinct task, and none is left for val, gate, test: at least 4 "):
         load_splits(write(tmp_path / "a.jsonl", questions(1)))
 
 
@@ -204,7 +223,7 @@ def test_a_limit_keeps_the_share_of_every_type(tmp_path: Path) -> None:
 
 def test_arithmetic_is_right_and_never_repeats() -> None:
     tasks = load_tasks("arithmetic:ops=+-*&signs=1&size=300&seed=4")
-    assert len({task.content_hash for task in tasks}) == 300
+    assert len({task.key for task in tasks}) == 300
     for task in tasks:
         assert eval(task.metadata["expression"]) == int(task.expected["answer"])
     assert load_tasks("arithmetic:size=20&seed=1") == load_tasks("arithmetic:size=20&seed=1")
@@ -226,7 +245,7 @@ def test_any_json_inputs_make_a_task_or_a_clear_error(inputs: dict[str, object])
     except DataError:
         return
     assert dict(task.inputs) == inputs
-    assert len(task.content_hash) == 64
+    assert len(task.key) == 16
 
 
 @pytest.mark.slow
@@ -254,7 +273,7 @@ def test_a_task_named_in_two_splits_stays_in_the_first_for_any_limit(tmp_path: P
     for limit in (100, 1000):
         splits = load_splits(spec, limits={"train": limit}, need=())
         assert len(splits.unseal()) == 1
-        assert splits.duplicates == 300
+        assert {row.wanted for row in splits.report().moved} == {"test"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from assay.api.loop.pool import collect_pool
 from assay.api.traces import forget_subject
 from assay.cli.main import group
 from assay.datasets.splits import load_splits, split_of
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.deployment.pool import PoolReport, manifest_path, read_manifest
 from assay.errors import ConfigError, DataError
 from assay.traces import Rollout, Store
@@ -57,7 +57,7 @@ def test_rollouts_become_tasks_once_with_the_split_of_the_store(store: Store) ->
     assert report.hard == 1  # 1/3 is not below 1/3
     assert report.task_types == {"bills": 40, "parcels": 1}
     for row in pooled:
-        assert row["split"] == split_of(content_hash(row["inputs"]), DEFAULT_SALT)[0]
+        assert row["split"] == split_of(task_key(row["inputs"]), DEFAULT_SALT)[0]
     assert pooled[0]["metadata"]["production"].keys() == {"rollouts", "score", "failed"}
     assert {row["metadata"]["difficulty"] for row in pooled} == {"easy", "medium", "hard"}
     splits = load_splits("pool.jsonl", need=())
@@ -87,7 +87,7 @@ def test_personal_data_is_replaced_and_the_split_stays_that_of_the_recorded_inpu
     assert "mailbox.de" not in text
     assert "Anna" not in text + manifest_path("pool.jsonl").read_text()
     expected = sorted(
-        split_of(content_hash({"question": f"write to anna{at}@mailbox.de"}), DEFAULT_SALT)[0] for at in range(20)
+        split_of(task_key({"question": f"write to anna{at}@mailbox.de"}), DEFAULT_SALT)[0] for at in range(20)
     )
     assert sorted(row["split"] for row in rows("pool.jsonl")) == expected
     assert report.gates[-1]["passed"]

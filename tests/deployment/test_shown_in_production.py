@@ -12,7 +12,7 @@ from aiohttp import web
 import assay
 from assay.api.deploy.replay import replay
 from assay.datasets.splits import split_of
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.deployment import save_artifact
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step
@@ -56,13 +56,13 @@ def question(at: int) -> str:
 
 
 def task(at: int) -> str:
-    return content_hash({"question": question(at)})
+    return task_key({"question": question(at)})
 
 
 def learnable(text: str) -> str:
     """The text with a number, such that its task is in the train split of a store with the default salt."""
     texts = (f"{text} {at}" for at in range(100))
-    return next(text for text in texts if split_of(content_hash({"question": text}), DEFAULT_SALT)[0] == "train")
+    return next(text for text in texts if split_of(task_key({"question": text}), DEFAULT_SALT)[0] == "train")
 
 
 async def _answer(request: web.Request) -> web.Response:

@@ -8,7 +8,6 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,16 +33,16 @@ def test_runs_finished_before_a_failure_are_yielded(threads: int) -> None:
     )
 
     class Runner:
-        def run(self, inputs: dict[str, Any], digest: str) -> str:
-            if inputs["q"] == 5:
+        def run(self, task: Task) -> str:
+            if task.inputs["q"] == 5:
                 time.sleep(0.3)
                 raise BudgetExceeded("the cap is reached", what="calls")
-            return digest
+            return task.key
 
     tasks = [Task(id=str(at), inputs={"q": at}) for at in range(6)]
     runs = pairs_in_threads([(Runner(), task) for task in tasks], session)  # type: ignore[misc]
     options = [next(runs) for _ in range(5)]
-    assert sorted(options) == [(at, tasks[at].content_hash) for at in range(5)]
+    assert sorted(options) == [(at, tasks[at].key) for at in range(5)]
     with pytest.raises(BudgetExceeded):
         next(runs)
 
@@ -59,8 +58,8 @@ def test_runs_are_yielded_while_others_are_in_progress() -> None:
     go_on = threading.Event()
 
     class Runner:
-        def run(self, inputs: dict[str, Any], digest: str) -> bool:
-            return inputs["q"] == 0 or go_on.wait(120)
+        def run(self, task: Task) -> bool:
+            return task.inputs["q"] == 0 or go_on.wait(120)
 
     pairs = [(Runner(), Task(id=str(at), inputs={"q": at})) for at in range(2)]
     runs = pairs_in_threads(pairs, session)  # type: ignore[arg-type]

@@ -47,23 +47,38 @@ def test_rating_columns_do_not_create_another_item(tmp_path: Path) -> None:
     assert len(judged) == 3
 
 
-def test_equal_content_under_two_ids_keeps_all_ratings() -> None:
+def test_items_of_one_text_are_in_one_split_and_are_not_merged() -> None:
+    texts = ("The parcel {} is late.", "the parcel  {} is late. ", "THE PARCEL {} IS LATE.")
     rows = [
-        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "rater": name, "label": "no"})
+        (f"l.csv:{3 * at + which + 2}", {"output": text.format(at), "rater": "a", "label": ("no", "yes")[which % 2]})
         for at in range(60)
-        for name in "ab"
+        for which, text in enumerate(texts)
     ]
     splits = split_items(make_items(rows, labels=("no", "yes")))
-    assert sum(splits.sizes().values()) == 60
-    assert all(len(item.ratings) == 2 for item in splits.train)
-    unnamed = [
-        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "label": label})
-        for at in range(60)
-        for name, label in (("a", "no"), ("b", "yes"))
-    ]
-    assert all(
-        item.shares == {"no": 0.5, "yes": 0.5} for item in split_items(make_items(unnamed, labels=("no", "yes"))).train
-    )
+    assert sum(splits.sizes().values()) == 180
+    of_key = {key: name for name, keys in splits.keys().items() for key in keys}
+    assert len(of_key) == 60
+    assert all(of_key[key] == name for name, keys in splits.keys().items() for key in keys)
+    repeated = splits.report().to_dict()["repeated"]
+    assert (repeated["count"], repeated["contradictions"]) == (120, 60)
+
+
+def test_the_splits_of_a_store_stand_for_labels() -> None:
+    rows = [(f"l.csv:{at}", {"output": f"text number {at}", "label": "no", "split": "train"}) for at in range(8)]
+    rows += [(f"l.csv:{at}", {"output": f"text number {at}", "label": "no"}) for at in range(8, 60)]
+    items = make_items(rows, labels=("no", "yes"))
+    known = {item.key: "test" for item in items[:3]}
+    splits = split_items(items, known=known)
+    assert {item.id for item in items[:3]} <= {item.id for item in splits.test}
+    moved = splits.report().to_dict()["split_kept"]
+    assert moved["rows"][:3] == [{"row": f"l.csv:{at}", "wanted": "train", "split": "test"} for at in range(3)]
+
+
+@pytest.mark.parametrize("count", [4, 5, 10, 39])
+def test_few_items_leave_no_split_empty(count: int) -> None:
+    splits = split_items([item(n, "no") for n in range(count)])
+    assert min(splits.sizes().values()) >= 1
+    assert sum(splits.sizes().values()) == count
 
 
 def test_empty_table_cells_are_missing_values() -> None:
@@ -116,7 +131,9 @@ def test_repeated_content_is_in_one_split() -> None:
         for repeated in range(2)
     ]
     splits = split_items(items)
-    assert sum(splits.sizes().values()) == 100
+    assert sum(splits.sizes().values()) == 200
+    names = {part.id: name for name in ("train", "val", "gate", "test") for part in getattr(splits, name)}
+    assert all(names[f"{n}-0"] == names[f"{n}-1"] for n in range(100))
 
 
 def test_rows_in_memory_become_items() -> None:

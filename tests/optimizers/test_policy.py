@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from assay.datasets import Task
 from assay.errors import ConfigError, ModelError, ParameterError, ProgramError, RubricError
 from assay.evaluation.metrics import METRICS
 from assay.optimizers.parameters import RLTrainer, SearchConfig, Space, open_study, search
@@ -367,3 +368,15 @@ def test_the_trained_policy_beats_its_rules() -> None:
                 share.append(agent.success(trainer.get_best_parameters()) / agent.best)
             gains.append(share[0] - share[1])
     assert np.mean(gains) > 0.05
+
+
+def test_spellings_of_a_held_out_task_are_held_out() -> None:
+    agent = SyntheticAgent(tasks=10)
+    tasks = [
+        Task(id=f"{at}{name}", inputs={"question": text.format(at)})
+        for at in range(20)
+        for name, text in (("a", "What is task {}?"), ("b", "WHAT is  task {}?"), ("c", "what is task {}? "))
+    ]
+    trainer = RLTrainer(agent, agent.right, tasks)
+    assert {task.key for task in trainer.held_out}.isdisjoint(task.key for task in trainer.tasks)
+    assert len(trainer.held_out) + len(trainer.tasks) == 60

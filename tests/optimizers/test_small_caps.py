@@ -70,7 +70,7 @@ def compiled(**options: Any) -> dict[str, Any]:
 
 
 def test_bootstrap_stopped_by_the_reserve_uses_its_collected_demonstrations(place: Path) -> None:
-    data = compiled(optimizer="bootstrap", max_calls=80)
+    data = compiled(optimizer="bootstrap", max_calls=120)
     assert data["winner"].startswith("bootstrap")
     assert data["gate"]["n"] >= 5
     assert data["test"]["compiled"]["n"] >= 5

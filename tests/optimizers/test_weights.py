@@ -338,3 +338,17 @@ def test_missing_checkpoint_and_too_long_rows_are_reported(embedded: str, tmp_pa
     with pytest.raises(ModelError, match="cannot be loaded for training"):
         train_sft(path, "x", SFTSettings(model=str(tmp_path / "no-model")))
     assert list_adapters() == []
+
+
+def test_spellings_of_a_held_out_task_are_held_out(tmp_path: Path) -> None:
+    rows = [
+        {**row(at), "task": f"{at}{spelling}", "prompt": [{"role": "user", "content": text}]}
+        for at in range(20)
+        for spelling, text in (("a", f"How far is town {at}?"), ("b", f"how far is TOWN {at}? "))
+    ]
+    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.2, seed=0)
+    train, held_out = (
+        {part["prompt"][0]["content"].lower().strip() for part in parts} for parts in (data.train, data.held_out)
+    )
+    assert not train & held_out
+    assert (data.tasks, len(data.held_out)) == (20, 8)

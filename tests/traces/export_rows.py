@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.gates import Gates
 from assay.traces.store.sealing import store_splits
@@ -49,7 +49,7 @@ def add_rollout(store: Store, *turns: Transition, **options: Any) -> Rollout:
     }
     rollout = Rollout(transitions=list(turns), **fields)
     if rollout.split in ("train", "val"):  # as a file that names splits would: else the hash of the inputs decides
-        store_splits(store, {rollout.split: [(content_hash(rollout.inputs), "")]})
+        store_splits(store, {rollout.split: [task_key(rollout.inputs)]})
     store.put_rollout(rollout)
     for transition in turns:
         store.put_transition(rollout.id, transition)

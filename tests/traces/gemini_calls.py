@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.traces import Rollout, Store, Transition
 from assay.traces.messages.dialects import answer_of
 from assay.traces.store.sealing import store_splits
@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     }
     result = {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"result": "42"}}}]}
     with Store(tmp_path / ".assay" / "assay.db") as opened:
-        store_splits(opened, {"train": [(content_hash({"question": QUESTION}), "")]})
+        store_splits(opened, {"train": [task_key({"question": QUESTION})]})
         for text, score in (("It is 42.", 1.0), ("I do not know.", 0.0)):
             fields: dict[str, Any] = {
                 "task_id": "t",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.testing import scripted_lm
 
 
@@ -56,4 +56,4 @@ def question(at: int) -> str:
 
 
 def task(at: int) -> str:
-    return content_hash({"question": question(at)})
+    return task_key({"question": question(at)})

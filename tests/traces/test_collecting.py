@@ -15,7 +15,7 @@ from collected_answers import run
 import assay
 from assay.api.record import opened_store
 from assay.api.traces import forget_subject
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition
@@ -195,7 +195,7 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
         from assay.traces.export.gates import Gates
 
         store_splits(
-            store, {"train": [(content_hash(rollout.inputs), "") for rollout in store.rollouts()]}
+            store, {"train": [task_key(rollout.inputs) for rollout in store.rollouts()]}
         )  # else the hash seals some
         report_ = assay.export(
             "sft", "out", store=store.url, gates=Gates(min_transitions=1, min_clean=0.8, min_task_types=2)

@@ -9,7 +9,7 @@ import pytest
 from export_rows import add_rollout, exported, response_of, rows, turn
 from export_rows import store as store
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.errors import DataError
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.balance import Balance
@@ -87,7 +87,7 @@ def test_texts_that_contain_escape_sequences_are_unchanged(store: Store, text: s
 @pytest.mark.slow
 def test_an_export_from_postgresql_is_the_same(store: Store, postgres_url: str) -> None:
     def filled(opened: Store) -> None:
-        store_splits(opened, {"train": [(content_hash({"question": f"q{at}"}), "") for at in range(5)]})
+        store_splits(opened, {"train": [task_key({"question": f"q{at}"}) for at in range(5)]})
         for at in range(6):
             for sample, score in enumerate((1.0, 0.0)):
                 rollout = Rollout(

@@ -172,8 +172,8 @@ def test_content_of_sealed_tasks_erased_people_and_their_demonstrations_is_left_
         assert leaving.permits(rollout(1))
         assert not leaving.permits(rollout(2, inputs=sealed))
         assert not leaving.permits(rollout(3, data_subject="Ann"))
-        assert not leaving.permits(rollout(4, tasks=(task.content_hash,)))
-        assert Leaving(store, tenants=("acme",), thorough=thorough).permits(rollout(5, tasks=(task.content_hash,)))
+        assert not leaving.permits(rollout(4, tasks=(task.key,)))
+        assert Leaving(store, tenants=("acme",), thorough=thorough).permits(rollout(5, tasks=(task.key,)))
         structure = Leaving(store, content=False, thorough=thorough)
         assert structure.permits(rollout(6, inputs=sealed))  # no text leaves
         assert not structure.permits(rollout(7, data_subject="Ann"))

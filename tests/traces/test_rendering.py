@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.errors import ConfigError, DataError, ModelError
 from assay.models.chat_templates import ChatTemplate, TemplateRefused, find_template
 from assay.traces import Rollout, Store, Transition
@@ -90,7 +90,7 @@ def add_rollout(store: Store, turns: list[Transition], **options: Any) -> Rollou
         **options,
     }
     rollout = Rollout(transitions=turns, **fields)
-    store_splits(store, {"train": [(content_hash(rollout.inputs), "")]})  # else the hash of the inputs decides
+    store_splits(store, {"train": [task_key(rollout.inputs)]})  # else the hash of the inputs decides
     store.put_rollout(rollout)
     for turn in turns:
         store.put_transition(rollout.id, turn)

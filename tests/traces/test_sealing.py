@@ -11,7 +11,7 @@ import pytest
 import assay
 from assay.api.tune.report import cheaper
 from assay.datasets.splits import load_splits, split_of
-from assay.datasets.tasks import content_hash, make_task
+from assay.datasets.tasks import make_task, task_key
 from assay.errors import ConfigError
 from assay.evaluation.comparison import Comparison
 from assay.evaluation.evaluation import Evaluation
@@ -98,10 +98,10 @@ def test_a_store_has_one_salt_in_every_command_and_another_is_refused(job: dict[
         with pytest.raises(ConfigError, match=r"salt='other'.*this store has the salt 'mine'.*store=…"):
             command()
     report = assay.evaluate("p.py:P", split="train", **job)  # without a salt it is the store's
-    hashes = {task.content_hash for task in load_splits("d.jsonl", salt="mine", limits={"train": 6}).train}
-    assert {content_hash({"question": f"{q}"}) for q in QUESTIONS} >= hashes
+    hashes = {task.key for task in load_splits("d.jsonl", salt="mine", limits={"train": 6}).train}
+    assert {task_key({"question": f"{q}"}) for q in QUESTIONS} >= hashes
     with Store("s.db") as store:
-        recorded_hashes = {content_hash(rollout.inputs) for rollout in store.rollouts(split="train")}
+        recorded_hashes = {task_key(rollout.inputs) for rollout in store.rollouts(split="train")}
     assert recorded_hashes == hashes
     assert len(report.evaluation) == 6
 
@@ -115,11 +115,11 @@ def test_a_new_store_gets_the_artifacts_salt_and_a_store_with_another_refuses_it
     with Store("new/s.db") as store:
         assert salt_of(store) == "mine"
         sealed = {
-            content_hash({"question": q})
+            task_key({"question": q})
             for q in QUESTIONS
-            if split_of(content_hash({"question": q}), "mine")[0] in ("gate", "test")
+            if split_of(task_key({"question": q}), "mine")[0] in ("gate", "test")
         }
-        assert not {content_hash(r.inputs) for r in store.rollouts()} & sealed
+        assert not {task_key(r.inputs) for r in store.rollouts()} & sealed
     with Store("third.db") as store:
         store.put_meta("salt", "theirs")
     with pytest.raises(ConfigError, match=r"was compiled with the salt 'mine', and this store has 'theirs'"):
@@ -134,7 +134,7 @@ def test_only_a_different_salt_changes_the_jobs_key() -> None:
 
 
 def test_sealed_tasks_of_every_source_reach_no_export(working_folder: Path) -> None:
-    sealed = {q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] in ("gate", "test")}
+    sealed = {q for q in QUESTIONS if split_of(task_key({"question": q}), "assay")[0] in ("gate", "test")}
     with Store("s.db") as store:
         for at, question in enumerate(QUESTIONS):
             recorded(
@@ -167,23 +167,21 @@ def test_sealed_questions_are_recognised_under_other_field_names_and_in_prompts(
 
 def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(working_folder: Path) -> None:
     by_hash = {
-        name: next(q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] == name)
+        name: next(q for q in QUESTIONS if split_of(task_key({"question": q}), "assay")[0] == name)
         for name in ("train", "test")
     }
     with Store("s.db") as store:
         store_splits(
             store,
             {
-                "test": [(content_hash({"question": by_hash["train"]}), "")],
-                "train": [(content_hash({"question": by_hash["test"]}), "")],
+                "test": [task_key({"question": by_hash["train"]})],
+                "train": [task_key({"question": by_hash["test"]})],
             },
         )
         splits = SplitFinder(store)
         assert splits.of_inputs({"question": by_hash["train"]}) == "test"
         assert splits.of_inputs({"question": by_hash["test"]}) == "train"
-        store_splits(
-            store, {"train": [(content_hash({"question": by_hash["train"]}), "")]}
-        )  # a file that was changed since
+        store_splits(store, {"train": [task_key({"question": by_hash["train"]})]})  # a file that was changed since
         assert SplitFinder(store).of_inputs({"question": by_hash["train"]}) == "test"
         assert splits.of_inputs({"question": "new"}, recorded="Test ") == "test"  # the stricter of record and hash
         assert splits.of_inputs({}) == ""
@@ -341,7 +339,7 @@ def test_a_sealed_question_is_recognised_in_every_prompt_format(tmp_path: Path, 
         }
         store_tasks(store, known)
         splits = SplitFinder(store)
-        by_hash = {task.content_hash: name for name, (task,) in known.items()}
-        splits.of_hash = lambda content: by_hash.get(content, "")  # not by the prompt's own hash
+        by_hash = {task.key: name for name, (task,) in known.items()}
+        splits.of_key = lambda key: by_hash.get(key, "")  # not by the prompt's own hash
         assert splits.of_inputs({"input": prompt.format(sealed)}) == "test"
         assert splits.of_inputs({"input": prompt.format(other)}) in ("", "train")

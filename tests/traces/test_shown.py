@@ -10,7 +10,7 @@ from shown_tasks import job as job
 from shown_tasks import question, task
 
 import assay
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.programs import make_adapter
 from assay.testing import scripted_lm
 from assay.traces import Recorder, Rollout, Store
@@ -74,7 +74,7 @@ def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any,
     )
     recorder = Recorder()
     for inputs in (demo, task):
-        recorder.texts.add(content_hash(inputs), inputs)
+        recorder.texts.add(task_key(inputs), inputs)
     program = dspy.Predict(dspy.Signature({**fields, "answer": (str, dspy.OutputField())}))
     program.demos = [dspy.Example(**{name: value for name, value in demo.items() if name in fields}, answer="x")]
     answer = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[prompt_format]
@@ -87,7 +87,7 @@ def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any,
         recorder.rollout(rollout),
     ):
         program(**{name: value for name, value in task.items() if name in fields})
-    assert rollout.transitions[0].shown_tasks == (content_hash(demo),)
+    assert rollout.transitions[0].shown_tasks == (task_key(demo),)
 
 
 def test_a_text_shared_by_tasks_counts_for_all_that_it_may_belong_to() -> None:
@@ -131,7 +131,7 @@ def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], pro
         stored = [store.rollout(r.id) for r in store.rollouts()]
     checked = 0
     for rollout in stored:
-        own_task = content_hash(rollout.inputs) if rollout.inputs else ""
+        own_task = task_key(rollout.inputs) if rollout.inputs else ""
         for call in rollout.transitions:
             text = json.dumps(call.request)
             visible = {task(at) for at in range(20) if question(at) in text or f"number {at} of it" in text} - {

@@ -76,7 +76,7 @@ def test_exports_of_a_tenant_show_no_tasks_of_others_or_without_consent(job: dic
 def test_tasks_in_calls_of_other_recorders_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Store("s.db") as store:
-        store_splits(store, {"train": [(task(at), "") for at in range(4)]})
+        store_splits(store, {"train": [task(at) for at in range(4)]})
         for at, options in enumerate(({"tenant": "south"}, {"consent": "no"}, {}, {})):
             demo = (
                 [{"role": "user", "content": f"An example. {question(at - 2)}"}, {"role": "assistant", "content": "7"}]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.traces import Rollout, Store, Transition
 from assay.traces.export.gates import Gates
 from assay.traces.store.sealing import store_splits
@@ -75,7 +75,7 @@ def store(tmp_path: Path) -> Any:
                     expected={"answer": str(at + 1)},
                     **fields,
                 )
-                store_splits(opened, {"train": [(content_hash(rollout.inputs), "")]})
+                store_splits(opened, {"train": [task_key(rollout.inputs)]})
                 opened.put_rollout(rollout)
                 for transition in turns:
                     opened.put_transition(rollout.id, transition)

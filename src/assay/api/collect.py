@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import dspy
 
 from assay.datasets import SPLITS, Task
+from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.datasets.schedule import Schedule, promotion_score
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, default_progress
@@ -44,6 +45,7 @@ class CollectReport(ReportRepr):
     notes: Sequence[str] = ()
     unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
+    rows: RowFindings = NO_ROWS
 
     def to_dict(self) -> dict[str, Any]:
         usage, result = self.meter.usage, self.unrecorded.priced(self.evaluation.report())
@@ -60,6 +62,7 @@ class CollectReport(ReportRepr):
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "curriculum": self.curriculum, "notes": list(self.notes),
+            "data": self.rows.to_dict(),
             **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
@@ -125,6 +128,7 @@ def collect(
         collection.notes,
         job.session.recorder.unrecorded,
         job.store.not_stored,
+        job.rows,
     )
 
 

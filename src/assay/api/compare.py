@@ -51,7 +51,13 @@ class CompareReport(ReportRepr):
         openings = self.b.openings or self.a.openings  # those of both sides, as one job
         spent["test_openings"] = openings.to_dict() if openings else None
         notes = list(dict.fromkeys([*self.a.notes, *self.b.notes]))
-        about = {"gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, "notes": notes}
+        about = {
+            "gain": self.gain.to_dict(),
+            "split": self.a.split,
+            "tasks": tasks,
+            "notes": notes,
+            "data": self.a.rows.to_dict(),
+        }
         return {**sides, **about, **spent, "stopped": self.a.stopped or self.b.stopped}
 
 

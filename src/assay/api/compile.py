@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.run import load
+from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_place, runnable
 from assay.errors import AssayError, ModelError
@@ -54,6 +55,7 @@ class CompileReport(ReportRepr):
     openings: Openings | None = None  # of the test split
     stored: Mapping[str, Any] | None = None  # stored report of a run that had already ended
     run_id: str = ""
+    rows: RowFindings = NO_ROWS
 
     @property
     def program(self) -> dspy.Module:
@@ -89,6 +91,7 @@ class CompileReport(ReportRepr):
                 "gain": outcome.test_gain.to_dict() if outcome.test_gain else None,
             },
             "test_openings": self.openings.to_dict() if self.openings else None,
+            "data": self.rows.to_dict(),
         }
 
 
@@ -184,7 +187,7 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     report = CompileReport(
         Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.not_stored
     )
-    report.openings = job.openings
+    report.openings, report.rows = job.openings, job.rows
     if outcome.stopped is None:
         job.status = "done"
     return report

@@ -14,7 +14,7 @@ import dspy
 from assay.api.record import opened_store, record
 from assay.api.traces import named_judge
 from assay.datasets import Task
-from assay.datasets.tasks import content_hash, known_outputs
+from assay.datasets.tasks import known_outputs, task_key
 from assay.deployment.artifact import check_pinned, load_artifact
 from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
@@ -169,7 +169,7 @@ class DeployedAgent:
         """
         values = {**(inputs or {}), **fields}
         task = Task(
-            id=content_hash(values)[:16],
+            id=task_key(values),
             task_type=task_type,
             inputs=values,
             expected=known_outputs(expected or {}),

@@ -10,6 +10,7 @@ import dspy
 
 from assay.api.judge.correction import corrected_means
 from assay.datasets import Task
+from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.errors import BudgetExceeded, StoreError
 from assay.evaluation import Evaluation, Progress, default_progress
 from assay.evaluation import evaluate as run_evaluation
@@ -30,7 +31,7 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
-from assay.traces.store.sealing import HASH, Openings
+from assay.traces.store.sealing import SEALED, Openings
 
 __all__ = ["EvaluationReport", "evaluate"]
 
@@ -51,11 +52,14 @@ class EvaluationReport(ReportRepr):
     openings: Openings | None = None  # of the test split
     notes: Sequence[str] = ()
     run_id: str = ""
+    rows: RowFindings = NO_ROWS
+    held_out: bool = False  # only sealed tasks were scored, from which the artifact did not learn
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
             "result": self.unrecorded.priced(self.evaluation.report()), "split": self.split,
+            "held_out": self.held_out, "data": self.rows.to_dict(),
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
@@ -79,6 +83,9 @@ def evaluate(
     **options: Unpack[EvaluateOptions],
 ) -> EvaluationReport:
     """Scores a program or an artifact on one split, by default `val`. `split="test"` opens the sealed split.
+
+    `split="all"` scores every row, without a limit on their number. That opens the test split too, and the score is
+    not held out.
 
     When a cap is reached, the report covers the finished tasks and its `stopped` holds the reason.
 
@@ -105,13 +112,13 @@ def evaluate(
         progress=progress,
         store=store,
         resume=resume,
-        need=(split,),
+        need=(split,) if split != "all" else (),
         opens_as=opens_as,
     ) as job:
-        tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
-        job.session.register(tasks, split)
-        used = len(job.training_splits() & {task.content_hash[:HASH] for task in tasks})
-        notes = [*_notes(job, config, progress), *_bias(config, used=used, of=len(tasks))]
+        tasks = _registered(job, config)
+        learned = job.training_splits()
+        used = sum(task.key in learned for task in tasks)
+        notes = [*_notes(job, config, progress), *_bias(config, job, used=used, of=len(tasks))]
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
         notes += run_notes(evaluation.runs.values())
         corrected = {}
@@ -124,18 +131,27 @@ def evaluate(
         FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.not_stored, alarms,
-        corrected, job.openings, notes, job.run_id,
+        corrected, job.openings, notes, job.run_id, job.rows, held_out=split in SEALED and not used,
     )  # fmt: skip
 
 
+def _registered(job: Job, config: EvaluateSettings) -> list[Task]:
+    """The tasks to score, registered with their split. Opens the test split if they are among them."""
+    tasks: list[Task] = []
+    for name in config.splits:
+        part = job.splits.unseal() if name == "test" else getattr(job.splits, name)
+        job.session.register(part, name)
+        tasks += part
+    return tasks
+
+
 def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
-    """Notes that limit what the score means: unused settings, too few tasks, rows left out, absent documents."""
-    warning, excluded = too_few_to_score(job.splits.sizes(), config.split), job.splits.left_out()
+    """Notes that limit what the score means: rows of the data, unused settings, too few tasks."""
+    warning = too_few_to_score(job.splits.sizes(), config.split)
     notes = [
         *job.warnings,
-        *unused_settings(job, read=(config.split,)),
+        *unused_settings(job, read=config.splits),
         *([warning] if warning else []),
-        *([f"of the data: {excluded}"] if excluded else []),
         *([why] if (why := never_revises(job.recorded.program)) else []),
     ]
     if warning is not None:
@@ -143,13 +159,18 @@ def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
     return notes
 
 
-def _bias(config: EvaluateSettings, *, used: int, of: int) -> list[str]:
-    """A note about tasks that were used before; none without such tasks."""
+def _bias(config: EvaluateSettings, job: Job, *, used: int, of: int) -> list[str]:
+    """Notes about tasks that are not held out; none without such tasks."""
+    notes = []
+    if config.split == "all":
+        sizes = ", ".join(f"{name} {count}" for name, count in job.splits.sizes().items())
+        notes = [f"the score is of all rows ({sizes}), so it is not held out: train and val are there to learn from"]
     if not used:
-        return []
+        return notes
     return [
+        *notes,
         f"{used} of these {of} tasks were used to compile {config.program} (demonstrations and selection): its score "
-        "on them is biased upwards. The splits gate and test have tasks that it has not seen"
+        "on them is biased upwards. The splits gate and test have tasks that it has not seen",
     ]
 
 
@@ -164,7 +185,7 @@ def _evaluated(
     earlier, samples, alarms = job.runs_before("evaluate"), config.samples, list[str]()
     try:
         if any((task.id, sample) not in earlier for task in tasks for sample in range(samples)):
-            measured = checked(job, tasks, split=config.split)
+            measured = checked(job, tasks, split=None)
             notes += measured.warnings if measured else ()
         alarms = replay_of_rubric(job.session.rubric, job.session)
         with job.session.phase("evaluate"):

@@ -1,6 +1,7 @@
 """Reports of compile, evaluate, compare, tune, train and a judge's card as one HTML file each: `--report FILE.html`."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,16 @@ def _evaluation(store: Store, report: EvaluationReport) -> Evaluated:
     Raises:
         StoreError: the store has none of them.
     """
-    for one in evaluations_of(store, report.run_id):
-        if one.phase == "evaluate" and one.split == report.split:
-            return one
+    parts = [one for one in evaluations_of(store, report.run_id) if one.phase == "evaluate"]
+    if report.split != "all":
+        parts = [one for one in parts if one.split == report.split]
+    if parts:
+        return replace(
+            parts[0],
+            split=report.split,
+            tasks={key: task for part in parts for key, task in part.tasks.items()},
+            runs=sorted(run for part in parts for run in part.runs),
+        )
     raise StoreError(f"the store has no rollouts of the run {report.run_id}: there is nothing to report")
 
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from assay.api.improve.caps import ImprovePlan, StepPlan, plan_steps, search_runs
 from assay.api.improve.steps import check_improvement, check_name
+from assay.datasets.rows import near_notes
 from assay.errors import ConfigError
 from assay.evaluation import SilentProgress
 from assay.models import Meter, count_tokens
@@ -39,7 +40,7 @@ from assay.support.names import place_in
 from assay.support.settings import one_of, settings_of
 from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
-from assay.traces.store.sealing import resolve_salt
+from assay.traces.store.sealing import known_splits, resolve_salt
 
 __all__ = ["Plan", "plan"]
 
@@ -61,7 +62,7 @@ class Plan:
     tokens: int
     cost_usd: float | None
     minutes: float | None
-    left_out: str = ""  # rows of the data: duplicates and contradictions
+    data: Mapping[str, Any]  # see `assay.datasets.rows.RowFindings`
     warnings: Sequence[str] = ()
     # of an improvement: `step`, requested `calls`, `share` of the caps (None: does not fit)
     steps: Sequence[Mapping[str, Any]] = ()
@@ -77,11 +78,11 @@ class Plan:
             else minutes_text(self.minutes)
         )
         splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
-        excluded = f" ({self.left_out})" if self.left_out else ""
         return [
-            f"tasks: {splits}{excluded}",
+            f"tasks: {splits}",
             f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}",
             *self.warnings,
+            *(f"note: {note}" for note in near_notes(self.data)),
         ]
 
 
@@ -129,7 +130,9 @@ def plan(
         check_improvement(config, model=settings.get("model"))
         if name is not None:
             check_name(name, config.order, place_in(home_of(store) / "improve", name))
-    need = (config.split,) if isinstance(config, CollectSettings | EvaluateSettings) else ("val", "gate", "test")
+    need: tuple[str, ...] = ("val", "gate", "test")
+    if isinstance(config, CollectSettings | EvaluateSettings):
+        need = (config.split,) if config.split != "all" else ()
     with (
         tempfile.TemporaryDirectory() as folder,
         open_job(
@@ -140,6 +143,7 @@ def plan(
             progress=SilentProgress(),
             store=Path(folder) / "plan.db",
             need=need,
+            known=known_splits(store),
         ) as job,
     ):
         each = calls_per_run(job.recorded.program) + sum(c.judge is not None for c in job.session.rubric.finals)
@@ -157,7 +161,11 @@ def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[s
         return config.n * sizes[config.split], [], []
     if isinstance(config, EvaluateSettings):
         warning = too_few_to_score(sizes, config.split)
-        return config.samples * sizes[config.split], [f"warning: {warning}"] if warning else [], []
+        return (
+            config.samples * sum(sizes[name] for name in config.splits),
+            [f"warning: {warning}"] if warning else [],
+            [],
+        )
     warning = too_small(sizes)
     warnings = [f"warning: {warning}"] if warning else []
     if isinstance(config, ImproveSettings):
@@ -205,7 +213,7 @@ def _plan(
     latency = _latency_s(store, session.lm.model)
     return Plan(
         kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER),
-        left_out=job.splits.left_out(),
+        data=job.rows.to_dict(),
         warnings=[*(f"warning: {warning}" for warning in job.warnings), *warnings], steps=steps,
         cost_usd=price_of(session.lm, calls * prompt, calls * _ANSWER),
         minutes=None if latency is None else calls * latency / max(1, session.threads) / 60,

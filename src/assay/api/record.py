@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Unpack
 import dspy
 
 from assay.datasets import SPLITS, Task
-from assay.datasets.tasks import consent_text, content_hash
+from assay.datasets.tasks import consent_text, task_key
 from assay.deployment.demands import demand_trust_around
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.stored import write_score
@@ -258,7 +258,7 @@ def _task_from(task: Mapping[str, Any] | str | None) -> Task:
     if task is not None and not isinstance(task, str | Mapping):
         raise ConfigError(f"task={str(task)[:80]!r} must be a mapping of input names to values, or a text")
     inputs = {} if task is None else {"input": task} if isinstance(task, str) else dict(task)
-    return Task(id=content_hash(inputs)[:16] if inputs else "", inputs=inputs)
+    return Task(id=task_key(inputs), inputs=inputs)
 
 
 def opened_store(target: str | Path | None) -> tuple[Store, Recorder]:

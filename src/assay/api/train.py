@@ -223,7 +223,7 @@ class _EvalTasks:
         for split in need[:-1]:
             job.session.register(getattr(job.splits, split), split)
         self.titles.append(_title(job.session.program_name, data, self.titles))
-        # run at the end only; its content hashes identify the training
+        # run at the end only; its keys identify the training
         sealed = job.splits.parts()["test"] if self.test else []
         opens = functools.partial(_open, job) if self.test else None
         return EvalTask(self.titles[-1], job.recorded, job.session, job.splits.val, sealed, trained, opens), job

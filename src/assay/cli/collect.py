@@ -18,6 +18,7 @@ from assay.cli.shared import (
     warn_of_gaps,
 )
 from assay.cli.wording import calls_made, curriculum_lines
+from assay.datasets.rows import near_notes
 from assay.reports.markdown import dollars
 from assay.runs.settings import CollectSettings
 from assay.support.terminal import rich_console
@@ -87,7 +88,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
     warn_of_gaps(rich, data)
     for line in curriculum_lines(data["curriculum"]):
         rich.print(line)
-    for note in data["notes"]:
+    for note in [*data["notes"], *near_notes(data["data"])]:
         rich.print(f"note: {note}")
     if data["stopped"]:
         rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume")

@@ -18,6 +18,7 @@ from assay.cli.shared import (
     warn_of_gaps,
 )
 from assay.cli.wording import in_flags
+from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words, dollars
 from assay.runs.settings import CompileSettings
 from assay.support.numbers import figure, signed
@@ -104,6 +105,7 @@ def print_report(data: dict[str, Any]) -> None:
     warn_of_gaps(rich, data)
     for note in [
         *data["notes"],
+        *near_notes(data["data"]),
         *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
     ]:
         rich.print(f"note: {in_flags(note)}")

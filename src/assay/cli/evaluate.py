@@ -18,6 +18,7 @@ from assay.cli.shared import (
 )
 from assay.cli.value_types import Number
 from assay.cli.wording import calls_made, in_flags, thinking_row
+from assay.datasets.rows import near_notes
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
 from assay.support.numbers import counted, figure
@@ -105,7 +106,7 @@ def print_result(program: str, data: dict[str, Any]) -> None:
     print_openings(rich, data["test_openings"])
     warn_of_failures(rich, result, is_error=True)
     warn_of_gaps(rich, data)
-    for note in data["notes"]:
+    for note in [*data["notes"], *near_notes(data["data"])]:
         rich.print(f"note: {in_flags(note)}")
     if data["stopped"]:
         rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume")

@@ -16,6 +16,7 @@ from assay.cli.shared import (
     warn_of_failures,
 )
 from assay.cli.wording import curriculum_lines, in_flags
+from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.numbers import counted, figure, signed
@@ -155,6 +156,7 @@ def print_report(data: dict[str, Any]) -> None:
         rich.print(line)
     for note in [
         *data["notes"],
+        *near_notes(data["data"]),
         *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
     ]:
         rich.print(f"note: {in_flags(note)}")

@@ -3,7 +3,7 @@
 
 The user has a goal and facts. A fact is told only when it is asked for. Some facts are told after a second request, and
 some are first told wrongly and corrected later. The task is completed if the outcome has the value of every fact, which
-code can check. Splits are those of the content hash, as for any data that names none.
+code can check. Splits are those of the key, as for any data that names none.
 """
 
 import random

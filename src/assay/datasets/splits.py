@@ -1,20 +1,23 @@
-"""Train, val, gate and test splits, assigned by a hash of the store's salt and the task's inputs.
+"""Train, val, gate and test splits, assigned by a hash of the store's salt and the task's key.
 
-The split of a task is the same in every command, for every seed and in every file. Memory is constant: each split keeps
-only the tasks with the smallest hashes, spread evenly over task types.
+A task keeps the split that the store first gave it, so it is the same in every command, for every seed and in every
+file. Rows of one task are in one split. Memory is constant: each split keeps only the rows with the smallest hashes,
+spread evenly over task types.
 """
 
 import functools
 import hashlib
 import heapq
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
 from assay.datasets.curriculum import PREFIX, Curriculum, load_curriculum, stage_of
+from assay.datasets.rows import ComparedRow, RowFindings, compare_rows
 from assay.datasets.sources import iter_rows
 from assay.datasets.staged import check_stages, staged_tasks
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
@@ -22,10 +25,14 @@ from assay.errors import ConfigError, DataError, SealedSplit
 from assay.support.keywords import takes
 from assay.support.numbers import counted
 
-__all__ = ["SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed"]
+__all__ = [
+    "SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed", "split_of", "splits_of_few",
+]  # fmt: skip
 
 SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
-LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept per split
+LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # rows kept per split
+FEW = 40  # fewer tasks are assigned by rank: by hash alone a split could stay empty
+_FIRST_ROWS = 10_000  # at most that many rows are read to see whether the tasks are few
 _NAMED = 20  # rows that an error lists, at most
 
 
@@ -59,34 +66,16 @@ class Splits:
     gate: list[Task]
     _test: list[Task] = field(repr=False)
     salt: str = ""
-    rows: int = 0
-    # rows with the inputs of an earlier row, by the names of the expected outputs that differ
-    differing: Counter[frozenset[str]] = field(default_factory=Counter)
+    rows: int = 0  # that the data has
+    used: Sequence[ComparedRow] = field(default=(), repr=False)  # in the order of the data
     outputs: frozenset[str] = frozenset()  # the program's output fields, as far as they are known
     on_open: Callable[[], None] | None = field(default=None, repr=False)  # called before the test split is opened
     curriculum: Curriculum | None = None
     _unsealed: bool = False
 
-    @property
-    def conflicts(self) -> int:
-        """Number of rows with the inputs of an earlier row and another expected output; the first row is kept.
-
-        If the data has any of the program's output fields, only differences in those fields count. A column such as a
-        row number then makes no conflict.
-        """
-        relevant = {name for tasks in self.parts().values() for task in tasks for name in task.expected} & self.outputs
-        return sum(count for names, count in self.differing.items() if (names & relevant if relevant else names))
-
-    @property
-    def duplicates(self) -> int:
-        """Number of rows with the inputs of an earlier row and the same expected output."""
-        return self.differing.total() - self.conflicts
-
-    def left_out(self) -> str:
-        """Text with the number of dropped duplicates and contradictions; empty if none was dropped."""
-        counts = {"duplicates": self.duplicates, "contradictions": self.conflicts}
-        text = " and ".join(counted(count, name) for name, count in counts.items())
-        return f"{text} left out" if self.differing else ""
+    def report(self) -> RowFindings:
+        """Repeated, contradicting and moved rows, and near-duplicates across splits."""
+        return compare_rows(self.used, outputs=self.outputs)
 
     @property
     def test(self) -> list[Task]:
@@ -110,7 +99,7 @@ class Splits:
 
     def unseal(self) -> list[Task]:
         """Open the test split for the final report and return its tasks. Further calls do not count as openings."""
-        if not self._unsealed and self.on_open is not None:
+        if not self._unsealed and self._test and self.on_open is not None:
             self.on_open()
         self._unsealed = True
         return self._test
@@ -123,21 +112,54 @@ class Splits:
         return {"train": self.train, "val": self.val, "gate": self.gate, "test": self._test}
 
     def manifest(self) -> dict[str, Any]:
-        """Record for an artifact's manifest: sizes and the content hash of every task, by split."""
-        hashes = {name: [task.content_hash[:16] for task in tasks] for name, tasks in self.parts().items()}
-        digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
-        return {"salt": self.salt, "rows": self.rows, "duplicates": self.duplicates, "sha256": digest, "tasks": hashes}
+        """Record for an artifact's manifest: the key of every task, by split."""
+        keys = {name: [task.key for task in tasks] for name, tasks in self.parts().items()}
+        digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
+        return {"salt": self.salt, "rows": self.rows, "sha256": digest, "tasks": keys}
 
 
-def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -> tuple[str, int]:
+def split_of(key: str, salt: str) -> tuple[str, int]:
     """Split of a task, and its rank: an integer in [0, 2^64) by which a split keeps its tasks, smallest first."""
-    digest = hashlib.sha256(f"{salt}\0{content_hash}".encode()).digest()
-    position = int.from_bytes(digest[:8], "big") % 10_000 / 100
+    position, rank = _place_of(key, salt)
     for name in SPLITS:
-        if position < shares[name]:
-            return name, int.from_bytes(digest[8:16], "big")
-        position -= shares[name]
-    return SPLITS[-1], int.from_bytes(digest[8:16], "big")
+        if position < SHARES[name]:
+            return name, rank
+        position -= SHARES[name]
+    return SPLITS[-1], rank
+
+
+def _place_of(key: str, salt: str) -> tuple[float, int]:
+    """Position in [0, 100), which the shares divide into splits, and the rank."""
+    digest = hashlib.sha256(f"{salt}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 10_000 / 100, int.from_bytes(digest[8:16], "big")
+
+
+def splits_of_few(
+    named: Mapping[str, str | None],
+    salt: str,
+    *,
+    known: Mapping[str, str] | None = None,
+    need: Sequence[str] = SPLITS,
+) -> dict[str, str]:
+    """Splits of fewer than `FEW` tasks: by rank instead of by hash, so that with four tasks no split is empty.
+
+    The others come in the order of their hashes, in shares as close as possible to `SHARES`.
+
+    Args:
+        named: key -> split that the data names, or None.
+        known: splits of the store, which stand.
+        need: splits that get a task before others if there are fewer than four.
+    """
+    chosen = {key: (known or {}).get(key) or name for key, name in named.items()}
+    splits = {key: split for key, split in chosen.items() if split is not None}
+    free = sorted(chosen.keys() - splits.keys(), key=lambda key: _place_of(key, salt))
+    sizes = Counter(splits.values())
+    before = sizes.copy()
+    for _ in free:
+        empty = [name for name in (*need, *SPLITS) if not sizes[name]]
+        sizes[empty[0] if empty else max(SPLITS, key=lambda name: SHARES[name] * len(named) / 100 - sizes[name])] += 1
+    places = [name for name in SPLITS for _ in range(sizes[name] - before[name])]
+    return {**splits, **dict(zip(free, places, strict=True))}
 
 
 def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
@@ -206,7 +228,7 @@ def load_tasks(
     rename: Mapping[str, str] | None = None,
     limit: int | None = None,
 ) -> list[Task]:
-    """All tasks of a dataset in order, duplicates included; at most `limit`.
+    """All tasks of a dataset in order, a task for each row; at most `limit`.
 
     Args:
         spec: a path, or a spec such as `arithmetic:size=80`.
@@ -227,36 +249,66 @@ def load_tasks(
         tasks.append(task)
     if not tasks:
         raise DataError(f"{spec} has no tasks")
-    return tasks
+    return _with_own_ids(tasks)
 
 
 class _Sample:
-    """Up to `limit` tasks of one split with the smallest ranks, balanced over task types."""
+    """Up to `limit` rows of one split with the smallest ranks, balanced over task types."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.heaps: dict[str, list[tuple[int, int, Task]]] = defaultdict(list)
-        self.ranks: dict[int, Task] = {}
+        self.keys = Counter[str]()
 
-    def offer(self, rank: int, order: int, task: Task) -> Task | None:
-        """Add the task, or return the task with the same inputs that is already in the sample."""
-        if rank in self.ranks:
-            return self.ranks[rank]
+    def offer(self, rank: int, order: int, task: Task) -> None:
         heap = self.heaps[task.task_type]
-        if len(heap) >= self.limit and rank > -heap[0][0]:
-            return None
-        heapq.heappush(heap, (-rank, order, task))
-        self.ranks[rank] = task
-        if len(heap) > self.limit:
-            del self.ranks[-heapq.heappop(heap)[0]]
-        return None
+        if len(heap) == self.limit and rank > -heap[0][0]:
+            return
+        heapq.heappush(heap, (-rank, -order, task))
+        self.keys[task.key] += 1
+        if self.limit is not None and len(heap) > self.limit:
+            dropped = heapq.heappop(heap)[2].key
+            self.keys[dropped] -= 1
+            if not self.keys[dropped]:
+                del self.keys[dropped]
 
-    def tasks(self) -> list[Task]:
-        queues = [sorted(heap, key=lambda entry: -entry[0]) for _, heap in sorted(self.heaps.items())]
-        chosen: list[tuple[int, int, Task]] = []
-        for depth in range(max(map(len, queues), default=0)):
-            chosen += [queue[depth] for queue in queues if depth < len(queue)]
-        return [task for _, _, task in sorted(chosen[: self.limit], key=lambda entry: -entry[0])]
+    def rows(self) -> list[tuple[int, Task]]:
+        """Number of the row and task, by rank."""
+        queues = [sorted(heap, key=_by_rank) for _, heap in sorted(self.heaps.items())]
+        chosen = [entry for entries in itertools.zip_longest(*queues) for entry in entries if entry is not None]
+        return [(-order, task) for _, order, task in sorted(chosen[: self.limit], key=_by_rank)]
+
+
+def _by_rank(entry: tuple[int, int, Task]) -> tuple[int, int]:
+    return -entry[0], -entry[1]
+
+
+class _Assignment:
+    """Splits of tasks, in the order of the data.
+
+    The split that the store gave a task stands, then that of an earlier row of the task.
+
+    Args:
+        few: splits of all tasks, if they are few; `alone`: those that they would have without the store.
+    """
+
+    def __init__(
+        self, samples: Mapping[str, _Sample], salt: str, known: Mapping[str, str],
+        few: Mapping[str, str], alone: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.samples, self.salt, self.known, self.few, self.alone = samples, salt, known, few, alone
+        self.named: dict[str, str] = {}  # by key, only of rows that name a split: 100 bytes each
+
+    def of(self, task: Task) -> tuple[str, str, int]:
+        """The split of a task, the one that its row alone would have, and its rank."""
+        key = task.key
+        by_hash, rank = split_of(key, self.salt)
+        wanted = task.split or self.alone.get(key) or self.named.get(key) or by_hash
+        earlier = self.named.get(key) or next((name for name, rows in self.samples.items() if key in rows.keys), None)
+        split = self.known.get(key) or self.few.get(key) or earlier or wanted
+        if task.split is not None:
+            self.named[key] = split
+        return split, wanted, rank
 
 
 def load_splits(
@@ -265,77 +317,132 @@ def load_splits(
     inputs: Collection[str] | None = None,
     rename: Mapping[str, str] | None = None,
     salt: str = "assay",
-    limits: Mapping[str, int] | None = None,
+    limits: Mapping[str, int | None] | None = None,
     need: Sequence[str] = SPLITS,
     curriculum: Curriculum | None = None,
+    known: Mapping[str, str] | None = None,
 ) -> Splits:
-    """The splits of a dataset, deduplicated across splits, in constant memory.
+    """The splits of a dataset, in constant memory.
 
     Args:
         spec: path or spec; with a curriculum that of the stages that name no data.
         curriculum: takes the tasks of its stages. Each stage must have tasks in train and val, as far as these are in
             `need`.
-        limits: split name -> number of tasks to keep at most; other splits keep the defaults of `LIMITS`.
+        limits: split name -> number of rows to keep at most, None for all; other splits keep the defaults of `LIMITS`.
         need: splits that must not be empty.
+        known: key -> split of the tasks that have one in the store; it stands.
     Raises:
         DataError: no tasks, a row that cannot be read, a split name in the file that does not exist, two tasks with
             one id, or an empty split in `need`.
     """
     limits = {**LIMITS, **(limits or {})}
     if curriculum is None:
-        return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need)
+        return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need, known=known)
     tasks = _staged(curriculum, spec, inputs, rename)
-    splits = collect_splits(tasks, spec=curriculum.source, salt=salt, limits=limits, need=need)
+    splits = collect_splits(tasks, spec=curriculum.source, salt=salt, limits=limits, need=need, known=known)
     check_stages(curriculum, splits.parts(), [name for name in ("train", "val") if name in need])
     splits.curriculum = curriculum
     return splits
 
 
 def collect_splits(
-    tasks: Iterable[Task], *, spec: str, salt: str, limits: Mapping[str, int], need: Sequence[str] = SPLITS
+    tasks: Iterable[Task],
+    *,
+    spec: str,
+    salt: str,
+    limits: Mapping[str, int | None],
+    need: Sequence[str] = SPLITS,
+    known: Mapping[str, str] | None = None,
 ) -> Splits:
     """`load_splits` for an iterable of tasks."""
+    known, remaining = known or {}, iter(tasks)
+    first, named = list[Task](), dict[str, str | None]()
+    for task in remaining:
+        first.append(task)
+        named[task.key] = named.get(task.key) or task.split
+        if len(named) == FEW or len(first) == _FIRST_ROWS:
+            break
+    few, alone = dict[str, str](), dict[str, str]()
+    if len(named) < FEW and len(first) < _FIRST_ROWS:
+        few, alone = splits_of_few(named, salt, known=known, need=need), splits_of_few(named, salt, need=need)
     samples = {name: _Sample(limits[name]) for name in SPLITS}
-    rows, differing = 0, Counter[frozenset[str]]()
-    named_splits: dict[
-        int, str
-    ] = {}  # only for files that name splits, which can name two for one task; 100 bytes per task
-    for rows, task in enumerate(tasks, 1):
-        name, rank = split_of(task.content_hash, salt)
-        if task.split is not None:
-            name = task.split
-            if named_splits.setdefault(rank, name) != name:  # the first one stands, even if its sample dropped the task
-                differing[frozenset()] += 1
-                continue
-        twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None)
-        if twin is None:
-            twin = samples[name].offer(rank, rows, task)
-        if twin is not None:
-            names = twin.expected.keys() | task.expected.keys()
-            differing[frozenset(name for name in names if twin.expected.get(name) != task.expected.get(name))] += 1
+    assignment, rows, wanted = _Assignment(samples, salt, known, few, alone), 0, dict[int, str]()
+    for rows, task in enumerate(itertools.chain(first, remaining), 1):
+        split, own, rank = assignment.of(task)
+        samples[split].offer(rank, rows, task)
+        if own != split:
+            wanted[rows] = own
     if rows == 0:
         raise DataError(f"{spec} has no tasks")
-    chosen = {name: sample.tasks() for name, sample in samples.items()}
-    ids = Counter(task.id for members in chosen.values() for task in members)
-    if repeated := [task_id for task_id, count in ids.items() if count > 1]:
-        entries = (entry for sample in samples.values() for heap in sample.heaps.values() for entry in heap)
-        rows_of = sorted(order for _, order, task in entries if task.id == repeated[0])
-        raise DataError(
-            f"{spec}: {len(rows_of)} different tasks have the id {repeated[0]!r}, first in rows {rows_of[:5]}. "
-            "Ids must be unique"
-        )
+    chosen = {name: sample.rows() for name, sample in samples.items()}
     if empty := [name for name in need if not chosen[name]]:
-        raise DataError(
-            f"{spec}: no task fell into {', '.join(empty)} ({rows - differing.total()} distinct tasks in all; "
-            f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
-            "Add tasks (size=… of generated ones), or name the split of each task in a column 'split'."
+        raise (
+            _empty_splits(spec, empty, named, need)
+            if few
+            else DataError(
+                f"{spec}: no task fell into {', '.join(empty)} ({counted(rows, 'rows')}; "
+                f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
+                "Add tasks (size=… of generated ones), or name the split of each task in a column 'split'."
+            )
         )
+    ordered = sorted((order, name, task) for name, members in chosen.items() for order, task in members)
+    _check_ids([(order, task) for order, _, task in ordered], spec)
+    task_of = dict(zip((order for order, *_ in ordered), _with_own_ids([task for *_, task in ordered]), strict=True))
+    parts = {name: [task_of[order] for order, _ in members] for name, members in chosen.items()}
     return Splits(
-        chosen["train"],
-        chosen["val"],
-        chosen["gate"],
-        chosen["test"],
+        parts["train"],
+        parts["val"],
+        parts["gate"],
+        parts["test"],
         salt=salt,
         rows=rows,
-        differing=differing,
+        used=[
+            ComparedRow(
+                row=task.where or f"row {order}", key=task.key, split=name, wanted=wanted.get(order, name),
+                inputs=task.inputs, outputs=task.expected,
+            )
+            for order, name, task in ordered
+        ],
+    )  # fmt: skip
+
+
+def _empty_splits(spec: str, empty: Sequence[str], named: Mapping[str, str | None], need: Sequence[str]) -> DataError:
+    """Error for few tasks that leave a split empty."""
+    if len(named) >= len(need):
+        return DataError(
+            f"{spec}: no task is in {', '.join(empty)}: the data names the splits of its tasks, or an earlier job of "
+            "this store assigned them. Add tasks"
+        )
+    return DataError(
+        f"{spec} has {counted(len(named), 'distinct tasks')}, and none is left for {', '.join(empty)}: "
+        f"at least {len(need)} are needed, one for each of {', '.join(need)}. Add tasks"
     )
+
+
+def _check_ids(rows: Iterable[tuple[int, Task]], spec: str) -> None:
+    """Raises `DataError` if different tasks have one id."""
+    by_id: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for order, task in rows:
+        by_id[task.id].append((order, task.key))
+    for name, places in by_id.items():
+        if len({key for _, key in places}) > 1:
+            raise DataError(
+                f"{spec}: {len(places)} rows have the id {name!r} and not the same task, first in rows "
+                f"{sorted(order for order, _ in places)[:5]}. Ids must be unique"
+            )
+
+
+def _with_own_ids(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, with `-2`, `-3`, … after the ids of further rows of a task."""
+    taken, seen, own = {task.id for task in tasks}, set[tuple[str, str]](), list[Task]()
+    numbers: Counter[str] = Counter()
+    for task in tasks:
+        name = task.id
+        if (name, task.key) in seen:
+            while name in taken:
+                numbers[task.id] += 1
+                name = f"{task.id}-{numbers[task.id] + 1}"
+            taken.add(name)
+        seen.add((task.id, task.key))
+        own.append(task if name == task.id else replace(task, id=name))
+    return own

@@ -26,7 +26,7 @@ def staged_tasks(curriculum: Curriculum, data: str | None, read: Callable[[str],
     Raises:
         DataError: a stage has no tasks, or its data cannot be read; the message names the line of the stage.
     """
-    stage_of_task = dict[bytes, str]()  # by content hash; a sample of the first stage may have dropped the task
+    stage_of_task = dict[str, str]()  # by key; a sample of the first stage may have dropped the task
     for stage in curriculum.stages:
         spec = _spec_of(stage, data)
         matched = own = 0
@@ -35,7 +35,7 @@ def staged_tasks(curriculum: Curriculum, data: str | None, read: Callable[[str],
             for task in read(spec):
                 if selection.takes(task):
                     matched += 1
-                    if stage_of_task.setdefault(bytes.fromhex(task.content_hash), stage.name) == stage.name:
+                    if stage_of_task.setdefault(task.key, stage.name) == stage.name:
                         own += 1
                         yield _marked(task, stage)
         except DataError as error:

@@ -1,13 +1,12 @@
 """One task: the inputs of a program, the expected outputs, and metadata that a rubric may read."""
 
-import hashlib
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
 
+from assay.datasets.keys import task_key
 from assay.errors import DataError
 from assay.support.missing import is_missing
 
@@ -18,12 +17,14 @@ __all__ = [
     "UNKNOWN",
     "EmptyInputs",
     "Task",
+    "TaskIndex",
     "consent_text",
     "known_outputs",
     "make_task",
     "missing_inputs",
     "own_containers",
     "owners_of",
+    "task_key",
     "written_outputs",
 ]
 
@@ -59,7 +60,8 @@ class Task:
     inputs: Mapping[str, Any]
     expected: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    split: str | None = None  # named by the file; None: assigned by the hash of the inputs
+    split: str | None = None  # named by the file; None: assigned by the key of the inputs
+    where: str = field(default="", compare=False, repr=False)  # its row, for messages
 
     def __getitem__(self, name: object) -> NoReturn:
         """Raise `TypeError` with the attribute to use, for code that treats a task as a mapping."""
@@ -70,16 +72,29 @@ class Task:
         )
 
     @cached_property
-    def content_hash(self) -> str:
-        """sha256 of the inputs, computed once. Tasks with equal inputs are the same task, whatever their ids."""
-        return content_hash(self.inputs)
+    def key(self) -> str:
+        """Key of the inputs, computed once. Tasks with one key are the same task, whatever their ids."""
+        return task_key(self.inputs)
 
 
-_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str).encode
+class TaskIndex:
+    """Tasks, found by the inputs that a program was given. Rows of one task are distinguished by their other values."""
 
+    def __init__(self) -> None:
+        self._by_key: dict[str, dict[str, Task]] = {}
 
-def content_hash(inputs: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_encode(inputs).encode("utf-8", "surrogatepass")).hexdigest()
+    def add(self, task: Task) -> None:
+        self._by_key.setdefault(task.key, {})[task.id] = task
+
+    def find(self, inputs: Mapping[str, Any], expected: Mapping[str, Any] | None = None) -> Task | None:
+        """The task of these inputs; of several, the first with equal expected outputs, then with equal inputs."""
+        tasks = list(self._by_key.get(task_key(inputs), {}).values())
+        if len(tasks) < 2:
+            return tasks[0] if tasks else None
+        return max(tasks, key=lambda task: (dict(task.expected) == expected, dict(task.inputs) == inputs))
+
+    def clear(self) -> None:
+        self._by_key.clear()
 
 
 def own_containers(value: Any) -> Any:
@@ -173,7 +188,7 @@ def make_task(
     if inputs is not None and (missing := sorted(set(inputs) - values.keys())):
         columns = [*values, *expected] if isinstance(row.get("inputs"), Mapping) else list(row)
         raise missing_inputs(where, missing, columns)
-    if not values or all(value is None or value == "" for value in values.values()):
+    if not (key := task_key(values)):
         if not isinstance(wrong := row.get("inputs"), Mapping) and wrong not in (None, ""):
             raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")
         raise EmptyInputs(where)
@@ -186,12 +201,13 @@ def make_task(
     if split and split not in SPLITS:
         raise DataError(f"{where}: the split {split!r} does not exist; the splits are {', '.join(SPLITS)}")
     return Task(
-        id=str(row["id"]) if row.get("id") not in (None, "") else content_hash(values)[:16],
+        id=str(row["id"]) if row.get("id") not in (None, "") else key,
         task_type=str(row.get("task_type") or "default"),
         inputs=values,
         expected=expected,
         metadata=metadata if isinstance(metadata, Mapping) else {"value": metadata},
         split=str(split) if split else None,
+        where=where,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.datasets.tasks import SPLITS, Task, content_hash, written_outputs
+from assay.datasets.tasks import SPLITS, Task, task_key, written_outputs
 from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, DataError
@@ -31,7 +31,7 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import Forgotten
 from assay.traces.store.rows import rollout_of
-from assay.traces.store.sealing import SEALED, SplitFinder, claim_salt
+from assay.traces.store.sealing import SplitFinder, claim_salt
 
 __all__ = ["PoolReport", "manifest_path", "read_manifest", "write_pool"]
 
@@ -245,7 +245,7 @@ class _Pool:
         if problem is not None:
             self.problems[problem] += 1
             return
-        key = content_hash(inputs)
+        key = task_key(inputs)
         if key not in self.tasks:
             self.profile.add(row["task_type"], inputs)
         else:
@@ -308,7 +308,7 @@ class _Pool:
         production = {"rollouts": task.count, "score": task.mean, "failed": task.failed}
         return {
             **row,
-            "id": content_hash(row["inputs"])[:16],
+            "id": task_key(row["inputs"]),
             "split": self._split(rollout),
             **{name: value for name, value in owners.items() if value is not None},
             "metadata": {
@@ -319,13 +319,11 @@ class _Pool:
         }
 
     def _split(self, rollout: Rollout) -> str:
-        """The split of the recorded inputs. `of_inputs` takes each text of a sealed task for one of test, so that what
-        is in gate would not stay there in the next pool."""
-        exact = self.splits.of_hash(content_hash(rollout.inputs))
-        return exact if exact in SEALED else self.splits.of_inputs(rollout.inputs, rollout.split) or "train"
+        """The split of the recorded inputs."""
+        return self.splits.of_inputs(rollout.inputs, rollout.split) or "train"
 
     def report(self, rows: list[dict[str, Any]], training: list[Task]) -> PoolReport:
-        known = {task.id for task in training} | {task.content_hash[:16] for task in training}
+        known = {name for task in training for name in (task.id, task.key)}
         clean = 1 - self.problems.total() / self.seen if self.seen else 0.0
         types = Counter(row["task_type"] for row in rows)
         gates = self._gates(len(rows), clean, len(types))

@@ -46,7 +46,7 @@ def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Ses
 
     def run(place: int) -> Any:
         recorded, task = pairs[place]
-        return recorded.run(dict(task.inputs), task.content_hash)
+        return recorded.run(task)
 
     yield from as_finished(run, len(pairs), threads=session.threads, around=session.context, drop=True)
 
@@ -113,7 +113,7 @@ class Host:
         copy.set_parameters(settings["parameters"])
         copy.group = settings["group"]
         with session.context():
-            prediction = copy(**dict(task.inputs))
+            prediction = copy.run(task)
         with self._lock:
             usage, missed = session.meter.usage, session.recorder.unrecorded
             spent = Usage(**{name: value - getattr(self._sent, name) for name, value in vars(usage).items()})
@@ -214,7 +214,7 @@ class RayExecutor:
                         cap, remaining = error, []
                         break
                     task, host = remaining.pop(), free.pop(0)
-                    split = session.split_of.get(task.content_hash, "")
+                    split = session.split_of.get(task.key, "")
                     working[host.run.remote(program, settings, task, split, place)] = (task, host)
                 if not working and cap is None:
                     raise ModelError(

@@ -15,7 +15,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets import Task
-from assay.datasets.tasks import content_hash, own_containers, owners_of
+from assay.datasets.tasks import TaskIndex, own_containers, owners_of, task_key
 from assay.errors import AssayError, ConfigError, DataError, FailureKind
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
@@ -71,8 +71,8 @@ class Session:
     seed: int = 0
     threads: int = 4
     progress: Progress = field(default_factory=SilentProgress)
-    tasks: dict[str, Task] = field(default_factory=dict)
-    split_of: dict[str, str] = field(default_factory=dict)
+    tasks: TaskIndex = field(default_factory=TaskIndex)
+    split_of: dict[str, str] = field(default_factory=dict)  # by key
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
     own_models: bool = False  # compiled judges use the model they were calibrated with, and not `judge_lm`
@@ -91,11 +91,10 @@ class Session:
         """Registers tasks by their inputs. A teleprompter passes inputs alone; a run finds its task and split by
         them."""
         for task in tasks:
-            digest = task.content_hash
-            self.tasks[digest] = task
-            self.recorder.texts.add(digest, task.inputs)
+            self.tasks.add(task)
+            self.recorder.texts.add(task.key, task.inputs)
             if split is not None:
-                self.split_of[digest] = split
+                self.split_of[task.key] = split
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -222,19 +221,23 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         return {"adapter": self.prompt_format, "parameters": parameters, **budget}
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
-        return self.run(inputs, content_hash(inputs))
+        return self._recorded(inputs, self.session.tasks.find(inputs))
 
-    def run(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
-        """As a call, for evaluations: of inputs whose hash is known, and without what DSPy does around each module."""
+    def run(self, task: Task) -> dspy.Prediction:
+        """As a call with the task's inputs, without what DSPy does around each module. Two rows can have the same
+        inputs, so a run of a row names its task."""
+        return self._recorded(dict(task.inputs), task)
+
+    def _recorded(self, inputs: dict[str, Any], task: Task | None) -> dspy.Prediction:
         seconds = self.session.task_timeout
         with limited(None if current_limit() is None else seconds, tools_of=seconds):
-            return self._recorded(inputs, digest)
+            return self._scored(inputs, task)
 
-    def _recorded(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
+    def _scored(self, inputs: dict[str, Any], task: Task | None) -> dspy.Prediction:
         """A rollout: the run under recording, scored."""
         session, settings, group = self.session, self.settings, self.group
-        task = session.tasks.get(digest)
-        task_id = task.id if task else digest[:16]
+        key = task.key if task else task_key(inputs)
+        task_id = task.id if task else key
         rollout = Rollout(
             task_id=task_id,
             task_type=task.task_type if task else "default",
@@ -245,7 +248,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             parameters=settings["parameters"],
             model=session.lm.model,
             seed=session.seed,
-            split=session.split_of.get(digest, ""),
+            split=session.split_of.get(key, ""),
             sample=self.sample or 0,
             inputs=inputs,
             **(stored_fields(task) if task else {}),
@@ -253,7 +256,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         # Unrecorded calls do not pass the meter, so their cap can only be checked between runs.
         if session.recorder.unrecorded.calls:
             session.meter.check()
-        with session.recorder.rollout(rollout, then_scored=task is not None, content=digest):
+        with session.recorder.rollout(rollout, then_scored=task is not None, key=key):
             note_carried(self.program)
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from assay.datasets import Task
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.errors import FailureKind
 from assay.models.failures import unanswered
 from assay.rubrics import Rubric, ScoreResult
@@ -88,7 +88,7 @@ def _undecided(verdict: Verdict) -> bool:
 def task_of(rollout: Rollout) -> Task:
     """The task of a stored rollout, from the fields that the store has."""
     # Rollouts of `assay run` have no task id.
-    name = rollout.task_id or (content_hash(rollout.inputs)[:16] if rollout.inputs else "")
+    name = rollout.task_id or task_key(rollout.inputs)
     return Task(
         id=name,
         task_type=rollout.task_type,

@@ -1,24 +1,27 @@
 """Human labels: ratings of items by one or several raters. Disagreement is kept.
 
-One row per rating: `item_id` (by default the hash of the judged content), `input` (optional), `output` or `output_a`
-and `output_b`, `rater`, `label`, `rationale` (optional). A judge can see further columns if its `shows` names them.
-Instead of `rater` and `label`, a row may have a column per rater.
+One row per rating: `item_id` (by default rows with equal judged content are one item), `input` (optional), `output` or
+`output_a` and `output_b`, `rater`, `label`, `rationale` (optional). A judge can see further columns if its `shows`
+names them. Instead of `rater` and `label`, a row may have a column per rater.
 """
 
 import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from assay.datasets import SPLITS
+from assay.datasets.keys import task_key
+from assay.datasets.rows import ComparedRow, RowFindings, compare_rows
 from assay.datasets.sources import iter_rows
-from assay.datasets.splits import SHARES, renamed, split_of
-from assay.datasets.tasks import content_hash
+from assay.datasets.splits import FEW, renamed, split_of, splits_of_few
 from assay.errors import DataError
 from assay.judges.label_texts import id_text, rater_columns, ratings_in, read_label
 from assay.support.missing import is_missing
+from assay.support.values import digest_of
 
 __all__ = ["Item", "LabelSplits", "LabelledItems", "Rating", "load_labels", "make_items", "split_items"]
 
@@ -43,7 +46,8 @@ class Item:
 
     Args:
         fields: the judged fields.
-        split: the split named in the data; None to use the content hash.
+        split: the split named in the data; None to use the key of the fields.
+        where: its first row.
         columns: columns that are not judged, such as `model`.
     """
 
@@ -52,10 +56,12 @@ class Item:
     ratings: tuple[Rating, ...]
     split: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    where: str = field(default="", compare=False)
 
-    @property
-    def content_hash(self) -> str:
-        return content_hash(self.fields)
+    @cached_property
+    def key(self) -> str:
+        """Key of the fields, by which items are compared; see `assay.datasets.keys`."""
+        return task_key(self.fields)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -147,12 +153,14 @@ def make_items(
     columns: dict[str, dict[str, Any]] = {}
     ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
     splits: dict[str, str | None] = {}
+    places: dict[str, str] = {}
     count = gaps = 0
     for where, row in rows:
         count += 1
         given = ratings_in(row, judged)
         content, other = _content(row, judged, shows, where)
-        item_id = content_hash(content)[:16] if _is_empty(row.get("item_id")) else id_text(row["item_id"])
+        item_id = digest_of(content) if _is_empty(row.get("item_id")) else id_text(row["item_id"])
+        places.setdefault(item_id, where)
         if contents.setdefault(item_id, content) != content:
             differing = sorted(key for key in judged if content.get(key) != contents[item_id].get(key))
             raise DataError(
@@ -181,9 +189,12 @@ def make_items(
         way = f": none of its {count} rows has a label in 'label', or in a column per rater such as 'rater_1'"
         raise DataError(f"{spec} has no ratings{way if count else ''}")
     items = [
-        Item(id=key, fields=contents[key], ratings=tuple(entries.values()), split=splits.get(key), columns=columns[key])
+        Item(
+            id=key, fields=contents[key], ratings=tuple(entries.values()), split=splits.get(key), columns=columns[key],
+            where=places[key],
+        )
         for key, entries in ratings.items()
-    ]
+    ]  # fmt: skip
     return LabelledItems(items, gaps)
 
 
@@ -215,58 +226,74 @@ def _is_empty(value: Any) -> bool:
 
 @dataclass
 class LabelSplits:
-    """Items by split. All ratings of an item are in the same split, which is chosen by the hash of its content."""
+    """Items by split. All ratings of an item, and all items with one key, are in the same split."""
 
     train: list[Item]
     val: list[Item]
     gate: list[Item]
     test: list[Item] = field(repr=False)
+    wanted: Mapping[str, str] = field(default_factory=dict)  # by item, in their order: the split by the data alone
 
     def sizes(self) -> dict[str, int]:
         return {name: len(getattr(self, name)) for name in SPLITS}
+
+    def keys(self) -> dict[str, list[str]]:
+        """Keys of the items by split."""
+        return {name: [item.key for item in getattr(self, name)] for name in SPLITS}
 
     def ratings(self) -> dict[str, list[str]]:
         """Digests of the ratings by split, for the artifact."""
         return {name: [digest for item in getattr(self, name) for digest in item.digests] for name in SPLITS}
 
+    def report(self) -> RowFindings:
+        """Repeated, contradicting and moved items, and near-duplicates across splits."""
+        members = {item.id: (name, item) for name in SPLITS for item in getattr(self, name)}
+        return compare_rows(
+            [
+                ComparedRow(
+                    row=item.where or item.id, key=item.key, split=name, wanted=self.wanted[item.id],
+                    inputs=item.fields, outputs={"label": item.modes},
+                )
+                for name, item in (members[item_id] for item_id in self.wanted if item_id in members)
+            ]
+        )  # fmt: skip
 
-def split_items(items: Sequence[Item], *, salt: str = "assay", limits: Mapping[str, int] | None = None) -> LabelSplits:
-    """Splits items by content hash, identically in every command.
+
+def split_items(
+    items: Sequence[Item],
+    *,
+    salt: str = "assay",
+    limits: Mapping[str, int] | None = None,
+    known: Mapping[str, str] | None = None,
+) -> LabelSplits:
+    """Splits items by key, identically in every command.
 
     Args:
         salt: the store's salt.
         limits: maximum number of items by split. The share of each class is kept; an item's class is its first mode.
+        known: key -> split of the items that have one in the store; it stands.
     Raises:
         DataError: a split is empty.
     """
-    chosen: dict[str, list[tuple[int, Item]]] = {name: [] for name in SPLITS}
-    unique: dict[str, Item] = {}
-    for item in items:  # items with different ids and the same content are merged
-        first = unique.get(item.content_hash)
-        unique[item.content_hash] = (
-            item if first is None else replace(first, ratings=_merged(first, item), split=first.split or item.split)
-        )
-    for digest, item in unique.items():
-        name, rank = split_of(digest, salt, SHARES)
-        chosen[item.split or name].append((rank, item))
+    named: dict[str, str | None] = {}
+    for item in items:
+        named[item.key] = named.get(item.key) or item.split
+    few = len(named) < FEW
+    alone = splits_of_few(named, salt) if few else {key: name or split_of(key, salt)[0] for key, name in named.items()}
+    assigned = splits_of_few(named, salt, known=known) if few else {**alone, **(known or {})}
+    chosen: dict[str, list[Item]] = {name: [] for name in SPLITS}
+    for item in items:
+        chosen[assigned[item.key]].append(item)
     if empty := [name for name in SPLITS if not chosen[name]]:
         raise DataError(
-            f"no items in the splits {', '.join(empty)} ({len(unique)} distinct items in total). "
-            "Add labels, or assign splits in a column 'split'"
+            f"no items in the splits {', '.join(empty)} ({len(named)} distinct items in total; at least {len(SPLITS)} "
+            "are needed). Add labels, or assign splits in a column 'split'"
         )
     splits = {}
-    for name, entries in chosen.items():
-        ordered = [item for _, item in sorted(entries, key=lambda entry: entry[0])]
+    for name, members in chosen.items():
+        ordered = sorted(members, key=lambda item: split_of(item.key, salt)[1])
         splits[name] = _stratified(ordered, (limits or {}).get(name, len(ordered)))
-    return LabelSplits(**splits)
-
-
-def _merged(first: Item, other: Item) -> tuple[Rating, ...]:
-    by_rater = {rating.rater: rating for rating in first.ratings}
-    for rating in other.ratings:
-        name = f"{_ANONYMOUS}{len(by_rater) + 1}" if rating.rater.startswith(_ANONYMOUS) else rating.rater
-        by_rater[name] = replace(rating, rater=name)
-    return tuple(by_rater.values())
+    return LabelSplits(**splits, wanted={item.id: item.split or alone[item.key] for item in items})
 
 
 def _stratified(items: list[Item], limit: int) -> list[Item]:

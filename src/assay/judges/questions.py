@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.rubrics.conversations import TurnFields
 from assay.rubrics.criteria import JudgeSpec
+from assay.support.values import digest_of
 from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
 from assay.traces.store.direct_writes import DirectWrites
 from assay.traces.store.reads import StoreReads
@@ -77,7 +78,7 @@ class Question:
 
 def key_of(judge: Asked) -> str:
     """Key of a judge's labels in the store: a hash of its question and scale."""
-    return content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale)})[:16]
+    return digest_of({"text": judge.spec.text, "scale": list(judge.spec.scale)})
 
 
 def remember(store: DirectWrites, judge: Asked, source: str = "", *, run_id: str = "") -> Question:
@@ -150,25 +151,23 @@ def item_to_label(rollout: Rollout, judge: Asked) -> ToLabel | None:
     if available["output"] in ("", {}, None) or any(name not in available for name in names):
         return None
     fields = {name: available[name] for name in names}
-    return ToLabel(content_hash(fields)[:16], fields, rollout.id)
+    return ToLabel(digest_of(fields), fields, rollout.id)
 
 
 def _pairs(rollouts: Iterable[Rollout]) -> Iterator[ToLabel]:
     groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
     for rollout in rollouts:
-        groups[json.dumps(rollout.inputs, sort_keys=True, default=str)].setdefault(
-            str(output_of(rollout.prediction or {})), rollout
-        )
+        groups[task_key(rollout.inputs)].setdefault(str(output_of(rollout.prediction or {})), rollout)
     for group in groups.values():
         # by hash, so that the order does not depend on age or length
-        members = sorted(group.values(), key=lambda r: content_hash({"output": output_of(r.prediction or {})}))
+        members = sorted(group.values(), key=lambda r: digest_of(output_of(r.prediction or {})))
         for first, second in zip(members[::2], members[1::2], strict=False):
             fields = {
                 "task_input": one_of(first.inputs),
                 "output_a": output_of(first.prediction or {}),
                 "output_b": output_of(second.prediction or {}),
             }
-            yield ToLabel(content_hash(fields)[:16], fields, first.id, second.id)
+            yield ToLabel(digest_of(fields), fields, first.id, second.id)
 
 
 def output_of(prediction: Mapping[str, Any]) -> Any:

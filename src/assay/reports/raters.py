@@ -8,7 +8,6 @@ from typing import Any
 import sqlalchemy as sa
 from markupsafe import Markup
 
-from assay.datasets.tasks import content_hash
 from assay.errors import DataError
 from assay.judges.labels import Item, make_items
 from assay.judges.quality.agreement import Answers, agreement, ceiling
@@ -17,6 +16,7 @@ from assay.judges.questions import Question
 from assay.reports.charts import Line, lines_chart
 from assay.reports.texts import plain, preview
 from assay.rubrics.criteria import JudgeSpec
+from assay.support.values import digest_of
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import StoreReads
 
@@ -184,12 +184,12 @@ def verdicts_of(
     Args:
         version: the judge's version whose verdicts count before those of others.
     """
-    by_content = {content_hash(item.fields): item.id for item in items[:_MOST]}
+    by_content = {digest_of(item.fields): item.id for item in items[:_MOST]}
     keys = [item.id[:200] for item in items[:_MOST]] + _labelled_tasks(store, question.key)
     runs, by_item, preferred = set(question.runs), dict[str, Verdict](), set[str]()
     for row in _judgements(store, list(dict.fromkeys(keys))):  # oldest first
         prediction = json.loads(row.prediction_json or "{}")
-        item_id = by_content.get(content_hash(json.loads(row.inputs_json)))
+        item_id = by_content.get(digest_of(json.loads(row.inputs_json)))
         own = row.run_id in runs or row.program == question.spec.text[:200]
         if item_id is None or not own or prediction.get("verdict") not in question.spec.scale:
             continue

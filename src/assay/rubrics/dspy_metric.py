@@ -1,17 +1,16 @@
 """A rubric as a DSPy metric, for `dspy.Evaluate`, every teleprompter, and GEPA with feedback text."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from assay.datasets import Task
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import TaskIndex, task_key
 from assay.errors import Unscored
 from assay.rubrics.protection import MissingScore, protect_dspy
 from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import ScoreResult
 from assay.traces.records import Rollout
 
-__all__ = ["RubricMetric"]
+__all__ = ["RubricMetric", "example_fields"]
 
 
 class RubricMetric:
@@ -27,15 +26,15 @@ class RubricMetric:
 
     Args:
         threshold: lowest score that counts as success.
-        tasks: content hash of the inputs -> task, to find the task of an example.
+        tasks: in which the task of an example is found.
     Raises:
         Unscored: the score is NaN although the unscored criteria were graded a second time.
     """
 
     def __init__(
-        self, rubric: Scorer, *, threshold: float = 0.8, feedback: bool = False, tasks: Mapping[str, Task] | None = None
+        self, rubric: Scorer, *, threshold: float = 0.8, feedback: bool = False, tasks: TaskIndex | None = None
     ) -> None:
-        self.rubric, self.threshold, self.feedback, self.tasks = rubric, threshold, feedback, tasks or {}
+        self.rubric, self.threshold, self.feedback, self.tasks = rubric, threshold, feedback, tasks or TaskIndex()
         self.__name__ = f"rubric_{rubric.name}"
         protect_dspy()
 
@@ -59,23 +58,28 @@ class RubricMetric:
         return _with_feedback(result.value, result.feedback) if self.feedback else result.value
 
     def result(self, example: Any, prediction: Any) -> ScoreResult:
-        """Returns the full result. A prediction whose rollout was already scored is not scored again."""
-        result = getattr(prediction, "_result", None)
-        if isinstance(result, ScoreResult):
+        """Returns the full result. A prediction whose rollout was already scored for this task is not scored again."""
+        rollout, result = getattr(prediction, "_rollout", None), getattr(prediction, "_result", None)
+        task, rollout = self.task_of(example), rollout if isinstance(rollout, Rollout) else None
+        if isinstance(result, ScoreResult) and (rollout is None or rollout.task_id in ("", task.id)):
             return result
-        rollout = getattr(prediction, "_rollout", None)
-        return self.rubric.score(self.task_of(example), prediction, rollout if isinstance(rollout, Rollout) else None)
+        scored = self.rubric.score(task, getattr(prediction, "_failed", None) or prediction, rollout)
+        if result is not None:  # it was of another row with the same inputs, which are all that the program was given
+            prediction._result = scored
+        return scored
 
     def task_of(self, example: Any) -> Task:
         """Returns the task of a DSPy example: that in `tasks` with the same inputs, otherwise one with its fields."""
         if isinstance(example, Task):
             return example
-        inputs = example.inputs().toDict() if getattr(example, "_input_keys", None) else example.toDict()
-        digest = content_hash(inputs)
-        if digest in self.tasks:
-            return self.tasks[digest]
-        expected = {key: value for key, value in example.toDict().items() if key not in inputs}
-        return Task(id=digest[:16], inputs=inputs, expected=expected)
+        inputs, expected = example_fields(example)
+        return self.tasks.find(inputs, expected) or Task(id=task_key(inputs), inputs=inputs, expected=expected)
+
+
+def example_fields(example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and expected outputs of a DSPy example; all fields are inputs if it names none."""
+    inputs = example.inputs().toDict() if getattr(example, "_input_keys", None) else example.toDict()
+    return inputs, {key: value for key, value in example.toDict().items() if key not in inputs}
 
 
 def _with_feedback(score: float, feedback: str) -> Any:

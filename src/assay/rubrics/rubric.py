@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assay.datasets.tasks import Task
+from assay.datasets.tasks import Task, TaskIndex
 from assay.errors import RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
@@ -334,7 +334,7 @@ class Rubric:
         }
 
     def metric(
-        self, *, threshold: float = 0.8, feedback: bool = False, tasks: Mapping[str, Task] | None = None
+        self, *, threshold: float = 0.8, feedback: bool = False, tasks: TaskIndex | None = None
     ) -> "RubricMetric":
         """Returns this rubric as a DSPy metric. See `RubricMetric`."""
         from assay.rubrics.dspy_metric import RubricMetric

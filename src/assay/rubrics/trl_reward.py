@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from assay.datasets import Task
+from assay.datasets.tasks import task_key
 from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import grade
 from assay.rubrics.steps import fields_in
@@ -112,7 +113,7 @@ def _task(prompt: Any, question: str, known: Mapping[str, str], row: Mapping[str
     inputs = {name: row[column] for column, name in known.items() if row.get(column) is not None}
     inputs = inputs or {question: _text(prompt)}
     expected = {name: value for name, value in row.items() if name not in known and value is not None}
-    return Task(id=Task(id="", inputs=inputs, expected=expected).content_hash[:16], inputs=inputs, expected=expected)
+    return Task(id=task_key(inputs), inputs=inputs, expected=expected)
 
 
 def _text(part: Any) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import dspy
 import numpy as np
 
-from assay.datasets.tasks import content_hash
 from assay.evaluation import Session
 from assay.evaluation.judged import judge_items
 from assay.judges import Item, Judge
@@ -21,6 +20,7 @@ from assay.programs import program_version
 from assay.rubrics import Rubric
 from assay.runs.loading import compiled_parts, load_judge
 from assay.support.package import __version__
+from assay.support.values import digest_of
 
 __all__ = ["ANCHORS", "freeze", "items_of", "made_by", "replay", "replay_changed", "replay_of_rubric", "values_of"]
 
@@ -49,12 +49,12 @@ def made_by(judge: Judge, session: Session) -> dict[str, str]:
         "model": judge.model or session.lm.model,
         "weights": str(backend.weights or getattr(backend, "address", "")),
         "adapters": " ".join(backend.adapters),
-        "question": content_hash(
+        "question": digest_of(
             {"text": judge.spec.text, "scale": list(judge.spec.scale), "anchors": dict(judge.spec.anchors)}
-        )[:16],
+        ),
         "prompt": program_version(judge, None),
-        "calibration": content_hash({"calibration": config.pop("calibration", None)})[:16],
-        "settings": content_hash({key: value for key, value in config.items() if key not in ("spec", "model")})[:16],
+        "calibration": digest_of({"calibration": config.pop("calibration", None)}),
+        "settings": digest_of({key: value for key, value in config.items() if key not in ("spec", "model")}),
         "assay": __version__,
         "dspy": dspy.__version__,
     }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.deployment.registry import Registry
 from assay.errors import AssayError
 from assay.models import ResponseCache
@@ -22,7 +22,6 @@ from assay.sources.artifact_files import hash_of_manifest, read_json, resealed
 from assay.traces import Store
 from assay.traces.erased_texts import ERASED, ErasedTexts
 from assay.traces.shown import demos_in
-from assay.traces.store.sealing import HASH
 
 __all__ = ["ErasedFiles", "demonstrated_inputs", "erase_answers", "erase_files"]
 
@@ -49,10 +48,10 @@ class ErasedFiles:
 
 
 def demonstrated_inputs(store: Store, home: Path, tasks: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """The inputs of tasks in the demonstrations of artifacts, with the hash of their task, where a manifest names it.
+    """The inputs of tasks in the demonstrations of artifacts, with the key of their task, where a manifest names it.
 
     Args:
-        tasks: the first hex digits of their content hashes.
+        tasks: their keys.
     """
     folders = {*(Path(place) for place in store.artifacts()), *(home / "artifacts").glob("*")}
     for folder in sorted(folders) if tasks else ():
@@ -63,7 +62,7 @@ def demonstrated_inputs(store: Store, home: Path, tasks: Collection[str]) -> Ite
             continue
         by_demo = shown.get("by_demo") or ()
         for demo, names in zip(demos, by_demo, strict=True) if len(demos) == len(by_demo) else ():
-            yield from ((name[:HASH], _inputs_in(demo, name)) for name in names if name[:HASH] in tasks)
+            yield from ((name, _inputs_in(demo, name)) for name in names if name in tasks)
 
 
 def _inputs_in(demo: Any, task: str) -> Any:
@@ -75,7 +74,7 @@ def _inputs_in(demo: Any, task: str) -> Any:
     names = sorted(demo)[:_MOST_FIELDS]
     for size in range(1, len(names) + 1):
         for chosen in itertools.combinations(names, size):
-            if content_hash(inputs := {name: demo[name] for name in chosen}).startswith(task):
+            if task_key(inputs := {name: demo[name] for name in chosen}) == task:
                 return inputs
     return demo
 

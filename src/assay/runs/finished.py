@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import is_artifact
 from assay.errors import ArtifactError, AssayError, StopRun
 from assay.evaluation import Progress
@@ -21,6 +20,7 @@ from assay.models import Caps
 from assay.support.places import write_whole
 from assay.support.refused import note_full_disk
 from assay.support.scrubbing import error_text, results
+from assay.support.values import digest_of
 from assay.traces.store.listing import FAILURE
 
 __all__ = ["FinishedRun", "keep_failure"]
@@ -58,7 +58,7 @@ class FinishedRun:
 
     def __init__(self, folder: Path, *, caps: Caps, about: Mapping[str, Any]) -> None:
         self.path, self.caps = folder / _FILE, asdict(caps)
-        self.about = content_hash(json.loads(json.dumps(dict(about), default=str)))
+        self.about = digest_of(dict(about))
 
     def report(self, progress: Progress, *, out: str | Path | None = None) -> dict[str, Any] | None:
         """The report, ready for JSON; None if the run has not ended or can continue.

@@ -14,6 +14,7 @@ import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
 from assay.datasets.curriculum import PREFIX, load_curriculum
+from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError
@@ -34,9 +35,19 @@ from assay.runs.settings import ProgramSettings
 from assay.runs.settings.shared import CurriculumSettings
 from assay.sources.artifact_files import read_json
 from assay.sources.trust import accept, entries
+from assay.support.numbers import counted
 from assay.traces import Recorder, Store
 from assay.traces.carried import carried_by
-from assay.traces.store.sealing import DEFAULT_SALT, Openings, open_test, resolve_salt, store_splits, store_tasks
+from assay.traces.store.sealing import (
+    DEFAULT_SALT,
+    SEALED,
+    Openings,
+    known_splits,
+    open_test,
+    resolve_salt,
+    store_splits,
+    store_tasks,
+)
 
 __all__ = ["Job", "open_job", "salt_at", "salt_in"]
 
@@ -58,6 +69,7 @@ class Job:
     openings: Openings | None = None  # of the test split, once this job has opened it
     ended: bool = False  # an earlier process had ended it; its report was returned and nothing was run
     was_done: bool = False  # an earlier process had completed it
+    rows: RowFindings = NO_ROWS  # of the data
     warnings: Sequence[str] = ()  # of the data, already shown to the user; reports repeat them
 
     def additional_rubric(self, source: str | Path | Rubric) -> Rubric:
@@ -88,15 +100,12 @@ class Job:
         return FinishedRun(self.folder, caps=self.config.caps, about=about)
 
     def tasks_of_artifact(self) -> dict[str, list[str]]:
-        """Shortened content hashes of the tasks the artifact was made with, by split; empty without an artifact."""
-        if self.artifact is None:
-            return {}
-        tasks = read_json(self.artifact.path / "splits.json", self.artifact.path).get("tasks") or {}
-        return {name: hashes for name, hashes in tasks.items() if name in SPLITS}
+        """Keys of the tasks the artifact was made with, by split; empty without an artifact."""
+        return _tasks_of(self.artifact)
 
     def training_splits(self) -> set[str]:
         """Those of them that the artifact learned from or was selected on."""
-        return {content for name in ("train", "val") for content in self.tasks_of_artifact().get(name, ())}
+        return {key for name in ("train", "val") for key in self.tasks_of_artifact().get(name, ())}
 
     def end_as_before(self, report: Mapping[str, Any]) -> None:
         """Ends the job with the report of an earlier process; the store entry of the run is not changed."""
@@ -134,6 +143,7 @@ def open_job(
     resume: bool = False,
     need: tuple[str, ...] = SPLITS,
     opens_as: str | None = None,
+    known: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """Opens a job, holds its lock while it is open, and stores how it ended (`Job.status`).
 
@@ -141,6 +151,7 @@ def open_job(
         need: splits that must not be empty.
         opens_as: id that an opening of the test split is counted for, if several runs are one job; by default the
             run's own.
+        known: splits of tasks by key, besides those of the store.
     Raises:
         AssayError: what was wrong, which rule, what to do. No model has been called by then.
     """
@@ -155,7 +166,10 @@ def open_job(
     name = artifact.manifest["program"] if artifact else config.program
     inputs = program_inputs(loaded if loaded is not None else program_class(name))
     checked = load_rubric(rubric)
-    splits = _splits(config, inputs, need, progress)
+    of_artifact = {key: split for split, keys in _tasks_of(artifact).items() for key in keys}
+    known = {**of_artifact, **(known or {}), **known_splits(store)}
+    splits = _splits(config, inputs, need, progress, known=known)
+    fixed = loaded  # None: the program is built from the tasks
     if loaded is None:
         loaded = load_program(name, tasks=splits.train + splits.val)
     if config.executor == "ray" and lm is not None:
@@ -163,6 +177,10 @@ def open_job(
             "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
         )
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
+        moved = store_splits(run.store, _tasks_of(artifact))
+        while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read
+            splits = _splits(config, inputs, need, progress, known=known_splits(run.store))
+            loaded = load_program(name, tasks=splits.train + splits.val) if fixed is None else fixed
         session = _session(config, run, checked, name, progress)
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
@@ -179,20 +197,56 @@ def open_job(
         job = Job(
             config, run.folder, run.run_id, splits, recorded, session, run.store, artifact, path, was_done=run.was_done
         )
-        _keep_splits(job, opens_as or run.run_id)
-        _warn(job, progress)
+        if artifact is not None:
+            session.recorder.carried = carried_by(artifact.program)
+        _count_openings(job, opens_as or run.run_id)
+        _warn(job, progress, moved)
         yield job
         run.status, run.ended = job.status, job.ended
 
 
-def _warn(job: Job, progress: Progress) -> None:
+def _tasks_of(artifact: Artifact | None) -> dict[str, list[str]]:
+    """Keys of the tasks that an artifact was made with, by split."""
+    if artifact is None:
+        return {}
+    tasks = read_json(artifact.path / "splits.json", artifact.path).get("tasks") or {}
+    return {name: keys for name, keys in tasks.items() if name in SPLITS}
+
+
+def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
+    """Warnings about the data.
+
+    Args:
+        moved: tasks of the artifact that the store has in another split than the artifact.
+    """
     tasks = [task for part in job.splits.parts().values() for task in part]
-    job.warnings = absent_sources(job.recorded.program, job.session.rubric, tasks)
+    job.rows = job.splits.report()
+    learned = job.training_splits()
+    leaked = sum(split in SEALED and key in learned for key, split in moved.items())
+    job.warnings = [
+        *absent_sources(job.recorded.program, job.session.rubric, tasks),
+        *job.rows.notes(),
+        *(
+            [
+                f"{job.config.program} learned from {counted(leaked, 'tasks')} that this store has in gate or test: "
+                "its score on them is biased upwards"
+            ]
+            if leaked
+            else []
+        ),
+    ]
     for warning in job.warnings:
         progress.say(f"warning: {warning}")
 
 
-def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:
+def _splits(
+    config: ProgramSettings,
+    inputs: Collection[str] | None,
+    need: Sequence[str],
+    progress: Progress,
+    *,
+    known: Mapping[str, str],
+) -> Splits:
     """The splits of the data; with a curriculum those of its stages."""
     source = config.curriculum if isinstance(config, CurriculumSettings) else None
     curriculum = None if source is None else load_curriculum(source)
@@ -203,9 +257,10 @@ def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Seque
         inputs=inputs,
         rename=config.rename,
         salt=config.salt or DEFAULT_SALT,
-        limits=config.sizes,
+        limits=config.limits,
         need=need if curriculum is None or "val" in need else (*need, "val"),  # promotion is decided on val
         curriculum=curriculum,
+        known=known,
     )
 
 
@@ -245,19 +300,13 @@ def salt_at(program: Any) -> tuple[str, str] | None:
     return salt_in(load_artifact(program)) if isinstance(program, str) and is_artifact(program) else None
 
 
-def _keep_splits(job: Job, opens_as: str) -> None:
-    """Stores the split of each task, and counts openings of the test split in the store."""
+def _count_openings(job: Job, opens_as: str) -> None:
+    """Counts openings of the test split in the store."""
     splits = job.splits
-    store_tasks(job.store, splits.parts())
-    if job.artifact is not None:
-        job.session.recorder.carried = carried_by(job.artifact.program)
-        store_splits(
-            job.store, {name: [(content, "") for content in hashes] for name, hashes in job.tasks_of_artifact().items()}
-        )
 
     def count() -> None:
         job.openings = open_test(
-            job.store, opens_as, data=job.config.data, tasks=[task.content_hash for task in splits.parts()["test"]]
+            job.store, opens_as, data=job.config.data, tasks=[task.key for task in splits.parts()["test"]]
         )
 
     splits.on_open = count

@@ -60,7 +60,9 @@ __all__ = [
 _TRIES = 3  # tasks that may fail before the job is stopped
 
 
-def checked(job: Job, tasks: Sequence[Task], *, split: str, recorded: RecordedProgram | None = None) -> Measured | None:
+def checked(
+    job: Job, tasks: Sequence[Task], *, split: str | None, recorded: RecordedProgram | None = None
+) -> Measured | None:
     """Runs `preflight` for an opened job, unless its settings turn it off."""
     if not job.config.preflight:
         return None
@@ -89,7 +91,12 @@ def require_predictors(job: Job) -> None:
 
 
 def preflight(
-    session: Session, recorded: RecordedProgram, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None
+    session: Session,
+    recorded: RecordedProgram,
+    tasks: Sequence[Task],
+    *,
+    split: str | None,
+    max_cost_usd: float | None = None,
 ) -> Measured:
     """Runs the program on one task and asks each judge for one verdict; then asks the reflection model, if there is
     one.
@@ -98,7 +105,7 @@ def preflight(
 
     Args:
         tasks: those that the job runs first, so that it finds the answers in the cache.
-        split: the split that they belong to.
+        split: the split that they belong to; None where they are registered with it.
         max_cost_usd: the job's cap in dollars, if any.
     Returns:
         Calls, tokens and latency of a run, for an estimate.
@@ -119,7 +126,7 @@ def preflight(
         before = session.meter.usage
         for task in first:
             with watching(session.program_name):
-                prediction = recorded(**dict(task.inputs))
+                prediction = recorded.run(task)
             runs.append(rollout_of(prediction))
             answers.append(prediction)
             error = getattr(prediction, "_error", None)

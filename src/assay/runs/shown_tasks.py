@@ -23,10 +23,10 @@ def demonstrated_tasks(
     """The entry of an artifact's manifest about the demonstrations of its program.
 
     Returns:
-        `tasks`: content hashes of all tasks that may be shown. `by_demo`: the tasks that each demonstration shows, as
+        `tasks`: keys of all tasks that may be shown. `by_demo`: the tasks that each demonstration shows, as
         far as known, in the order of the program's state. `people`: hashes of the names of their data subjects.
     """
-    tasks_by_hash = {task.content_hash: task for task in tasks}
+    tasks_by_hash = {task.key: task for task in tasks}
     texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in demos_in(program_state(program))]
     by_demo = [sorted(recorder.texts.within(readable_text(text))) for text in texts]
     hashes = {task for demo in by_demo for task in demo} | recorder.carried.tasks

@@ -5,6 +5,7 @@ Does not import dspy, numpy or pandas: a value of their types exists only where 
 
 import base64
 import dataclasses
+import hashlib
 import json
 import math
 import sys
@@ -22,7 +23,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from assay.errors import NoJsonForm
 
-__all__ = ["json_value"]
+__all__ = ["digest_of", "json_value"]
 
 _DEEPEST = 200
 _LONGEST_PATH = 300  # characters
@@ -57,6 +58,12 @@ def json_value(value: Any, *, placeholders: bool = False) -> Any:
             keys of a mapping have the same text. The message gives the path and the type.
     """
     return _Conversion(placeholders).plain(value)
+
+
+def digest_of(value: Any) -> str:
+    """16 hexadecimal digits that identify settings and other values exactly. Tasks are compared by their keys."""
+    text = json.dumps(json_value(value, placeholders=True), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Conversion:

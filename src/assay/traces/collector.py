@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets import load_tasks
-from assay.datasets.tasks import content_hash, owners_of
+from assay.datasets.tasks import owners_of, task_key
 from assay.errors import ConfigError
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
@@ -57,7 +57,7 @@ class DataCollector:
             raise ConfigError(f"store={store!r} must be a Store, its path or URL, or None")
         self.store = Store(store) if isinstance(store, str | Path) else store
         self.rollouts: list[Rollout] = []
-        self._interaction_keys: set[str] = set()
+        self._interaction_keys: set[tuple[str, str]] = set()
         self._run = f"interactions-{new_id()[:12]}"
 
     def collect_interaction_data(
@@ -106,14 +106,14 @@ class DataCollector:
             isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1
         ):
             return f"rating={rating!r} must be between 0 and 1"
-        key = content_hash({"input": row["input"].strip(), "output": row["output"].strip()})
+        key = row["input"].strip(), row["output"].strip()
         if key in self._interaction_keys:
             return "duplicate of an earlier interaction with the same input and output"
         self._interaction_keys.add(key)  # last, so that a refused row does not make its correction a duplicate
         return None
 
     def _rollout(self, row: Mapping[str, Any], source: str) -> Rollout:
-        task = content_hash({"input": row["input"]})[:16]
+        task = task_key({"input": row["input"]})
         model = str(row.get("model") or "unknown")
         request = {"dialect": "chat", "body": {"model": model, "messages": [{"role": "user", "content": row["input"]}]}}
         response = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from assay.datasets.tasks import OWNERS, content_hash, written_outputs
+from assay.datasets.tasks import OWNERS, task_key, written_outputs
 from assay.errors import ConfigError, DataError
 from assay.support.names import check_name, is_name, place_in
 from assay.support.places import write_whole
@@ -82,22 +82,22 @@ def add_task(
 
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{name}.lock"):
-        rows, key = list(_rows(path)), content_hash(rollout.inputs)
-        others = [row for row in rows if content_hash(row.get("inputs") or {}) != key]
-        others.append(_row(rollout, key, answer_is_expected=answer_is_expected))
+        rows, row = list(_rows(path)), _row(rollout, answer_is_expected=answer_is_expected)
+        others = [other for other in rows if other.get("inputs") != row["inputs"]]
+        others.append(row)
         people = {subject_digest(str(row["data_subject"])) for row in others if row.get("data_subject")}
         store.put_artifact(str(path.resolve()), sorted(people))  # first, so that erasure finds it after a kill too
         write_whole(path, b"".join(orjson.dumps(row, default=str) + b"\n" for row in others))
     return DatasetFile(path=path, tasks=len(others), replaced=len(others) == len(rows))
 
 
-def _row(rollout: Rollout, key: str, *, answer_is_expected: bool) -> dict[str, Any]:
+def _row(rollout: Rollout, *, answer_is_expected: bool) -> dict[str, Any]:
     owners = {"tenant": rollout.tenant, "data_subject": rollout.data_subject, "consent": rollout.consent}
     metadata = {name: value for name, value in rollout.metadata.items() if name not in OWNERS}
     expected = rollout.prediction if answer_is_expected else rollout.expected
     return {
-        "id": rollout.task_id or key[:16], "task_type": rollout.task_type, "inputs": dict(rollout.inputs),
-        "expected": written_outputs(expected or {}), "metadata": metadata,
+        "id": rollout.task_id or task_key(rollout.inputs), "task_type": rollout.task_type,
+        "inputs": dict(rollout.inputs), "expected": written_outputs(expected or {}), "metadata": metadata,
         **{name: value for name, value in owners.items() if value is not None},
     }  # fmt: skip
 

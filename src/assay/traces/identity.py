@@ -11,7 +11,7 @@ from typing import Any
 
 import dspy
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.models.scope import current_sample
 from assay.traces.records import Rollout
 
@@ -30,13 +30,13 @@ class RolloutIds:
         self._repetitions: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def of(self, rollout: Rollout, *, scope: str = "", content: str | None = None) -> str:
+    def of(self, rollout: Rollout, *, scope: str = "", key: str | None = None) -> str:
         """Id of a rollout: 32 hexadecimal digits.
 
         Args:
             rollout: Its `run_id` and `phase` must be set.
             scope: Scope inside the phase.
-            content: Content hash of its inputs, if already computed.
+            key: Key of its task, if already computed.
         """
         lm = dspy.settings.lm
         identity = [
@@ -47,7 +47,7 @@ class RolloutIds:
             rollout.program,
             rollout.program_version,
             rollout.task_id,
-            content or content_hash(rollout.inputs),
+            key or task_key(rollout.inputs),
             rollout.sample,
             rollout.parameters,
             current_sample.get(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import dspy
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.models.threads import current_place, leave_place, open_place
 from assay.traces.listening import has_listeners, listeners
 from assay.traces.records import Rollout
@@ -33,27 +33,27 @@ _open: list["OpenRollout"] = []  # in this process
 class OpenRollout:
     """An open rollout, stored in DSPy's settings and inherited by the threads that its program starts."""
 
-    __slots__ = ("_content", "carried", "listeners", "missed", "recorder", "rollout")
+    __slots__ = ("_key", "carried", "listeners", "missed", "recorder", "rollout")
 
     def __init__(
         self,
         rollout: Rollout,
         missed: UnrecordedCalls | None = None,
-        content: str | None = None,
+        key: str | None = None,
         *,
         recorder: object = None,
     ) -> None:
-        self.rollout, self.missed, self._content, self.recorder = rollout, missed, content, recorder
+        self.rollout, self.missed, self._key, self.recorder = rollout, missed, key, recorder
         self.listeners: tuple[Any, ...] = ()
         # demonstrations of the loaded programs that run in it, see `assay.traces.carried`
         self.carried: tuple[Carried, ...] = ()
 
     @property
-    def content(self) -> str:
-        """Content hash of its inputs; empty without inputs."""
-        if self._content is None:
-            self._content = content_hash(self.rollout.inputs) if self.rollout.inputs else ""
-        return self._content
+    def key(self) -> str:
+        """Key of its task; empty without inputs."""
+        if self._key is None:
+            self._key = task_key(self.rollout.inputs)
+        return self._key
 
 
 @contextmanager

@@ -122,7 +122,7 @@ class Recorder:
         self._missed = UnrecordedCalls(unrecorded)
         self.texts = TaskTexts()  # tasks that may be used as demonstrations
         self.carried = Carried()  # tasks of the demonstrations in the program's artifact
-        self.demonstrated_tasks: set[str] = set()  # content hashes of all tasks in prompts so far
+        self.demonstrated_tasks: set[str] = set()  # keys of all tasks in prompts so far
         self._lock = threading.Lock()
         self._stopped = False
         self._running: set[int] = set()  # ids of the records of running tool calls
@@ -138,20 +138,20 @@ class Recorder:
             yield
 
     @contextmanager
-    def rollout(self, rollout: Rollout, *, then_scored: bool = False, content: str | None = None) -> Iterator[Rollout]:
+    def rollout(self, rollout: Rollout, *, then_scored: bool = False, key: str | None = None) -> Iterator[Rollout]:
         """Open a rollout. It is written when it opens and when it closes, also after an exception.
 
         Args:
             then_scored: `scored` is called next and writes the rollout again.
-            content: Content hash of its inputs, if already computed.
+            key: Key of its task, if already computed.
         """
         rollout.run_id, rollout.phase = rollout.run_id or self.run_id, rollout.phase or self.phase
         if self._ids is not None:
-            rollout.id = self._ids.of(rollout, scope=self.scope, content=content)
+            rollout.id = self._ids.of(rollout, scope=self.scope, key=key)
         self._write_rollout(rollout, interim=True)
         missed = self._missed.opened(current_missed_calls)
         try:
-            with opened(OpenRollout(rollout, missed, content, recorder=self)):
+            with opened(OpenRollout(rollout, missed, key, recorder=self)):
                 yield rollout
         except BaseException as error:
             if rollout.status == "running":
@@ -300,12 +300,12 @@ class Recorder:
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
     def _tasks_in_prompt(self, request: dict[str, Any], place: OpenRollout) -> tuple[str, ...]:
-        """Content hashes of the other tasks in the prompt of a call."""
+        """Keys of the other tasks in the prompt of a call."""
         all_carried = [carried for carried in {self.carried, *place.carried} if carried.tasks]
         if not self.texts and not all_carried:
             return ()
         messages = message_texts(chat_messages(request))
-        own_task = place.content
+        own_task = place.key
         with self._lock:
             tasks = self.texts.tasks_in(messages, own_task=own_task)
             if own_task and self.texts:

@@ -133,7 +133,7 @@ class Transition:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     thinking_tokens: int | None = None  # part of completion_tokens; None if the engine does not report them
-    shown_tasks: tuple[str, ...] = ()  # content hashes of the tasks in its demonstrations
+    shown_tasks: tuple[str, ...] = ()  # keys of the tasks in its demonstrations
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     latency_ms: float = 0.0

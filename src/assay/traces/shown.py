@@ -27,7 +27,7 @@ class _Part:
 
     renderings: tuple[tuple[str, ...], ...]
     holders: list[str] = field(default_factory=list)  # tasks that have it, up to _SHARED + 1
-    anchored: list[str] = field(default_factory=list)  # tasks of which it is the rarest part
+    anchored: list["_Wording"] = field(default_factory=list)  # of which it is the rarest part
 
     @property
     def identifies(self) -> bool:
@@ -42,6 +42,14 @@ class _Part:
             else:
                 return True
         return False
+
+
+@dataclass(frozen=True, eq=False)
+class _Wording:
+    """The inputs of a task as one row spells them."""
+
+    task: str
+    parts: frozenset[_Part]
 
 
 @dataclass(frozen=True)
@@ -83,34 +91,33 @@ class TaskTexts:
         self._parts: dict[tuple[tuple[str, ...], ...], _Part] = {}
         self._by_word: dict[str, list[_Part]] = defaultdict(list)
         self._in_parts: Counter[str] = Counter()  # number of parts that contain a word
-        self._known: dict[str, list[_Part]] = {}
+        self._known: dict[str, list[_Wording]] = {}
         self._task_by_prompt: dict[int, str] = {}
         self._read: dict[int, _Reading] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, content: str, inputs: Mapping[str, Any]) -> None:
+    def add(self, key: str, inputs: Mapping[str, Any]) -> None:
         """Add a task.
 
         Args:
-            content: Content hash of the task.
-            inputs: Its inputs.
+            key: Key of the task.
+            inputs: Its inputs, in one of their spellings.
         """
-        if content in self._known:
-            return
         parts = [
             self._part(renderings)
             for renderings in dict.fromkeys(_renderings(value) for value in inputs.values())
             if renderings
         ]
-        if not parts:
+        wording = _Wording(key, frozenset(parts))
+        if not parts or any(wording.parts == other.parts for other in self._known.get(key, ())):
             return
-        self._known[content] = parts
+        self._known.setdefault(key, []).append(wording)
         for part in parts:
-            if len(part.holders) <= _SHARED:
-                part.holders.append(content)
-        min(parts, key=lambda part: (len(part.holders), -len(part.renderings[0][0]))).anchored.append(content)
+            if len(part.holders) <= _SHARED and key not in part.holders:
+                part.holders.append(key)
+        min(parts, key=lambda part: (len(part.holders), -len(part.renderings[0][0]))).anchored.append(wording)
         self._read.clear()
 
     def _part(self, renderings: tuple[tuple[str, ...], ...]) -> _Part:
@@ -125,21 +132,21 @@ class TaskTexts:
                 self._by_word[rarest].append(part)
         return part
 
-    def record_prompt(self, content: str, messages: Sequence[str]) -> None:
+    def record_prompt(self, task: str, messages: Sequence[str]) -> None:
         """Record the prompt of a call for a task."""
         if messages and (key := self._reading(messages[-1]).prompt) is not None:
-            self._task_by_prompt[key] = content
+            self._task_by_prompt[key] = task
 
     def tasks_in(
         self, messages: Sequence[str], *, own_task: str = "", inputs: Mapping[str, Any] | None = None
     ) -> tuple[str, ...]:
-        """Sorted content hashes of the tasks in the messages, without the call's own task.
+        """Sorted keys of the tasks in the messages, without the call's own task.
 
         Args:
-            own_task: Content hash of the call's own task. Inputs that other tasks share with it are not matched.
+            own_task: Key of the call's own task. Inputs that other tasks share with it are not matched.
             inputs: Inputs of the own task, if it may not be in this index.
         """
-        own_renderings = {part.renderings for part in self._known.get(own_task, ())}.union(
+        own_renderings = {part.renderings for wording in self._known.get(own_task, ()) for part in wording.parts}.union(
             _renderings(value) for value in (inputs or {}).values()
         )
         contents: set[str] = set()
@@ -153,7 +160,7 @@ class TaskTexts:
         return tuple(sorted(contents))
 
     def within(self, text: str) -> frozenset[str]:
-        """Content hashes of the tasks in a text."""
+        """Keys of the tasks in a text."""
         return self._reading(text).tasks(frozenset())
 
     def _reading(self, text: str) -> "_Reading":
@@ -171,7 +178,7 @@ class TaskTexts:
             }
             present = {part for part in candidates if part.is_in(plain)}
             complete = frozenset(
-                content for part in present for content in part.anchored if present.issuperset(self._known[content])
+                wording.task for part in present for wording in part.anchored if present >= wording.parts
             )
             if len(self._read) >= _CACHED:
                 self._read.clear()
@@ -188,7 +195,7 @@ class Carried:
     contains the tasks of the demonstration or, if these are unknown, all tasks without a known demonstration.
 
     Args:
-        tasks: Content hashes of all tasks of the demonstrations.
+        tasks: Keys of all tasks of the demonstrations.
         demos: Lines and known tasks of each demonstration. None: every prompt may contain all tasks.
     """
 
@@ -209,7 +216,7 @@ class Carried:
         return self
 
     def tasks_in(self, messages: Sequence[str]) -> frozenset[str]:
-        """Content hashes of the tasks in the messages."""
+        """Keys of the tasks in the messages."""
         if self._demos is None:
             return self.tasks
         text = _plain("\n".join(messages))

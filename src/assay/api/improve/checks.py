@@ -66,7 +66,7 @@ def check_start(
     options: Callable[[], Mapping[str, Any]],
     store: str | Path | None,
     progress: Progress,
-) -> tuple[list[str], ImprovePlan]:
+) -> tuple[list[str], ImprovePlan, dict[str, Any]]:
     """Reports the split sizes, runs the program on one task and asks each judge once.
 
     Includes the judges of the monitor rubric and of retention tasks.
@@ -74,7 +74,7 @@ def check_start(
     Args:
         part: opens a part of the improvement by its name; `options` are its settings with the caps that are left.
     Returns:
-        Warnings about the splits, and the runs of steps, gates and test without caps.
+        Warnings about the data, the runs of steps, gates and test without caps, and the `RowFindings` of the data.
     Raises:
         AssayError: as `assay.runs.preflight.preflight`; settings with `preflight=False` try nothing.
     """
@@ -88,6 +88,7 @@ def check_start(
                 *job.warnings,
                 *unused_settings(job, rubrics=_others(job, trial), order=trial.order),
             ]
+            rows = job.rows.to_dict()
             if "prompts" in trial.order:
                 require_predictors(job)
             checked(job, getattr(job.splits, trial.split), split=trial.split)
@@ -115,7 +116,7 @@ def check_start(
                 need=("val", "test"),
             ) as job:
                 checked(job, job.splits.val, split="val")
-    return warnings, ImprovePlan(report=report, steps=steps)
+    return warnings, ImprovePlan(report=report, steps=steps), rows
 
 
 def _others(job: Job, trial: Trial) -> list[Rubric]:

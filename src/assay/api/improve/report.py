@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assay.datasets.rows import NO_ROWS
 from assay.reports.markdown import with_interval
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
@@ -32,6 +33,7 @@ class ImproveReport(ReportRepr):
     test_openings: dict[str, int] | None = None
     notes: list[str] = field(default_factory=list)
     stopped: str | None = None
+    data: dict[str, Any] = field(default_factory=lambda: NO_ROWS.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}

@@ -136,7 +136,7 @@ class _Improvement(ImprovementState):
             retained=[Retained.read(part) for part in self.retention],
         )  # fmt: skip
         try:
-            self.report.notes, self.plan = check_start(
+            self.report.notes, self.plan, self.report.data = check_start(
                 trial, part=self._part, options=self._start_options, store=self.store, progress=self.progress
             )
         except AssayError:

@@ -83,7 +83,14 @@ class ImprovementState:
                 )
             self.job, self.report = (
                 job,
-                ImproveReport(None, state["program"], state["model"], state["steps"], notes=state["notes"]),
+                ImproveReport(
+                    None,
+                    state["program"],
+                    state["model"],
+                    state["steps"],
+                    notes=state["notes"],
+                    data=state["data"],
+                ),
             )
             self.opens_as, self.checked = state["opens_as"], state["checked"]
             self.candidate = tuple(state["made"]) if state["made"] else None
@@ -158,6 +165,7 @@ class ImprovementState:
             "model": self.report.model,
             "steps": self.report.steps,
             "notes": self.report.notes,
+            "data": self.report.data,
             "opens_as": self.opens_as,
             "checked": self.checked,
             "made": self.candidate,

@@ -13,15 +13,16 @@ import dspy
 
 from assay.api.judge.card import anchor_set, judge_card
 from assay.api.judge.items import need_fields, rated_items, with_fields, without_absent_fields
-from assay.api.judge.report import JudgeReport, save_judge, shown_card
+from assay.api.judge.report import JudgeReport, items_of, save_judge, shown_card
 from assay.api.judge.session import judge_session
 from assay.datasets import SPLITS
 from assay.datasets.memory import data_spec
+from assay.datasets.rows import RowFindings
 from assay.deployment import load_artifact
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import Progress, Session, default_progress
 from assay.judges import Judge, split_items
-from assay.judges.labels import LabelledItems, LabelSplits
+from assay.judges.labels import Item, LabelledItems, LabelSplits
 from assay.judges.quality.audit import negatives
 from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
 from assay.programs import program_version
@@ -36,7 +37,7 @@ from assay.runs.settings.options import JudgeCompileOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.numbers import counted
-from assay.traces.store.sealing import DEFAULT_SALT, Openings, open_test, resolve_salt
+from assay.traces.store.sealing import DEFAULT_SALT, Openings, known_splits, open_test, resolve_salt, store_splits
 
 __all__ = ["JudgeReport", "compile_judge"]
 
@@ -90,22 +91,25 @@ def compile_judge(
     if isinstance(judge, str) and not config.shows:
         built = without_absent_fields(built, items)
     need_fields(built, items)
-    splits = split_items(items, salt=config.salt or DEFAULT_SALT, limits=config.sizes)
-    if config.negatives:
-        splits.train += negatives(splits.train, built.spec, count=config.negatives)
+    of_parents = {key: split for parent in parents for split, keys in items_of(parent).items() for key in keys}
+    splits, rows, keys = _split(items, built, config, {**of_parents, **known_splits(store)})
     with (
         open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
         judge_session(run, built, progress, config) as session,
     ):
         run.status = "stopped"  # until the job is complete
+        while store_splits(run.store, keys):  # another job has assigned them since they were read
+            splits, rows, keys = _split(items, built, config, known_splits(run.store))
         parts = [program_version(built, None), asdict(built.spec)]
         about = {"judge": parts, "ratings": splits.ratings(), "parents": parents}
         finished = FinishedRun(run.folder, caps=config.caps, about=about)
         if run.recorder.resumed and (stored := finished.report(progress, out=out)) is not None:
             run.ended, run.status = True, "done" if stored["stopped"] is None else "stopped"
             return _as_stored(built, run, config, stored)
-        _announce(splits, items, progress)
+        notes = [*rows.notes(), *_thin(splits)]
+        _announce(splits, items, notes, progress)
         report = _compiled(built, splits, session, search, run, config)
+        report.rows, report.notes = rows, [*rows.notes(), *report.notes]
         if items.gaps:
             report.notes.append(f"{counted(items.gaps, 'labels')} missing in {labels}")
         name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
@@ -139,10 +143,10 @@ def _compiled(
         session.progress.say("preflight: each model answers once")
         preflight_judge(judge, splits.val, session, max_cost_usd=config.max_cost_usd)
     opened: list[Openings] = []
-    hashes = [item.content_hash for item in splits.test]
+    keys = [item.key for item in splits.test]
     outcome = compile_judge_prompts(
         judge, splits, session, search, folder=run.folder,
-        on_open=lambda: opened.append(open_test(run.store, run.run_id, data=config.labels, tasks=hashes)),
+        on_open=lambda: opened.append(open_test(run.store, run.run_id, data=config.labels, tasks=keys)),
     )  # fmt: skip
     report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes(), openings=next(iter(opened), None))
     if outcome.test_compiled is not None:
@@ -195,7 +199,18 @@ def _built(judge: str | Judge, config: JudgeCompileSettings) -> Judge:
     return with_fields(built, config.shows) if config.shows else built
 
 
-def _announce(splits: LabelSplits, items: LabelledItems, progress: Progress) -> None:
+def _split(
+    items: Sequence[Item], judge: Judge, config: JudgeCompileSettings, known: Mapping[str, str]
+) -> tuple[LabelSplits, RowFindings, dict[str, list[str]]]:
+    """The splits with the negatives in train; what is to be said of the items; and their keys by split."""
+    splits = split_items(items, salt=config.salt or DEFAULT_SALT, limits=config.sizes, known=known)
+    rows, keys = splits.report(), splits.keys()
+    if config.negatives:
+        splits.train += negatives(splits.train, judge.spec, count=config.negatives)
+    return splits, rows, keys
+
+
+def _announce(splits: LabelSplits, items: LabelledItems, warnings: Sequence[str], progress: Progress) -> None:
     raters = {rating.rater for item in items for rating in item.ratings}
     ratings = sum(len(item.ratings) for item in items)
     sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
@@ -203,7 +218,7 @@ def _announce(splits: LabelSplits, items: LabelledItems, progress: Progress) -> 
         f"labels: {ratings:,} ratings of {len(items):,} items by {len(raters):,} raters, {items.gaps:,} missing; "
         f"{sizes}; the test items are sealed"
     )
-    for warning in _thin(splits):
+    for warning in warnings:
         progress.say(f"warning: {warning}")
 
 

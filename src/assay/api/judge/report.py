@@ -10,6 +10,7 @@ from typing import Any
 import dspy
 
 from assay.datasets import SPLITS
+from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads
 from assay.errors import MissingExtra
@@ -63,6 +64,7 @@ class JudgeReport(ReportRepr):
     notes: list[str] = field(default_factory=list)
     openings: Openings | None = None  # of the labels' test split
     stored: Mapping[str, Any] | None = None  # stored report of a run that had already ended
+    rows: RowFindings = NO_ROWS  # of the labels
 
     @property
     def judge(self) -> Judge:
@@ -108,6 +110,7 @@ class JudgeReport(ReportRepr):
             **(outcome.answers["compiled"].coverage(outcome.compiled) if outcome.answers else {}),
             "candidates": outcome.candidates,
             "notes": [*outcome.notes, *self.notes],
+            "data": self.rows.to_dict(),
             "search_calls": search.calls,
             "calls": usage.calls,
             "cached": usage.cached,
@@ -115,6 +118,12 @@ class JudgeReport(ReportRepr):
             "tokens": usage.tokens,
             "cost_usd": usage.known_cost_usd,
         }
+
+
+def items_of(artifact: str | Path) -> dict[str, list[str]]:
+    """Keys of the items that a judge's artifact was made with, by split."""
+    splits = json.loads((Path(artifact) / "splits.json").read_text(encoding="utf-8"))
+    return dict(splits.get("items") or {})
 
 
 def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path) -> None:
@@ -148,7 +157,11 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
         "result": data,
     }
     report.artifact = save_artifact(
-        folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data)
+        folder.resolve(),
+        judge,
+        manifest,
+        splits={"ratings": splits.ratings(), "items": splits.keys()},
+        report=_markdown(data),
     )
     shown = run.store.labelled_subjects(key_of(judge)) if config.labels == "store" else ()
     run.store.put_artifact(str(report.artifact), sorted({*raters, *map(subject_digest, shown)}))

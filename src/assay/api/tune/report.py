@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.evaluation.comparison import Comparison
 from assay.evaluation.metrics import Budget, before_and_after
 from assay.evaluation.statistics import mean_difference
@@ -41,6 +42,7 @@ class TuneReport(ReportRepr):
     notes: list[str] = field(default_factory=list)
     curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
     stored: Mapping[str, Any] | None = None  # of a run that had ended before
+    rows: RowFindings = NO_ROWS
 
     def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:
@@ -86,6 +88,7 @@ class TuneReport(ReportRepr):
             "test_openings": self.openings.to_dict() if self.openings else None,
             "notes": [*outcome.notes, *self.notes],
             "curriculum": self.curriculum,
+            "data": self.rows.to_dict(),
             "search_calls": search.calls,
             "calls": usage.calls,
             "cached": usage.cached,

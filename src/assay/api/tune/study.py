@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact
 from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress, RecordedProgram
@@ -21,6 +20,7 @@ from assay.runs.jobs import Job
 from assay.runs.opening import home_of
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.tune import ParameterSettings
+from assay.support.values import digest_of
 from assay.traces import store_url, url_without_password
 
 if TYPE_CHECKING:
@@ -201,10 +201,10 @@ def facts_of(job: Job, config: ParameterSettings) -> dict[str, Any]:
 
 
 def _searched_on(job: Job, config: ParameterSettings) -> dict[str, Any]:
-    tasks = sorted(task.content_hash for task in job.splits.val)
+    tasks = sorted(task.key for task in job.splits.val)
     names = [config.program, *map(str, config.also)]
     return {
-        "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version,
+        "tasks": digest_of(tasks), "salt": config.salt, "rubric": job.session.rubric.version,
         "model": config.model,
         "judge_model": config.judge_model, "samples": config.samples, "prompt_format": config.prompt_format,
         **({} if config.judge_thinking is None else {"judge_thinking": config.judge_thinking}),
@@ -214,6 +214,6 @@ def _searched_on(job: Job, config: ParameterSettings) -> dict[str, Any]:
 
 def _version(recorded: RecordedProgram) -> str:
     """Hash of a program, including its parameters."""
-    return content_hash(
+    return digest_of(
         {"program": program_version(recorded.program, recorded.settings["adapter"]), "settings": recorded.settings}
     )[:12]

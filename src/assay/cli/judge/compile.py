@@ -9,6 +9,7 @@ from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, s
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
+from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import JudgeCompileSettings
 from assay.support.terminal import rich_console
@@ -79,6 +80,7 @@ def _show(data: dict[str, Any]) -> None:
     )
     for note in [
         *data["notes"],
+        *near_notes(data["data"]),
         *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
     ]:
         rich.print(f"note: {in_flags(note)}")

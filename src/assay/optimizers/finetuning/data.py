@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from assay.datasets.tasks import task_key
 from assay.errors import DataError
 from assay.traces.export.manifest import checked_manifest
 
@@ -69,9 +70,10 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
         raise DataError(
             f"{path} has no row to train on: of its rows, {reasons}. Collect better rollouts, or lower min_quality"
         )
+    names_of: dict[str, str] = {}  # by prompt: rows of two tasks with one prompt are of one task, in any spelling
     task_ids = [
         (
-            str(row.get("task") or _digest(row)),
+            names_of.setdefault(key := _prompt_key(row), str(row.get("task") or key)),
             {name: row[name] for name in (*_REQUIRED, "tools", "whole") if name in row},
         )
         for row in rows
@@ -151,5 +153,5 @@ def _answers(row: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _digest(row: dict[str, Any]) -> str:
-    return hashlib.sha256(orjson.dumps(row["prompt"])).hexdigest()
+def _prompt_key(row: dict[str, Any]) -> str:
+    return task_key({"prompt": row["prompt"]})

@@ -13,7 +13,6 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.datasets.schedule import Schedule
-from assay.datasets.tasks import content_hash
 from assay.errors import Diverged, Unscored
 from assay.evaluation.predictions import rollout_of
 from assay.models.limits import limited
@@ -188,10 +187,11 @@ class Rollouts:
         assert monitor is not None
 
         def score(prediction: Any) -> float:
-            task = session.tasks.get(content_hash(rollout_of(prediction).inputs))
+            rollout = rollout_of(prediction)
+            task = session.tasks.find(rollout.inputs, rollout.expected)
             if task is None:
                 return math.nan
-            return monitor.score(task, getattr(prediction, "_failed", None) or prediction, rollout_of(prediction)).value
+            return monitor.score(task, getattr(prediction, "_failed", None) or prediction, rollout).value
 
         with session.context(), limited(session.task_timeout):
             calls = [functools.partial(score, prediction) for prediction in predictions if prediction is not None]
@@ -227,7 +227,7 @@ def job_of(eval_task: EvalTask, tasks: Sequence[Task]) -> dict[str, Any]:
         "program": f"{eval_task.name}@{program_version(recorded.program, recorded.settings['adapter'])}",
         "parameters": recorded.settings,
         "rubric": f"{rubric.name}@{rubric.version}",
-        "data": [task.content_hash for task in tasks],
+        "data": [task.key for task in tasks],
     }
 
 

@@ -125,7 +125,7 @@ def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
         # no limit here: the pool has its own, which excludes the time spent waiting for the engine
         with session.context(), limited(None):
             for _ in range(_ATTEMPTS):
-                prediction = recorded(**dict(task.inputs))
+                prediction = recorded.run(task)
                 if not isinstance(getattr(prediction, "_error", None), RunnerLost):
                     break
             return prediction

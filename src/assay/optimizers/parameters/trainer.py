@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.evaluation.progress import Progress
 from assay.evaluation.statistics import Gain, mean_interval, paired_gain
@@ -98,7 +99,10 @@ class RLTrainer:
             raise ConfigError(f"samples={samples!r} must be at least 1")
         order = np.random.default_rng(seed).permutation(len(tasks))
         eval_count = round(eval_fraction * len(tasks))
-        self.held_out, self.tasks = [tasks[at] for at in order[:eval_count]], [tasks[at] for at in order[eval_count:]]
+        keys = [task.key if isinstance(task, Task) else str(at) for at, task in enumerate(tasks)]
+        held_out = {keys[at] for at in order[:eval_count]}  # two spellings of a task are one task
+        self.held_out = [tasks[at] for at in order if keys[at] in held_out]
+        self.tasks = [tasks[at] for at in order if keys[at] not in held_out]
         self.objective, self.seed, self.progress = AgentObjective(agent, evaluator, samples=samples), seed, progress
         self.space = Space(
             programs=["agent"], acting={"agent": list(RANGES)}, **({"ranges": dict(ranges)} if ranges else {})

@@ -229,7 +229,7 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
                     copy.copy(student.program), session, prompt_format=student.prompt_format, sample=attempt
                 )
                 student.set_parameters({"temperature": _HOT})
-            prediction = student(**dict(task.inputs))
+            prediction = student.run(task)
             trace = list(dspy.settings.trace)
         steps = tuple(
             (names[id(p)], dict(inputs), dict(output.items())) for p, inputs, output in trace if id(p) in names

@@ -223,8 +223,8 @@ def too_small(sizes: dict[str, int]) -> str | None:
 
 
 def too_few_to_score(sizes: dict[str, int], split: str) -> str | None:
-    """A message if a split is too small for the interval of a score; None if it is large enough."""
-    count = sizes[split]
+    """A message if a split, or `all` of them, is too small for the interval of a score; None if it is large enough."""
+    count = sizes[split] if split in sizes else sum(sizes.values())
     if count >= FEWEST:
         return None
     return (
@@ -236,8 +236,7 @@ def too_few_to_score(sizes: dict[str, int], split: str) -> str | None:
 def announce_splits(splits: Splits, progress: Progress) -> list[str]:
     """Reports the sizes of the splits; returns warnings about splits too small for gate and test."""
     sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
-    excluded = splits.left_out()
-    progress.say(f"tasks: {sizes}{excluded and f' ({excluded})'}; the test split is sealed")
+    progress.say(f"tasks: {sizes}; the test split is sealed")
     warning = too_small(splits.sizes())
     if warning is None:
         return []

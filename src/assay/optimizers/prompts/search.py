@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets import Splits, Task
-from assay.datasets.tasks import content_hash
 from assay.errors import AssayError, BudgetExceeded, ModelError, OptimizerError, Unscored
 from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
@@ -32,6 +31,7 @@ from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why
 from assay.programs import ThinkingPolicy, program_version
 from assay.programs.budgets import with_policy
 from assay.programs.compose import EnsembleProgram
+from assay.rubrics.dspy_metric import example_fields
 from assay.support.numbers import signed
 from assay.support.places import write_whole
 
@@ -220,7 +220,7 @@ class PromptSearch:
             return
         evaluation = Evaluation()
         for example, prediction, _ in result.results:
-            task = self.session.tasks.get(content_hash(example.inputs().toDict()))
+            task = self.session.tasks.find(*example_fields(example))
             if task is not None and hasattr(prediction, "_result"):
                 evaluation.add_run(task, prediction)
         if not len(evaluation):  # the traced batches of GEPA: their predictions are pairs with traces

@@ -117,4 +117,4 @@ def environment_seed(task: Task) -> int:
     seed = task.inputs.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool):
         return seed % 2**32
-    return int(task.content_hash[:8], 16)
+    return int(task.key[:8], 16)

@@ -28,7 +28,12 @@ def _samples() -> Any:
 
 
 def _split() -> Any:
-    return setting("val", "Split to score. The test split is sealed; each opening is counted.", choices=SPLITS)
+    return setting(
+        "val",
+        "Split to score. The test split is sealed; each opening is counted. 'all' scores every row; such a score is "
+        "not held out.",
+        choices=(*SPLITS, "all"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,15 @@ class EvaluateSettings(ExecutorSettings):
     kind: str = "evaluate"
     split: str = _split()
     samples: int = _samples()
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that are scored."""
+        return SPLITS if self.split == "all" else (self.split,)
+
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        return {**(dict.fromkeys(SPLITS) if self.split == "all" else {}), **self.sizes}
 
 
 @dataclass(frozen=True, kw_only=True)

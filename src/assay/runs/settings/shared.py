@@ -101,6 +101,11 @@ class CommonSettings(Settings):
         super().__post_init__()
 
     @property
+    def limits(self) -> Mapping[str, int | None]:
+        """Largest number of rows by split, None for all; splits that are not named have the usual limits."""
+        return self.sizes
+
+    @property
     def caps(self) -> "Caps":
         from assay.models import Caps
 

@@ -6,13 +6,14 @@ Does not decide by the store's salt alone: a task of production that no job has 
 from collections.abc import Sequence
 from functools import partial
 
+from assay.datasets.tasks import task_key
 from assay.traces.export.restrictions import Restrictions
 from assay.traces.export.selection import Selection, consents, sealed_tasks
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import NOT_AGENTS, Rollout, Transition, subject_digest
 from assay.traces.shown import message_texts
 from assay.traces.store import Store
-from assay.traces.store.sealing import SEALED, SplitFinder, task_key
+from assay.traces.store.sealing import SEALED, SplitFinder
 
 __all__ = ["Leaving"]
 

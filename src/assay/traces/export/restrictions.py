@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.traces.export.selection import Selection, consents
 from assay.traces.export.turns import Turn
 from assay.traces.records import subject_digest
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
-from assay.traces.store.sealing import HASH, SEALED, SplitFinder
+from assay.traces.store.sealing import SEALED, SplitFinder
 
 __all__ = ["RESTRICTED_DEMO", "Restrictions"]
 
@@ -79,14 +79,14 @@ class Restrictions:
         for text in restricted.keys() - permitted:
             inputs = orjson.loads(text)
             if inputs:
-                task = content_hash(inputs)
+                task = task_key(inputs)
                 self.texts.add(task, inputs)
-                self.tasks.add(task[:HASH])
+                self.tasks.add(task)
 
     def people(self, turn: Turn) -> set[str]:
         """Digests of the data subjects whose tasks are in a call's prompt."""
         tasks = orjson.loads(turn.shown_tasks_json) if turn.shown_tasks_json not in ("", "[]", None) else []
-        return {person for task in tasks if (person := self._subjects.get(task[:HASH])) is not None}
+        return {person for task in tasks if (person := self._subjects.get(task)) is not None}
 
     def refuses(self, turn: Turn, own_inputs: dict[str, Any]) -> bool:
         """Whether a call's prompt contains a restricted task other than its own.
@@ -103,11 +103,11 @@ class Restrictions:
         """As `refuses`, of a prompt.
 
         Args:
-            tasks: Content hashes of the tasks that are recorded for it.
+            tasks: Keys of the tasks that are recorded for it.
             texts: Gives its messages; called only if they are compared.
         """
-        if any(task[:HASH] in self.tasks or self.splits.of_hash(task) in SEALED for task in tasks):
+        if any(task in self.tasks or self.splits.of_key(task) in SEALED for task in tasks):
             return True
         if not len(self.texts):
             return False
-        return bool(self.texts.tasks_in(texts(), own_task=content_hash(own_inputs), inputs=own_inputs))
+        return bool(self.texts.tasks_in(texts(), own_task=task_key(own_inputs), inputs=own_inputs))

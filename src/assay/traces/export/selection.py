@@ -15,13 +15,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.datasets.overlap import RUN, word_runs
+from assay.datasets.tasks import task_key
 from assay.traces.export.turns import Turn, loaded
 from assay.traces.messages.chaining import complete_requests
 from assay.traces.records import NOT_AGENTS, Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import rollout_of
-from assay.traces.store.sealing import SEALED, SplitFinder, task_key
+from assay.traces.store.sealing import SEALED, SplitFinder
 
 __all__ = [
     "Episode",
@@ -31,7 +32,6 @@ __all__ = [
     "lacks_consent",
     "read_groups",
     "sealed_tasks",
-    "task_key",
 ]
 
 _CONSENT_GIVEN = (
@@ -276,10 +276,10 @@ def sealed_tasks(
     Args:
         by_salt: Whether a task counts that only the store's salt assigns to a sealed split.
     Returns:
-        Keys of their inputs (`task_key`), and an `Overlap` with the n-grams of those whose rollouts are stored.
+        Their keys, and an `Overlap` with the n-grams of those whose rollouts are stored.
     """
     r, splits, overlap = schema.rollouts, splits or SplitFinder(store), Overlap()
-    hashes = set(splits.sealed_texts)
+    keys = set(splits.sealed)
     with store.engine.connect() as connection:
         query = sa.select(r.c.inputs_json, r.c.split).order_by(r.c.task_id, r.c.group_id, r.c.id)
         last = None  # rollouts of a task are consecutive
@@ -290,9 +290,9 @@ def sealed_tasks(
             inputs = loaded(text)
             known = recorded.strip().lower() in SEALED
             if inputs and (known or (by_salt and splits.of_inputs(inputs, recorded) in SEALED)):
-                hashes.add(task_key(inputs))
+                keys.add(task_key(inputs))
                 overlap.seal(inputs)
-    return hashes, overlap
+    return keys, overlap
 
 
 class Overlap:

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.errors import DataError
 from assay.support.reprs import ReportRepr
 from assay.support.settings import one_of
@@ -272,7 +272,7 @@ def _merged(stored: Rollout, imported: Rollout) -> Rollout:
     inputs = imported.inputs if stored.inputs == _first_messages(stored.transitions) else stored.inputs
     if inputs == _first_messages(imported.transitions):
         inputs = _first_messages(calls) or inputs
-    task_id = stored.task_id if inputs == stored.inputs else content_hash(inputs)[:16]
+    task_id = stored.task_id if inputs == stored.inputs else task_key(inputs)
     rescored = imported.score is not None and (stored.score is None or stored.rubric.startswith("imported:"))
     return replace(
         stored,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from assay.datasets.tasks import content_hash, known_outputs
+from assay.datasets.tasks import known_outputs, task_key
 from assay.errors import FailureKind
 from assay.support.missing import is_missing
 from assay.traces.importers.chat import text_of
@@ -64,7 +64,7 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
     rollout = Rollout(
         id=new_id,
         run_id=run_id,
-        task_id=content_hash(inputs)[:16] if inputs else new_id,
+        task_id=task_key(inputs) or new_id,
         source=kind,
         program=trace.program or root.name,
         program_version=trace.version[:64],

@@ -112,7 +112,7 @@ class DirectWrites(StoreReads):
         self._now(schema.meta, {"key": f"{QUESTION}{key}", "value": as_json(question)})
 
     def put_splits(self, rows: Sequence[Mapping[str, str | None]]) -> None:
-        """Stores the splits of tasks. A task that is sealed already stays sealed."""
+        """Stores the splits of tasks. A task that has one keeps it."""
         if rows:
             self._now(schema.known_tasks, *map(dict, rows))
 

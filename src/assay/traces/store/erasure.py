@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import task_key
 from assay.traces.erased_texts import ERASED, ErasedTexts
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import of_tenant, subject_digests
@@ -23,7 +23,7 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import short_waits
 from assay.traces.store.recalled import recalled_facts
-from assay.traces.store.sealing import HASH, SplitFinder, task_key
+from assay.traces.store.sealing import SplitFinder
 from assay.traces.store.upserts import upsert
 
 __all__ = ["Erased", "erase_subject"]
@@ -48,7 +48,7 @@ class Erased:
         texts: of the person.
         compacted: whether the database file was rewritten without its free pages; None if nothing was erased.
         prompts: number of prompts of other rollouts that were blanked, because they showed a task of the person.
-        tasks: content hashes of the person's tasks.
+        tasks: keys of the person's tasks.
         unread: number of these tasks of which the store has no inputs, because they were never run.
         calls: request, weights and adapters of each LM call that showed the person's data; keys of the response cache.
     """
@@ -106,11 +106,11 @@ def erase_subject(
         for (text,) in connection.execute(sa.select(r.c.inputs_json).where(*own)):
             inputs = orjson.loads(text)
             erased.texts.add(inputs)
-            if inputs and (task := content_hash(inputs)[:HASH]):
+            if task := task_key(inputs):
                 texts.add(task, inputs)
                 erased.tasks.add(task)
                 split = splits.of_inputs(inputs) or "train"
-                row = {"task": task, "text": task_key(inputs), "split": split, "tenant": tenant, "consent": None}
+                row = {"task": task, "split": split, "tenant": tenant, "consent": None}
                 rows.append({**row, "subject": min(digests)})  # each of them is in `forgotten`
         unread = erased.tasks - {row["task"] for row in rows}
         for task, inputs in inputs_of(unread):
@@ -203,8 +203,8 @@ def _requests(connection: sa.Connection) -> Iterator[Any]:
 
 
 def _shows(row: Any, tasks: set[str], texts: TaskTexts) -> set[str]:
-    """Hashes of all tasks that a call shows; empty if none of `tasks` is named in its row or quoted in its prompt."""
-    named = {task[:HASH] for task in orjson.loads(row.shown_tasks_json or "[]")}
+    """Keys of all tasks that a call shows; empty if none of `tasks` is named in its row or quoted in its prompt."""
+    named = set(orjson.loads(row.shown_tasks_json or "[]"))
     request = orjson.loads(row.request_json or "{}")
     quoted = set(texts.tasks_in(message_texts(chat_messages(request)))) if len(texts) and request else set()
     return named | quoted if quoted or named & tasks else set()

@@ -1,7 +1,7 @@
 """Splits in a store: its salt, the tasks whose split a job has determined, and how often a test split was opened.
 
 A store has one salt, so that a task is in the same split in every command. Rollouts that were recorded without a split
-(by the gateway, an import, `assay.record`) get theirs from the salt and the task's content. Does not load data:
+(by the gateway, an import, `assay.record`) get theirs from the salt and the task's key. Does not load data:
 `assay.datasets.splits` does.
 """
 
@@ -9,15 +9,16 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from assay.datasets.keys import DIGITS, IDENTIFYING, task_key
 from assay.datasets.splits import split_of
-from assay.datasets.tasks import SPLITS, Task, content_hash, owners_of
+from assay.datasets.tasks import SPLITS, Task, owners_of
 from assay.errors import ConfigError
 from assay.support.numbers import counted
 from assay.traces.records import subject_digest
@@ -26,31 +27,22 @@ from assay.traces.store import tables as schema
 
 __all__ = [
     "DEFAULT_SALT",
-    "HASH",
     "SEALED",
     "SplitFinder",
     "claim_salt",
+    "known_splits",
     "open_test",
     "openings_line",
     "resolve_salt",
     "salt_of",
     "store_splits",
     "store_tasks",
-    "task_key",
 ]
 
 DEFAULT_SALT = "assay"
 SEALED = ("gate", "test")
-HASH = 16  # hex digits of a task's content hash that artifacts and the store keep
 _LINE = re.compile(r"(?m)^([A-Za-z_]\w*): ")
-_QUOTED = 12  # minimum characters of a prompt's line to be compared with sealed tasks: short lines match by chance
 _SECTION = re.compile(r"\[\[ ## (\w+) ## \]\]")
-
-
-def task_key(inputs: Mapping[str, Any]) -> str:
-    """SHA-256 of the inputs' text without case, spaces and field names; "" if empty. Identifies a sealed task."""
-    text = " ".join(" ".join(str(value) for value in inputs.values()).casefold().split())
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text else ""
 
 
 # -- salt
@@ -94,11 +86,15 @@ def resolve_salt(requested: str | None, where: str | Path | None, *, artifact: t
 
 def _peeked(where: str | Path | None) -> str | None:
     """The salt of a store; None if the store does not exist. Does not create it."""
-    url = store_url(where)
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
+    if not _exists(where):
         return None
     with Store(where) as opened:
         return salt_of(opened)
+
+
+def _exists(where: str | Path | None) -> bool:
+    url = store_url(where)
+    return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).is_file()
 
 
 def claim_salt(store: Store, salt: str) -> None:
@@ -125,118 +121,135 @@ def _refuse(requested: str, stored: str) -> None:
 # -- splits of tasks
 
 
-def store_splits(store: Store, splits: Mapping[str, Iterable[tuple[str, str]]]) -> None:
-    """Stores the splits of tasks, given as (content hash, `task_key` or ""). A task in gate or test stays there."""
-    rows = {
-        content[:HASH]: {"task": content[:HASH], "text": text, "split": name, **_owner_columns({})}
-        for name in SPLITS  # sealed splits come last: they win if a task is listed twice
-        for content, text in splits.get(name, ())
-    }
-    store.put_splits(list(rows.values()))
+def known_splits(where: Store | str | Path | None) -> dict[str, str]:
+    """The splits of a store's tasks by key; empty if the store does not exist. Does not create it."""
+    if not isinstance(where, Store):
+        if not _exists(where):
+            return {}
+        with Store(where) as opened:
+            return known_splits(opened)
+    table = schema.known_tasks
+    with where.engine.connect() as connection:
+        rows = connection.execute(sa.select(table.c.task, table.c.split))
+        return {row.task: row.split for row in rows}
 
 
-def store_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> None:
-    """Stores the splits of loaded tasks and the owners that their metadata name.
+def store_splits(store: Store, splits: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Stores the splits of tasks, given by key. A task that has one in the store keeps it.
+
+    Returns:
+        Key -> split, of the tasks for which the store has another split.
+    """
+    return _stored(store, {key: (name, {}) for name, keys in splits.items() for key in keys})
+
+
+def store_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> dict[str, str]:
+    """As `store_splits`, of loaded tasks, with the owners that their metadata name.
 
     The owners are needed for demonstrations, which may show a task that never ran.
     """
-    rows = {
-        (content := task.content_hash[:HASH]): {
-            "task": content,
-            "text": task_key(task.inputs),
-            "split": name,
-            **_owner_columns(task.metadata),
-        }
-        for name in SPLITS
-        for task in splits.get(name, ())
-    }
-    store.put_splits(list(rows.values()))
+    rows: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, tasks in splits.items():
+        for task in tasks:
+            _, owners = rows.get(task.key, (name, {}))
+            rows[task.key] = name, {**owners_of(task.metadata), **owners}
+    return _stored(store, rows)
 
 
-def _owner_columns(metadata: Mapping[str, Any]) -> dict[str, str | None]:
-    owners = owners_of(metadata)
+def _stored(store: Store, rows: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
+    keys = sorted(rows)  # one order in all processes, so that two of them do not wait for each other
+    store.put_splits([{"task": key, "split": rows[key][0], **_owner_columns(rows[key][1])} for key in keys])
+    known = known_splits(store)
+    return {key: known[key] for key in keys if known[key] != rows[key][0]}
+
+
+def _owner_columns(owners: Mapping[str, str]) -> dict[str, str | None]:
+    owners = dict(owners)
     subject = owners.pop("data_subject", None)
     digest = None if subject is None else subject_digest(subject)
     return {"tenant": None, "consent": None, **owners, "subject": digest}
 
 
 class SplitFinder:
-    """Finds the split of any rollout's task by the store's salt and the task's content.
+    """Finds the split of any rollout's task by the store's salt and the task's key.
 
     A split that a job has determined, for example from a data file, takes precedence over the salt. If the record and
     the store disagree, the stricter split counts: a task that either of them seals is sealed.
+
+    Attributes:
+        sealed: keys of the tasks that a job has loaded into a sealed split.
     """
 
     def __init__(self, store: Store) -> None:
         self.salt = salt_of(store) or DEFAULT_SALT
-        table = schema.known_tasks
-        with store.engine.connect() as connection:
-            rows = connection.execute(sa.select(table.c.task, table.c.text, table.c.split)).all()
-        self._known = {task: split for task, _, split in rows}
-        self.sealed_texts = {text for _, text, split in rows if text and split in SEALED}
-        self._cache: dict[str, str] = {}  # content hash -> split
+        self._known = known_splits(store)
+        self.sealed = {key for key, split in self._known.items() if split in SEALED}
+        self._cache: dict[str, str] = {}  # inputs -> split
 
-    def of_hash(self, content: str) -> str:
-        """The split of a content hash, of which 16 hex digits suffice for tasks in the store; else ""."""
-        known = self._known.get(content[:HASH])
-        return known or (split_of(content, self.salt)[0] if len(content) == 64 else "")
+    def of_key(self, key: str) -> str:
+        """The split of a task; "" if that is no key."""
+        return self._known.get(key) or (split_of(key, self.salt)[0] if len(key) == DIGITS else "")
 
     def of_inputs(self, inputs: Mapping[str, Any], recorded: str = "") -> str:
         """The split of a task; `recorded` if there are no inputs to determine it from."""
         recorded = recorded.strip().lower()
         if recorded in SEALED:
             return recorded
-        key = content_hash(inputs)
-        if key not in self._cache:
+        text = json.dumps(inputs, default=str)
+        if text not in self._cache:
             if len(self._cache) > 100_000:
                 self._cache.clear()
-            self._cache[key] = self._of(inputs)
-        return self._cache[key] or recorded
+            forms = {task_key(form) for form in _forms(inputs)}
+            self._cache[text] = _strictest([*(self.of_key(key) for key in forms), *self._quoted(inputs)])
+        return self._cache[text] or recorded
 
     def knows_as_sealed(self, inputs: Mapping[str, Any]) -> bool:
         """Whether a job has loaded the task into a sealed split. The salt alone does not make it known."""
-        forms = [dict(inputs), *_sections(inputs)] if inputs else []
-        return self._quoted(inputs) or any(
-            self._known.get(content_hash(form)[:HASH]) in SEALED or task_key(form) in self.sealed_texts
-            for form in forms
-        )
+        return bool(self._quoted(inputs)) or not self.sealed.isdisjoint(map(task_key, _forms(inputs)))
 
-    def _of(self, inputs: Mapping[str, Any]) -> str:
-        forms = [dict(inputs), *_sections(inputs)] if inputs else []
-        splits = [self.of_hash(content_hash(form)) for form in forms]
-        if any(task_key(form) in self.sealed_texts for form in forms) or self._quoted(inputs):
-            splits.append("test")
-        return next((name for name in reversed(SPLITS) if name in splits), "")
+    def _quoted(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Splits of the sealed tasks whose text is a line or paragraph of a prompt, alone or after a label such as
+        `Q:`."""
+        if not self.sealed:
+            return []
+        pieces = {
+            piece for text in _texts(inputs) for part in (text, *text.split("\n\n"), *text.split("\n"))
+            for piece in (part, part.partition(":")[2])
+        }  # fmt: skip
+        keys = {task_key({"text": text}) for text in pieces if len(text.strip()) >= IDENTIFYING}
+        return [self._known[key] for key in keys & self.sealed]
 
-    def _quoted(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether a line or paragraph of a prompt is a sealed task's text, alone or after a label such as `Q:`."""
-        if not self.sealed_texts:
-            return False
-        for value in inputs.values():
-            lines = {
-                piece
-                for text in ([value] if isinstance(value, str) else [])
-                for cut in ("\n", "\n\n")
-                for piece in text.split(cut)
-            }
-            texts = lines | {line.partition(":")[2] for line in lines}
-            if any(len(text.strip()) >= _QUOTED and task_key({"text": text}) in self.sealed_texts for text in texts):
-                return True
-        return False
+
+def _strictest(splits: Iterable[str]) -> str:
+    return max(splits, key=("", *SPLITS).index, default="")
+
+
+def _forms(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The inputs as they are, and as the fields of prompts in them."""
+    return [inputs, *_sections(inputs)]
 
 
 def _sections(inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Fields of prompts in DSPy's chat format or in `name: text` lines; the gateway records a prompt as one input."""
     sections = []
-    for value in inputs.values():
-        if isinstance(value, str) and (parts := _LINE.split(value)[1:]):
-            sections.append({name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)})
-        if isinstance(value, str) and "[[ ## " in value:
-            parts = _SECTION.split(value.partition("\n\nRespond with")[0])
-            fields = {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+    for text in (value for value in inputs.values() if isinstance(value, str)):
+        if parts := _LINE.split(text)[1:]:
+            sections.append({name: part.strip() for name, part in zip(parts[::2], parts[1::2], strict=True)})
+        if "[[ ## " in text:
+            parts = _SECTION.split(text.partition("\n\nRespond with")[0])
+            fields = {name: part.strip() for name, part in zip(parts[1::2], parts[2::2], strict=True)}
             fields.pop("completed", None)
             sections += [fields] if fields else []
     return sections
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in inputs, at any depth: those of a conversation are in the messages."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
 
 
 # -- openings of the test split
@@ -271,13 +284,12 @@ def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Ope
     Args:
         job: id of the job.
         data: the data's spec or path.
-        tasks: content hashes of the test tasks.
+        tasks: keys of the test tasks.
     Raises:
         StoreError: the opening could not be stored; the tasks must then stay sealed.
     """
-    table, hashes = schema.test_openings, sorted(tasks)
-    digest = hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH]
-    members = {content[:HASH] for content in hashes}
+    table, members = schema.test_openings, sorted(set(tasks))
+    digest = hashlib.sha256("".join(members).encode()).hexdigest()[:16]
     query = sa.select(
         table.c.job,
         table.c.times,
@@ -287,15 +299,15 @@ def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Ope
     with store.engine.connect() as connection:
         rows = connection.execute(query).all()
     before = {
-        row.job: int(row.times) for row in rows if row.same or not members.isdisjoint(json.loads(row.members_json))
+        row.job: int(row.times) for row in rows if row.same or not set(members).isdisjoint(json.loads(row.members_json))
     }
     mine = before.get(job, 0) + 1
     row = {
         "job": job,
         "data": data,
         "tasks": digest,
-        "n": len(hashes),
-        "members_json": json.dumps(sorted(members)),
+        "n": len(members),
+        "members_json": json.dumps(members),
         "times": mine,
     }
     store.put_opening({**row, "at": time.time()})

@@ -156,12 +156,12 @@ made_from = Table(
     Column("created_at", Float, nullable=False),
 )
 
-# Splits of tasks as jobs determined them. A data file may name a split, so the salt alone does not determine it.
+# Splits of tasks as jobs first determined them; they stay. A data file may name a split, so the salt alone does not
+# determine it.
 known_tasks = Table(
     "known_tasks",
     metadata,
-    Column("task", String(16), primary_key=True),  # the first hex digits of its content hash
-    Column("text", String(64), nullable=False),  # hash of its inputs' text; "" if only the content hash is known
+    Column("task", String(16), primary_key=True),  # its key
     Column("split", String(8), nullable=False),
     Column("tenant", Text),
     Column("consent", String(64)),
@@ -174,9 +174,9 @@ test_openings = Table(
     metadata,
     Column("job", String(64), primary_key=True),
     Column("data", Text, nullable=False),
-    Column("tasks", String(16), nullable=False),  # hash of the tasks' content hashes
+    Column("tasks", String(16), nullable=False),  # hash of the tasks' keys
     Column("n", Integer, nullable=False),
-    Column("members_json", Text, nullable=False),  # the first hex digits of each content hash
+    Column("members_json", Text, nullable=False),  # the tasks' keys
     Column("times", Integer, nullable=False),  # above 1 if the job was resumed during its report
     Column("at", Float, nullable=False),
 )

@@ -14,7 +14,7 @@ def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
     """An insert statement that replaces the row of the same key, or keeps it if `replace` is False.
 
     Some columns keep their old value on replacement: a human rating, a score set while the gateway held the rollout
-    open, a sealed split (gate, test), owners that the new row does not name. A run keeps its first start; a later one
+    open, the split of a task, owners that the new row does not name. A run keeps its first start; a later one
     becomes the time at which it was resumed.
     """
     # Imported by name, so that only the dialect in use is loaded.
@@ -32,9 +32,7 @@ def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
         changed["started_at"] = sa.case((resumed, table.c.started_at), else_=insert.excluded.started_at)
         changed["resumed_at"] = sa.case((resumed, insert.excluded.started_at), else_=table.c.resumed_at)
     if table is schema.known_tasks:
-        sealed = sa.or_(table.c.split == "gate", table.c.split == "test")
-        changed["split"] = sa.case((sealed, table.c.split), else_=insert.excluded.split)
-        changed["text"] = sa.case((insert.excluded.text == "", table.c.text), else_=insert.excluded.text)
+        changed["split"] = table.c.split
         for name in ("tenant", "consent", "subject"):
             changed[name] = sa.func.coalesce(insert.excluded[name], table.c[name])
     return insert.on_conflict_do_update(index_elements=keys, set_=changed)

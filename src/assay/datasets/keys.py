@@ -1,0 +1,117 @@
+"""The key of a task: decides whether two tasks, texts or labelled items are the same.
+
+Splits, seals, labels, exports, the pool and counts of overlap compare by this key and by nothing else.
+"""
+
+import hashlib
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["DIGITS", "IDENTIFYING", "task_key", "task_text"]
+
+IDENTIFYING = 12  # characters from which a text identifies a task by itself; shorter texts are equal by chance
+DIGITS = 16  # hexadecimal digits of a key
+_MOST_BITS = 10_000  # of an integer that Python writes in digits
+_NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:e([+-]?[0-9]{1,6}))?")  # a number in JSON
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def task_key(inputs: Mapping[str, Any]) -> str:
+    """Key of a task by its inputs: 16 hexadecimal digits; "" without a value.
+
+    Equal are inputs that differ in:
+
+    - Unicode form (NFKC, so that full-width letters and non-breaking spaces are plain ones), invisible characters, case
+      and white space;
+    - the order of keys, at any depth;
+    - the format of numbers: 3, 3.0, 3e0 and the texts "3" and "3.0". A text is a number if it is one in JSON, so "007",
+      "+3" and "1,000" are texts. A boolean is the text `true` or `false`, not a number;
+    - form: a text that is a JSON object or list equals that object or list, as a cell of a CSV file has it;
+    - missing values: null and an empty text equal an absent field;
+    - the names of the inputs. Texts of `IDENTIFYING` characters and more identify a task whatever its columns are
+      called, in any order. Other values count in the order of the names: {"a": 3, "b": 5} is not {"a": 5, "b": 3}, and
+      renamed columns match as long as their alphabetical order is the same. Keys inside of a value count.
+
+    Tasks with one key are in one split and are never merged: too wide a key only moves a task.
+    """
+    named = _named(inputs)
+    texts = sorted(value for _, value in named if _identifies(value))
+    others = [value for _, value in named if not _identifies(value)]
+    if not texts and not others:
+        return ""
+    return hashlib.sha256(_encode([texts, others]).encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+
+
+def task_text(inputs: Mapping[str, Any]) -> str:
+    """The inputs in the form in which they are compared, as one text."""
+    return "\n".join(value if isinstance(value, str) else _encode(value) for _, value in _named(inputs))
+
+
+def _named(inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    try:
+        pairs = _pairs(inputs)
+    except RecursionError:
+        pairs = _pairs(_plain(dict(inputs)))
+    return sorted(pairs, key=_encode)
+
+
+def _plain(value: Any) -> Any:
+    from assay.support.values import json_value  # imports pydantic, which most inputs do not need
+
+    return json_value(value, placeholders=True)
+
+
+def _identifies(value: Any) -> bool:
+    return isinstance(value, str) and len(value) >= IDENTIFYING
+
+
+def _pairs(mapping: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """Normalised names and values of an object, without missing values."""
+    pairs = [(_folded(str(name)), _normal(value)) for name, value in mapping.items()]
+    return [pair for pair in pairs if pair[1] is not None]
+
+
+def _normal(value: Any) -> Any:
+    """A value in the form in which it is compared; None if it is missing."""
+    if type(value) is str:
+        return _of_text(value)
+    if type(value) is dict:
+        return {"fields": sorted(_pairs(value), key=_encode)}
+    if type(value) is list:
+        return [_normal(item) for item in value]
+    if type(value) is bool or (type(value) is int and value.bit_length() < _MOST_BITS):
+        return _of_text(repr(value))
+    if type(value) is float:
+        return _of_text(repr(value)) if math.isfinite(value) else None
+    return None if value is None or (plain := _plain(value)) is None else _normal(plain)
+
+
+def _of_text(text: str) -> Any:
+    folded = _folded(text)
+    if number := _NUMBER.fullmatch(folded):
+        return _of_number(*number.groups())
+    if folded[:1] + folded[-1:] in ("{}", "[]"):
+        try:
+            return _normal(json.loads(folded, parse_int=str, parse_float=str, parse_constant=str))
+        except (ValueError, RecursionError):
+            return folded
+    return folded or None
+
+
+def _of_number(sign: str, whole: str, fraction: str | None, exponent: str | None) -> str:
+    """Significant digits and a power of ten: exact for numbers of any length."""
+    digits = whole + (fraction or "")
+    significant = digits.rstrip("0")
+    power = int(exponent or 0) - len(fraction or "") + len(digits) - len(significant)
+    return f"{sign}{significant.lstrip('0')}e{power}" if significant else "0e0"
+
+
+def _folded(text: str) -> str:
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+        text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    return " ".join(text.casefold().split())
