@@ -27,6 +27,7 @@ from assay.models.limits import OverTime
 from assay.rubrics import Rubric, load_rubric
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
+from assay.support.values import json_value
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.recorded_fields import CallFields, RolloutFields, check_fields
 from assay.traces.records import new_id
@@ -203,6 +204,8 @@ def record(
         finally:
             if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):
                 write_score(scoring, recorded_task, rollout, recorder)
+            if rollout.prediction is not None:
+                rollout.prediction = json_value(rollout.prediction, placeholders=True)
             opened.put_rollout(rollout)
 
 

@@ -28,6 +28,7 @@ from assay.runs.settings import DEFAULT_MODEL, RunSettings
 from assay.runs.settings.options import RunOptions
 from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
+from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.store.sealing import claim_salt, resolve_salt
 
@@ -141,7 +142,7 @@ def predictor(
             )  # fmt: skip
             with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
                 prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
-                rollout.prediction = dict(prediction.items())
+                rollout.prediction = json_value(dict(prediction.items()), placeholders=True)
             return prediction
 
         yield predict

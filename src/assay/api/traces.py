@@ -1,6 +1,5 @@
 """Public API for `assay traces`: scores stored rollouts, and erases a data subject's data."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from assay.runs.settings import StoredJudgeSettings, TracesForgetSettings, Trace
 from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.records import NOT_AGENTS, subject_digests
 from assay.traces.store.erasure import erase_subject
@@ -186,6 +186,6 @@ def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int
 
 def _uses_data_of(origin: Mapping[str, Any], digests: Collection[str], folders: Sequence[str]) -> bool:
     """Whether an adapter was trained on a person's tasks, or on an export that contains them."""
-    text = json.dumps(origin, default=str)  # the export's folder may stand anywhere in what the adapter was made of
+    text = json_text(origin)  # the export's folder may stand anywhere in what the adapter was made of
     people = set(origin.get("people") or ())
-    return not people.isdisjoint(digests) or any(json.dumps(folder) in text for folder in folders)
+    return not people.isdisjoint(digests) or any(json_text(folder) in text for folder in folders)

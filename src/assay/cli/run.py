@@ -18,6 +18,7 @@ from assay.cli.wording import in_flags
 from assay.runs.settings import CommonSettings, RunSettings
 from assay.support.numbers import counted
 from assay.support.scrubbing import error_text, results
+from assay.support.values import json_text, json_value, value_text
 
 __all__ = ["command"]
 
@@ -65,13 +66,14 @@ def command(
     _check_pairs(program, inputs)
     if not (as_json or settings.get("model") or is_artifact(program)):
         click.echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
-    fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
+    prediction = run(program, pairs(inputs, "input"), store=store, **settings)
+    fields = json_value(dict(prediction.items()), placeholders=True)
     if as_json:
         print_json(fields)
         return
     for key, value in fields.items():
         if key not in RUN_FIELDS:
-            click.echo(f"{key}: {value}")
+            click.echo(f"{key}: {value_text(value)}")
     for step in fields.get("steps", []):
         result = step["result"] if step["error"] is None else f"error: {step['error']}"
         click.echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
@@ -125,7 +127,7 @@ def _run_rows(
         for place, row in _rows(file):
             answer = _answer(predict, place, row, rename)
             failed += "error" in answer and "line" in answer
-            written.write(json.dumps(results(answer), ensure_ascii=False, default=str) + "\n")
+            written.write(json_text(results(json_value(answer, placeholders=True))) + "\n")
             written.flush()
             advance(1)
     if failed:

@@ -13,6 +13,7 @@ import click
 from assay.cli.wording import in_flags
 from assay.support.numbers import counted
 from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
+from assay.support.values import json_text, json_value
 
 __all__ = [
     "PROGRESS_LINE_EVERY_S",
@@ -119,7 +120,7 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
     """One object on standard output. `with_key`: it holds a key that was made for the user, and is printed as it is."""
     context = click.get_current_context(silent=True)
     out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
-    text = json.dumps(value if with_key else results(value), ensure_ascii=False, allow_nan=False, default=str)
+    text = json_text(value if with_key else results(json_value(value, placeholders=True)))
     (unscrubbed(out) if with_key else out).write((text if with_key else mask_secrets(text)) + "\n")
     out.flush()  # whoever waits for the line on a pipe gets it now
 

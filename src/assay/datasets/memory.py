@@ -5,7 +5,6 @@ until the process ends.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError
+from assay.support.values import json_text
 
 __all__ = ["PREFIX", "data_spec", "rows_in_memory"]
 
@@ -39,7 +39,7 @@ def data_spec(data: Any, *, name: str = "data") -> str:
     rows = [_row(row, f"{name}[{at}]") for at, row in enumerate(_rows(data, name))]
     if not rows:
         raise DataError(f"{name} is empty: pass at least one row, a dspy.Example or a mapping of fields")
-    text = json.dumps(rows, sort_keys=True, ensure_ascii=False, default=str)
+    text = json_text(rows, sort_keys=True)
     spec = f"{PREFIX}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
     _datasets[spec] = rows
     return spec

@@ -1,7 +1,6 @@
 """One task: the inputs of a program, the expected outputs, and metadata that a rubric may read."""
 
 import hashlib
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from assay.errors import DataError
+from assay.support.values import json_text
 
 __all__ = [
     "OWNERS",
@@ -62,11 +62,8 @@ class Task:
         return content_hash(self.inputs)
 
 
-_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str).encode
-
-
 def content_hash(inputs: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_encode(inputs).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(json_text(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def own_containers(value: Any) -> Any:

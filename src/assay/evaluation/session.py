@@ -30,6 +30,7 @@ from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
 from assay.support.scrubbing import error_text, message
+from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.carried import note_carried
 from assay.traces.listening import listening
@@ -257,7 +258,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             note_carried(self.program)
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)
-            rollout.prediction = None if failed else dict(prediction.items())
+            rollout.prediction = None if failed else json_value(dict(prediction.items()), placeholders=True)
         prediction._rollout, prediction._has_tools = rollout, self.has_tools
         if task is not None:
             with limited(session.task_timeout):  # also where the run has none

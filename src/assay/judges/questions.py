@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from assay.datasets.tasks import content_hash
 from assay.rubrics.conversations import TurnFields
 from assay.rubrics.criteria import JudgeSpec
+from assay.support.values import json_text
 from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
 from assay.traces.store.direct_writes import DirectWrites
 from assay.traces.store.reads import StoreReads
@@ -156,9 +157,7 @@ def item_to_label(rollout: Rollout, judge: Asked) -> ToLabel | None:
 def _pairs(rollouts: Iterable[Rollout]) -> Iterator[ToLabel]:
     groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
     for rollout in rollouts:
-        groups[json.dumps(rollout.inputs, sort_keys=True, default=str)].setdefault(
-            str(output_of(rollout.prediction or {})), rollout
-        )
+        groups[json_text(rollout.inputs, sort_keys=True)].setdefault(str(output_of(rollout.prediction or {})), rollout)
     for group in groups.values():
         # by hash, so that the order does not depend on age or length
         members = sorted(group.values(), key=lambda r: content_hash({"output": output_of(r.prediction or {})}))

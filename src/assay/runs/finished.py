@@ -18,6 +18,7 @@ from assay.errors import ArtifactError, StopRun
 from assay.evaluation import Progress
 from assay.models import Caps
 from assay.support.scrubbing import error_text, results
+from assay.support.values import json_text, json_value
 from assay.traces.store.listing import FAILURE
 
 __all__ = ["FinishedRun", "keep_failure"]
@@ -54,7 +55,7 @@ class FinishedRun:
 
     def __init__(self, folder: Path, *, caps: Caps, about: Mapping[str, Any]) -> None:
         self.path, self.caps = folder / _FILE, asdict(caps)
-        self.about = content_hash(json.loads(json.dumps(dict(about), default=str)))
+        self.about = content_hash(json_value(dict(about), placeholders=True))
 
     def report(self, progress: Progress, *, out: str | Path | None = None) -> dict[str, Any] | None:
         """The report, ready for JSON; None if the run has not ended or can continue.
@@ -87,7 +88,7 @@ class FinishedRun:
         # Written to another file and renamed: a killed process leaves no partial report.
         scratch = self.path.with_name(f".{_FILE}")
         content = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
-        scratch.write_text(json.dumps(content, default=str), "utf-8")
+        scratch.write_text(json_text(content), "utf-8")
         scratch.replace(self.path)
 
     def _raised(self, before: Mapping[str, float | None]) -> bool:

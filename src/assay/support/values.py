@@ -22,7 +22,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from assay.errors import NoJsonForm
 
-__all__ = ["json_value"]
+__all__ = ["json_text", "json_value", "value_text"]
 
 _DEEPEST = 200
 _LONGEST_PATH = 300  # characters
@@ -57,6 +57,19 @@ def json_value(value: Any, *, placeholders: bool = False) -> Any:
             keys of a mapping have the same text. The message gives the path and the type.
     """
     return _Conversion(placeholders).plain(value)
+
+
+def json_text(value: Any, *, sort_keys: bool = False, indent: int | None = None) -> str:
+    """A value as JSON text, in the form of `json_value` with placeholders. It can be encoded as UTF-8."""
+    return json.dumps(
+        json_value(value, placeholders=True), ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, indent=indent
+    )
+
+
+def value_text(value: Any) -> str:
+    """A value as text: a text as it is (also that of a date, or an enum's member), any other value as JSON text."""
+    plain = json_value(value, placeholders=True)
+    return plain if isinstance(plain, str) else json_text(plain)
 
 
 class _Conversion:

@@ -15,6 +15,7 @@ import orjson
 
 from assay.datasets.tasks import OWNERS, content_hash
 from assay.errors import ConfigError, DataError
+from assay.support.values import json_text
 from assay.traces.export.selection import consents
 from assay.traces.rating import why_not_rated
 from assay.traces.records import Rollout, subject_digest
@@ -93,7 +94,7 @@ def add_task(
         people = {subject_digest(str(row["data_subject"])) for row in others if row.get("data_subject")}
         store.put_artifact(str(path.resolve()), sorted(people))  # first, so that erasure finds it after a kill too
         scratch = path.with_name(f".{path.name}")
-        scratch.write_bytes(b"".join(orjson.dumps(row, default=str) + b"\n" for row in others))
+        scratch.write_bytes(b"".join(f"{json_text(row)}\n".encode() for row in others))
         scratch.replace(path)
     return DatasetFile(path=path, tasks=len(others), replaced=len(others) == len(rows))
 

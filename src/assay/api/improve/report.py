@@ -9,6 +9,7 @@ from typing import Any
 from assay.reports.markdown import with_interval
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
+from assay.support.values import json_text
 from assay.traces.store.sealing import openings_line
 
 __all__ = ["ImproveReport", "finished_report", "write_json"]
@@ -73,5 +74,5 @@ def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file that is never there in part."""
     scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json.dumps(results(content), default=str), encoding="utf-8")
+    scratch.write_text(json_text(results(content)), encoding="utf-8")
     scratch.replace(path)

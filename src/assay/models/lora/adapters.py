@@ -21,6 +21,7 @@ from assay.errors import ConfigError, ModelError
 from assay.models.lora.conversion import write_gguf
 from assay.models.registry import FILE_PREFIX, find_model, spec
 from assay.support.formats import check_format
+from assay.support.values import json_text
 
 __all__ = [
     "Adapter",
@@ -167,7 +168,7 @@ def keep_adapter(
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "made": dict(made or {}),
         }
-        (ready / "adapter.json").write_text(json.dumps(manifest, indent=1, default=str) + "\n", encoding="utf-8")
+        (ready / "adapter.json").write_text(json_text(manifest, indent=1) + "\n", encoding="utf-8")
         try:
             os.rename(ready, target)  # fails if another process has made the folder in the meantime: none is replaced
         except OSError as error:

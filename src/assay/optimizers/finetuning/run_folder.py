@@ -23,6 +23,7 @@ from assay.errors import AssayError, ConfigError, Diverged, MissingExtra, ModelE
 from assay.models.embedded import LlamaBackend
 from assay.models.lora.adapters import Adapter, adapter_home, check_name, served_as
 from assay.optimizers.finetuning.base import Policy
+from assay.support.values import json_value
 from assay.traces.records import new_id
 
 __all__ = [
@@ -102,7 +103,7 @@ def working_folder(
         with FileLock(f"{work}.lock", timeout=0):
             if not (resume and (work / "job.json").exists()):
                 check_free(name)
-            _prepare(work, json.loads(json.dumps(job, default=str)), resume, last)
+            _prepare(work, json_value(job, placeholders=True), resume, last)
             _remove_unreported(name, work)
             check_free(name)
             wait_for_all()

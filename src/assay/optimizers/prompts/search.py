@@ -4,7 +4,6 @@ Does not open gate or test.
 """
 
 import copy
-import json
 import math
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from assay.programs import ThinkingPolicy, program_version
 from assay.programs.budgets import with_policy
 from assay.programs.compose import EnsembleProgram
 from assay.support.numbers import signed
+from assay.support.values import json_text
 
 __all__ = ["PromptSearch"]
 
@@ -186,7 +186,7 @@ class PromptSearch:
         """Writes the state for pages that show the search, also while it is in progress."""
         state = {"candidates": self.summaries(), "explored": self.explored, "notes": self.notes}
         scratch = self.folder / "search.json.new"
-        scratch.write_text(json.dumps(state, indent=1, default=str))
+        scratch.write_text(json_text(state, indent=1), encoding="utf-8")
         scratch.replace(self.folder / "search.json")
 
     def _named(self, name: str) -> None:
@@ -278,7 +278,7 @@ class PromptSearch:
     def record_run(self, program: Any, score: float) -> None:
         """Keeps the score of a run that a teleprompter makes on a single task, outside of an evaluation."""
         if isinstance(program, RecordedProgram):
-            key = json.dumps([(p.signature.instructions, p.demos) for p in program.predictors()], default=str)
+            key = json_text([(p.signature.instructions, p.demos) for p in program.predictors()])
             self._runs.setdefault(key, (program, []))[1].append(score)
 
     def _tried_most(self) -> Candidate | None:
