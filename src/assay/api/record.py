@@ -174,9 +174,10 @@ def record(
         "task_id": recorded_task.id,
         "group_id": recorded_task.id,
         "task_type": recorded_task.task_type,
-        "inputs": dict(recorded_task.inputs),
-        "expected": dict(recorded_task.expected),
-        "metadata": dict(recorded_task.metadata),
+        **json_value(
+            {"inputs": recorded_task.inputs, "expected": recorded_task.expected, "metadata": recorded_task.metadata},
+            placeholders=True,
+        ),
         "source": "program",
         "phase": "record",
     }

@@ -59,14 +59,15 @@ def command(
         return
     if out is not None or options.pop("rename"):
         raise click.UsageError("--out and --rename go with --file")
-    from assay.api.run import run
+    from assay.api.run import predictor
     from assay.models.defaults import DEFAULT_MODEL
     from assay.traces.records import RUN_FIELDS
 
     _check_pairs(program, inputs)
     if not (as_json or settings.get("model") or is_artifact(program)):
         click.echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
-    prediction = run(program, pairs(inputs, "input"), store=store, **settings)
+    with predictor(program, folder=Path.cwd(), store=store, **settings) as predict:
+        prediction = predict(pairs(inputs, "input"))
     fields = json_value(dict(prediction.items()), placeholders=True)
     if as_json:
         print_json(fields)
@@ -118,9 +119,10 @@ def _run_rows(
     # anything is run or written.
     total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)
     stdout = click.get_current_context().meta.get("stdout", sys.stdout)
+    folder = Path.cwd() if file == "-" or not Path(file).is_file() else Path(file).parent
     target: Any = open(out, "w", encoding="utf-8") if out else nullcontext(stdout)  # noqa: SIM115  (entered below)
     with (
-        predictor(program, columns=columns, store=store, **settings) as predict,
+        predictor(program, columns=columns, folder=folder, say=console.say, store=store, **settings) as predict,
         target as written,
         console.bar(f"run {program}", total) as advance,
     ):
@@ -178,7 +180,7 @@ def _rows(file: str) -> Iterator[tuple[str, Any]]:
     from assay.datasets.sources import iter_rows
 
     if file != "-" and Path(file).suffix.lower() not in ("", ".jsonl", ".ndjson"):
-        yield from iter_rows(file)
+        yield from ((place, json_value(row)) for place, row in iter_rows(file))
         return
     with nullcontext(sys.stdin) if file == "-" else open(file, encoding="utf-8-sig") as opened:
         yield from ((f"{file}:{number}", line) for number, line in enumerate(opened, 1) if line.strip())

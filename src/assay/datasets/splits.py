@@ -12,20 +12,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
+from assay.datasets.columns import Columns
 from assay.datasets.curriculum import PREFIX, Curriculum, load_curriculum, stage_of
+from assay.datasets.fields import Fields
+from assay.datasets.memory import PREFIX as MEMORY
 from assay.datasets.sources import iter_rows
 from assay.datasets.staged import check_stages, staged_tasks
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
 from assay.support.keywords import takes
 from assay.support.numbers import counted
+from assay.support.values import json_value
 
 __all__ = ["SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed"]
 
 SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
 LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept per split
+Inputs = Fields | Collection[str] | None  # of a program: with types, their names, or unknown
 _NAMED = 20  # rows that an error lists, at most
 
 
@@ -63,6 +69,7 @@ class Splits:
     # rows with the inputs of an earlier row, by the names of the expected outputs that differ
     differing: Counter[frozenset[str]] = field(default_factory=Counter)
     outputs: frozenset[str] = frozenset()  # the program's output fields, as far as they are known
+    columns: Columns = field(default_factory=Columns)
     on_open: Callable[[], None] | None = field(default=None, repr=False)  # called before the test split is opened
     curriculum: Curriculum | None = None
     _unsealed: bool = False
@@ -140,14 +147,16 @@ def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -
     return SPLITS[-1], int.from_bytes(digest[8:16], "big")
 
 
-def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
+def _tasks(spec: str, inputs: Inputs, rename: Mapping[str, str] | None) -> Iterator[Task]:
     if spec.startswith(PREFIX):
         yield from _staged(load_curriculum(spec.removeprefix(PREFIX)), None, inputs, rename)
         return
-    rows = iter_rows(spec)
+    rows, folder = iter_rows(spec), _folder_of(spec)
+    if spec.endswith(".parquet"):  # one form for all files: its dates, decimals and bytes as JSON has them
+        rows = ((where, json_value(row)) for where, row in rows)
 
     def task_of(where: str, row: Mapping[str, Any]) -> Task:
-        return make_task(renamed(row, rename, where) if rename else row, where=where, inputs=inputs)
+        return make_task(renamed(row, rename, where) if rename else row, where=where, inputs=inputs, folder=folder)
 
     for where, row in rows:
         try:
@@ -157,8 +166,16 @@ def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] 
         yield task
 
 
+def _folder_of(spec: str) -> Path | None:
+    """The folder of relative paths in a dataset's rows: that of the file, the working directory for rows of this
+    process; None for rows from elsewhere, which must not name local files."""
+    if spec.startswith(MEMORY):
+        return Path.cwd()
+    return Path(spec).parent if Path(spec).is_file() else None
+
+
 def _staged(
-    curriculum: Curriculum, data: str | None, inputs: Collection[str] | None, rename: Mapping[str, str] | None
+    curriculum: Curriculum, data: str | None, inputs: Inputs, rename: Mapping[str, str] | None
 ) -> Iterator[Task]:
     return staged_tasks(curriculum, data, functools.partial(_tasks, inputs=inputs, rename=rename))
 
@@ -262,7 +279,7 @@ class _Sample:
 def load_splits(
     spec: str,
     *,
-    inputs: Collection[str] | None = None,
+    inputs: Inputs = None,
     rename: Mapping[str, str] | None = None,
     salt: str = "assay",
     limits: Mapping[str, int] | None = None,
@@ -300,7 +317,9 @@ def collect_splits(
     named_splits: dict[
         int, str
     ] = {}  # only for files that name splits, which can name two for one task; 100 bytes per task
+    columns = Columns()
     for rows, task in enumerate(tasks, 1):
+        columns.add(task)
         name, rank = split_of(task.content_hash, salt)
         if task.split is not None:
             name = task.split
@@ -338,4 +357,5 @@ def collect_splits(
         salt=salt,
         rows=rows,
         differing=differing,
+        columns=columns,
     )

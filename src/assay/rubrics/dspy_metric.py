@@ -70,11 +70,11 @@ class RubricMetric:
         """Returns the task of a DSPy example: that in `tasks` with the same inputs, otherwise one with its fields."""
         if isinstance(example, Task):
             return example
-        inputs = example.inputs().toDict() if getattr(example, "_input_keys", None) else example.toDict()
+        inputs = dict((example.inputs() if getattr(example, "_input_keys", None) else example).items())
         digest = content_hash(inputs)
         if digest in self.tasks:
             return self.tasks[digest]
-        expected = {key: value for key, value in example.toDict().items() if key not in inputs}
+        expected = {key: value for key, value in example.items() if key not in inputs}
         return Task(id=digest[:16], inputs=inputs, expected=expected)
 
 

@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any
 import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
+from assay.datasets.columns import column_lines
 from assay.datasets.curriculum import PREFIX, load_curriculum
+from assay.datasets.fields import Fields
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError
@@ -23,9 +25,9 @@ from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
 from assay.evaluation.session import has_tools
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
-from assay.programs import load_program, program_inputs, program_version
+from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
-from assay.programs.loading import program_class
+from assay.programs.loading import BuiltFromTasks, full_name, program_class
 from assay.rubrics import Rubric
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
@@ -153,9 +155,12 @@ def open_job(
     )
     loaded = artifact.program if artifact else module
     name = artifact.manifest["program"] if artifact else config.program
-    inputs = program_inputs(loaded if loaded is not None else program_class(name))
+    built_from_tasks = None if loaded is not None else _built_from_tasks(name)
+    if loaded is None and built_from_tasks is None:
+        loaded = load_program(name)
+    fields = program_fields(loaded if built_from_tasks is None else built_from_tasks)
     checked = load_rubric(rubric)
-    splits = _splits(config, inputs, need, progress)
+    splits = _splits(config, fields, need, progress)
     if loaded is None:
         loaded = load_program(name, tasks=splits.train + splits.val)
     if config.executor == "ray" and lm is not None:
@@ -180,9 +185,18 @@ def open_job(
             config, run.folder, run.run_id, splits, recorded, session, run.store, artifact, path, was_done=run.was_done
         )
         _keep_splits(job, opens_as or run.run_id)
+        compared = {str(c.arguments["field"]) for c in checked.criteria if "field" in c.arguments}
+        for line in column_lines(splits.columns, fields, compared):
+            progress.say(line)
         _warn(job, progress)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def _built_from_tasks(name: str) -> type | None:
+    """The class of a program that is built from the data, so after it."""
+    target = program_class(full_name(name))
+    return target if isinstance(target, type) and isinstance(target, BuiltFromTasks) else None
 
 
 def _warn(job: Job, progress: Progress) -> None:
@@ -192,7 +206,7 @@ def _warn(job: Job, progress: Progress) -> None:
         progress.say(f"warning: {warning}")
 
 
-def _splits(config: ProgramSettings, inputs: Collection[str] | None, need: Sequence[str], progress: Progress) -> Splits:
+def _splits(config: ProgramSettings, inputs: Fields | None, need: Sequence[str], progress: Progress) -> Splits:
     """The splits of the data; with a curriculum those of its stages."""
     source = config.curriculum if isinstance(config, CurriculumSettings) else None
     curriculum = None if source is None else load_curriculum(source)

@@ -221,7 +221,7 @@ class PromptSearch:
             return
         evaluation = Evaluation()
         for example, prediction, _ in result.results:
-            task = self.session.tasks.get(content_hash(example.inputs().toDict()))
+            task = self.session.tasks.get(content_hash(dict(example.inputs().items())))
             if task is not None and hasattr(prediction, "_result"):
                 evaluation.add_run(task, prediction)
         if not len(evaluation):  # the traced batches of GEPA: their predictions are pairs with traces
