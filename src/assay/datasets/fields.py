@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
-
-import pydantic
-from pydantic import BaseModel, TypeAdapter
-from pydantic.errors import PydanticUserError
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from assay.errors import DataError
 from assay.support.values import json_value
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = ["Fields", "allows_none"]
 
@@ -115,7 +114,7 @@ def _keeps(value: Any, plain: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, pydantic.ValidationError):
+    if hasattr(error, "errors"):  # of pydantic
         first = error.errors(include_url=False, include_context=False)[0]
         at = ".".join(str(part) for part in first["loc"])
         return f"{at}: {first['msg']}" if at else str(first["msg"])
@@ -168,7 +167,7 @@ def _readings(value: Any, annotation: Any) -> list[Any]:
     return readings
 
 
-def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
+def _adapter(annotation: Any) -> "TypeAdapter[Any] | None":
     """Converts to a type; None for one that pydantic does not know."""
     try:
         return _cached_adapter(annotation)
@@ -176,14 +175,17 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
         return _made_adapter(annotation)
 
 
-def _made_adapter(annotation: Any) -> TypeAdapter[Any] | None:
+def _made_adapter(annotation: Any) -> "TypeAdapter[Any] | None":
+    from pydantic import ConfigDict, TypeAdapter
+    from pydantic.errors import PydanticUserError
+
     try:
         return TypeAdapter(annotation)
     except PydanticUserError:
         pass
     try:
         plain = dict[str, Any] if typing.is_typeddict(annotation) else annotation
-        return TypeAdapter(plain, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+        return TypeAdapter(plain, config=ConfigDict(arbitrary_types_allowed=True))
     except (PydanticUserError, NameError):
         return None
 
@@ -224,7 +226,7 @@ def _members(annotation: Any) -> dict[str, Any]:
     """Types of the fields of a model, a data class or a typed dictionary."""
     if not isinstance(annotation, type):
         return {}
-    if issubclass(annotation, BaseModel):
+    if hasattr(annotation, "model_fields"):
         return {name: info.annotation for name, info in annotation.model_fields.items()}
     if dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation):
         try:

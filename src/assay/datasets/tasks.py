@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import BaseModel
-
 from assay.datasets.fields import Fields
 from assay.errors import DataError, NoJsonForm
 from assay.support.values import json_text, json_value
@@ -80,7 +78,7 @@ def own_containers(value: Any) -> Any:
     """
     if type(value) is dict:
         return {key: own_containers(item) for key, item in value.items()}
-    if isinstance(value, BaseModel) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+    if hasattr(type(value), "model_fields") or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         return copy.deepcopy(value)
     return [own_containers(item) for item in value] if type(value) is list else value
 

@@ -15,7 +15,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.rubrics.comparison import same
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
-from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
+from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
 from assay.support.values import json_value, value_text
 from assay.traces.records import RUN_FIELDS, Rollout
 from assay.traces.thinking import thinking_of
@@ -250,7 +250,8 @@ def json_schema(
 ) -> Grade:
     """Grade 1 if the field (default: the whole prediction) is valid by the schema.
 
-    A field that is a text is valid if it holds valid JSON, or if the text itself is valid.
+    A field that is a text is read as JSON. Where the schema names strings (`"type": "string"`, or a string in `enum` or
+    `const`), the text itself may be valid too.
     """
     value = json_value(prediction if field is None else _value(prediction, field), placeholders=True)
     if len(text := value_text(value)) > MOST_CHARACTERS:
@@ -258,8 +259,9 @@ def json_schema(
         return Grade(
             value=0.0, reason=f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
         )
-    wrong = wrong_by(schema, value)
-    if wrong and field is not None and isinstance(value, str):
+    is_text = field is not None and isinstance(value, str)
+    wrong = "It is a text." if is_text and not names_strings(schema) else wrong_by(schema, value)
+    if wrong and is_text:
         try:
             wrong = wrong_by(schema, json.loads(text))
         except (ValueError, RecursionError) as error:

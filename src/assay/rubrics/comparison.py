@@ -38,7 +38,7 @@ def _same(a: Any, b: Any, case: bool) -> bool:
     if a is None or b is None:
         return a is b
     if isinstance(a, bool) or isinstance(b, bool):
-        return type(a) in (bool, str) and type(b) in (bool, str) and _norm(a, case) == _norm(b, case)
+        return type(a) in (bool, str) and type(b) in (bool, str) and _norm(a, False) == _norm(b, False)
     if isinstance(a, str) and isinstance(b, str):
         return _norm(a, case) == _norm(b, case)
     numbers = _number(a), _number(b)
@@ -48,7 +48,7 @@ def _same(a: Any, b: Any, case: bool) -> bool:
 def _norm(value: Any, case: bool) -> str:
     """A scalar for comparison: `True` of Python and `true` of JSON are one text where one side is a boolean."""
     text = " ".join(value_text(value).split())
-    return text if case and not isinstance(value, bool) else text.casefold()
+    return text if case else text.casefold()
 
 
 def _number(value: int | float | str) -> Any:

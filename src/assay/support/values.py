@@ -1,6 +1,6 @@
 """The border where values leave Python: `json_value` makes JSON values of them.
 
-Does not import dspy, numpy or pandas: a value of their types exists only where they are loaded.
+Does not import dspy, numpy, pandas or pydantic: a value of their types exists only where they are loaded.
 """
 
 import base64
@@ -16,9 +16,6 @@ from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath
 from typing import Any
-
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from assay.errors import NoJsonForm
 
@@ -72,6 +69,10 @@ def value_text(value: Any) -> str:
     return plain if isinstance(plain, str) else json_text(plain)
 
 
+class _NoForm(Exception):
+    """An object has no JSON form."""
+
+
 class _Conversion:
     """State of one call: the path of the current value, and the ids of the values that contain it."""
 
@@ -104,7 +105,7 @@ class _Conversion:
         try:
             return _scalar(_opened(value))
         except _RAISED as error:  # a program's own class may raise anything where it is read
-            raised = "" if isinstance(error, PydanticSerializationError) else f" ({type(error).__name__})"
+            raised = "" if isinstance(error, _NoForm) else f" ({type(error).__name__})"
             return self.refused(f"has the type {_name(value)}, which has no JSON form{raised}", f"a {_name(value)}")
 
     def mapping(self, values: dict[Any, Any]) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _opened(value: Any) -> Any:  # one case per kind of value
-    """See `_Conversion.opened`. Raises `PydanticSerializationError` for an object without a JSON form."""
+    """See `_Conversion.opened`. Raises `_NoForm` for an object without a JSON form."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, str | UserString):
@@ -171,7 +172,7 @@ def _opened(value: Any) -> Any:  # one case per kind of value
         return value.isoformat() if value == value else None  # `NaT` of pandas differs from itself
     if isinstance(value, bytes | bytearray | memoryview):
         return f"data:application/octet-stream;base64,{base64.b64encode(value).decode()}"
-    if isinstance(value, BaseModel):
+    if hasattr(type(value), "__pydantic_serializer__") and hasattr(value, "model_dump"):
         return _of_model(value)
     if type(value).__module__.partition(".")[0] in _TABLES:
         return _of_table(value)
@@ -181,7 +182,7 @@ def _opened(value: Any) -> Any:  # one case per kind of value
     if isinstance(value, Sequence | Set):
         return list(value)
     if isinstance(value, type):
-        raise PydanticSerializationError("a class")
+        raise _NoForm
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(type(value), "__attrs_attrs__"):
@@ -193,8 +194,18 @@ def _opened(value: Any) -> Any:  # one case per kind of value
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}"
     if hasattr(value, "__next__"):  # reading an iterator would empty it
-        raise PydanticSerializationError("an iterator")
-    return to_jsonable_python(value)
+        raise _NoForm
+    return _by_pydantic(value)
+
+
+def _by_pydantic(value: Any) -> Any:
+    """Durations, UUIDs, URLs, addresses and what else pydantic knows."""
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError:
+        raise _NoForm from None
 
 
 def _number(value: Decimal | Fraction) -> int | float | str | None:
@@ -209,7 +220,7 @@ def _number(value: Decimal | Fraction) -> int | float | str | None:
     return number if same else str(value)
 
 
-def _of_model(model: BaseModel) -> Any:
+def _of_model(model: Any) -> Any:
     """What a model's serializers make of it, except for the fields that hold media types of DSPy."""
     own = model.__pydantic_decorators__
     serializers = [*own.field_serializers.values(), *own.model_serializers.values()]
@@ -242,7 +253,7 @@ def _of_table(value: Any) -> Any:
     if hasattr(value, "columns") and hasattr(value, "to_dict") and not hasattr(value, "to_dicts"):  # of pandas
         return value.to_dict(orient="records")
     method = next((name for name in _LISTING if hasattr(value, name)), None)
-    return to_jsonable_python(value) if method is None else getattr(value, method)()
+    return _by_pydantic(value) if method is None else getattr(value, method)()
 
 
 def _sorted(items: list[Any]) -> list[Any]:
