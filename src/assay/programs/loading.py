@@ -56,6 +56,9 @@ SHIPPED: dict[str, type[Agent]] = {
 }
 
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
 @runtime_checkable
 class BuiltFromTasks(Protocol):
     """Interface of a program class that reads its labels or output fields from the data, such as `Classify`."""
@@ -240,12 +243,15 @@ def program_fields(program: Any) -> Fields | None:
     optional = [
         name
         for name, parameter in parameters.items()
-        if parameter.default is not parameter.empty and parameter.kind is not parameter.POSITIONAL_ONLY
+        if parameter.default is not parameter.empty and parameter.kind in _BY_NAME
     ]
+    if required is None:
+        needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind in _BY_NAME]
+        required = [name for name in needed if name != "self"] or None
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if takes_any and not isinstance(program, Agent):
         produced = outputs.keys() if len(predictors) > 1 else ()
-        optional += [name for name in declared if name not in produced]
+        optional += [name for name in declared if name not in produced and name not in (required or ())]
     if required is not None and len(predictors) == 1 and not set(required) & parameters.keys():
         fields = predictors[0].signature.input_fields  # the inputs are the signature's own
         optional += [name for name in required if name in fields and _is_optional(fields[name])]
