@@ -19,7 +19,7 @@ from assay.deployment.artifact import check_pinned, load_artifact
 from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
-from assay.errors import AssayError, ConfigError, DeploymentError, FailureKind
+from assay.errors import AssayError, ConfigError, DataError, DeploymentError, FailureKind
 from assay.evaluation.background import BackgroundScoring
 from assay.models import LanguageModel, Meter, get_lm
 from assay.models.failures import failure_of_program
@@ -182,7 +182,10 @@ class DeployedAgent:
         if (known := loaded.fields) is not None:
             if known.missing(values) or values.keys() - known.inputs.keys():
                 raise ConfigError(f"agent {self.agent} takes the inputs {list(known.inputs)}, got {sorted(values)}")
-            known.converted(values, where=f"agent {self.agent}")  # a wrong value is the caller's, not the version's
+            try:  # a wrong value is the caller's fault, not the version's
+                known.converted(values, where=f"agent {self.agent}")
+            except DataError as error:
+                raise ConfigError(str(error)) from None
         try:
             return self._run(loaded, assignment, task, more)
         except Exception as error:

@@ -293,7 +293,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         """The inputs in the types that the program declares: those of stored tasks are JSON values."""
         fields = program_fields(self.program)
         if fields is not None:
-            inputs = fields.converted(inputs, where=f"task {rollout.task_id!r}")
+            inputs = fields.converted(inputs, where="its inputs")
         given: dict[str, Any] = own_containers(inputs)
         return given
 
