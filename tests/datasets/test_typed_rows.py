@@ -73,6 +73,7 @@ READ = [
     ('["b", "a"]', set[str], {"a", "b"}),
     ('{"a": "1.5"}', dict[str, float], {"a": 1.5}),
     ('[1, "x"]', tuple[int, str], (1, "x")),
+    ("['a', 'b']", list[str], ["a", "b"]),
     ({"amount": "0.10", "day": "2024-01-02"}, Line, Line(Decimal("0.10"), datetime.date(2024, 1, 2))),
     ("data:application/octet-stream;base64,/w==", bytes, b"\xff"),
     ([{"question": "a", "answer": "b"}], dspy.History, dspy.History(messages=[{"question": "a", "answer": "b"}])),

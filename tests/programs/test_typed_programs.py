@@ -257,3 +257,38 @@ def test_columns_of_structured_rows_outside_of_their_metadata_are_kept(own_folde
     row = {"inputs": {"question": "q"}, "expected": {"answer": "a"}, "metadata": {"level": 1}, "source": "web"}
     Path("rows.jsonl").write_text(json.dumps(row))
     assert load_tasks("rows.jsonl")[0].metadata == {"level": 1, "source": "web"}
+
+
+def test_a_judge_reads_json(own_folder: Path) -> None:
+    (own_folder / "reader.py").write_text(PROGRAM)
+    seen: list[dict[str, Any]] = []
+
+    def resolve(criterion: Criterion) -> Any:
+        def judge(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
+            seen.append(prediction)
+            return 1.0
+
+        return judge
+
+    rubric = Rubric("r", [Criterion(name="good", judge="Is it good?")], resolver=resolve)
+    program = load_program("reader.py:Reader")
+    fields = program_fields(program)
+    assert fields is not None
+    inputs = {"picture": URI, "day": "2024-02-28", "history": []}
+    prediction = program(**fields.converted(inputs, where="here"))
+    assert rubric.score({"inputs": {"text": "x"}}, prediction).value == 1.0
+    assert json.loads(json.dumps(seen[0]))["lines"] == [{"amount": 12.5, "currency": "EUR", "note": None}]
+
+
+def test_a_recorded_answer_is_scored_as_it_is_and_stored_as_json(own_folder: Path) -> None:
+    place = dspy.Code(code="x = 1")
+    typed: list[Any] = []
+
+    def check(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
+        typed.append(prediction["answer"])
+        return 1.0
+
+    with assay.record({"question": "q"}, rubric=Rubric("r", [Criterion(name="c", check=check)])) as run:
+        run.answer(place)
+    assert typed == [place]
+    assert run.rollout.prediction == {"answer": "x = 1"}

@@ -1,5 +1,6 @@
 """The fields of a program: which columns of a row are its inputs, and of which types. Rows are converted by them."""
 
+import ast
 import base64
 import binascii
 import dataclasses
@@ -25,6 +26,7 @@ __all__ = ["Fields", "allows_none"]
 _DSPY, _MEDIA = "dspy.adapters.types", ("Image", "Audio", "File", "History")
 _BEGIN, _END = "<<CUSTOM-TYPE-START-IDENTIFIER>>", "<<CUSTOM-TYPE-END-IDENTIFIER>>"  # around a medium in DSPy's JSON
 _PARTS = {"image_url": "image_url", "input_audio": "input_audio", "file": "file"}  # of messages: type -> field
+_LONGEST_LITERAL = 100_000  # characters
 _MAGIC = (  # first bytes -> media type
     (b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"BM", "image/bmp"),
     (b"II*\0", "image/tiff"), (b"MM\0*", "image/tiff"), (b"ID3", "audio/mp3"), (b"\xff\xfb", "audio/mp3"),
@@ -160,11 +162,19 @@ def _readings(value: Any, annotation: Any) -> list[Any]:
         readings.insert(0, data)
     if not value.strip() and allows_none(annotation):
         readings.append(None)
-    try:
-        readings.append(json.loads(value))
-    except (ValueError, RecursionError):
-        pass
+    for read in (json.loads, _literal):
+        try:
+            return [*readings, read(value)]
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
     return readings
+
+
+def _literal(text: str) -> Any:
+    """A list or object as Python writes it, which is what a data frame's `to_csv` leaves of one."""
+    if not text.lstrip().startswith(("[", "{", "(")) or len(text) > _LONGEST_LITERAL:
+        raise ValueError("not a list or object")
+    return ast.literal_eval(text)
 
 
 def _adapter(annotation: Any) -> "TypeAdapter[Any] | None":
@@ -227,7 +237,8 @@ def _members(annotation: Any) -> dict[str, Any]:
     if not isinstance(annotation, type):
         return {}
     if hasattr(annotation, "model_fields"):
-        return {name: info.annotation for name, info in annotation.model_fields.items()}
+        fields = annotation.model_fields.items()
+        return {key: info.annotation for name, info in fields for key in (name, info.alias) if key}
     if dataclasses.is_dataclass(annotation) or typing.is_typeddict(annotation):
         try:
             return typing.get_type_hints(annotation)

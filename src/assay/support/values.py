@@ -225,12 +225,16 @@ def _of_model(model: Any) -> Any:
     own = model.__pydantic_decorators__
     serializers = [*own.field_serializers.values(), *own.model_serializers.values()]
     for_json = any(str(serializer.info.when_used).startswith("json") for serializer in serializers)
-    dumped = model.model_dump(mode="json" if for_json else "python")
+    # by alias, because validation reads that
+    dumped = model.model_dump(mode="json" if for_json else "python", by_alias=True)
     if not _is_marked(dumped):
         return dumped
     if not isinstance(dumped, dict):
         return getattr(model, "root", dict(model))
-    return {name: getattr(model, name, part) if _is_marked(part) else part for name, part in dumped.items()}
+    names = {info.serialization_alias or info.alias or name: name for name, info in type(model).model_fields.items()}
+    return {
+        key: getattr(model, names.get(key, key), part) if _is_marked(part) else part for key, part in dumped.items()
+    }
 
 
 def _is_marked(value: Any) -> bool:
