@@ -19,7 +19,7 @@ from assay.deployment import save_artifact
 from assay.errors import DataError
 from assay.evaluation import SilentProgress
 from assay.programs import load_program, program_fields
-from assay.rubrics import Criterion, Rubric, checks
+from assay.rubrics import Criterion, JudgeSpec, Rubric, checks
 from assay.testing import scripted_lm
 from assay.traces import Store
 
@@ -270,7 +270,7 @@ def test_a_judge_reads_json(own_folder: Path) -> None:
 
         return judge
 
-    rubric = Rubric("r", [Criterion(name="good", judge="Is it good?")], resolver=resolve)
+    rubric = Rubric("r", [Criterion(name="good", judge=JudgeSpec(text="Is it good?"))], resolver=resolve)
     program = load_program("reader.py:Reader")
     fields = program_fields(program)
     assert fields is not None
