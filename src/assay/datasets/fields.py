@@ -51,6 +51,9 @@ class Fields:
     optional: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
 
+    def __deepcopy__(self, memo: object) -> "Fields":
+        return self
+
     @classmethod
     def named(cls, names: Iterable[str]) -> "Fields":
         """Required inputs of no declared type."""
@@ -279,8 +282,9 @@ def _of_medium(value: Any, medium: str, kind: type, folder: Path | None) -> Any:
         if value is None and medium != "File":  # any content is a file: a name that is none would be taken for base64
             value = _decoded(name)
         if value is None:
-            places = "" if folder is None else f" nor a file in {folder}"
-            raise ValueError(f"{name[:80]!r} is neither a data URI of {medium}{places}")
+            forms = {"Image": "a URL, a data URI or base64", "Audio": "a data URI or base64"}.get(medium, "a data URI")
+            places = "; local files are not read here" if folder is None else f", nor a file in {folder}"
+            raise ValueError(f"{name[:80]!r} is not {forms} of {medium}{places}")
         return _of_bytes(value, medium, name)
     return _of_bytes(value, medium, "") if isinstance(value, bytes) else value
 

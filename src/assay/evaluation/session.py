@@ -169,6 +169,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         self.temperature: float | None = None
         self.fixed_version: str | None = None  # set during an evaluation, which changes no prompt
         self.has_tools = has_tools(program)  # searches all submodules, so it is done once and not for each rollout
+        self.fields = program_fields(program)
         if prompt_format is not None:
             make_adapter(prompt_format)
             if is_agent(program):
@@ -291,9 +292,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
 
     def _given(self, inputs: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
         """The inputs in the types that the program declares: those of stored tasks are JSON values."""
-        fields = program_fields(self.program)
-        if fields is not None:
-            inputs = fields.converted(inputs, where="its inputs")
+        if self.fields is not None:
+            inputs = self.fields.converted(inputs, where="its inputs")
         given: dict[str, Any] = own_containers(inputs)
         return given
 
