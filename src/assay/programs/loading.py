@@ -272,14 +272,11 @@ def _function_of(program: Any) -> Callable[..., Any] | None:
         return program.function
     if isinstance(program, AgentProgram | dspy.Predict):
         return None
-    if isinstance(program, Agent) or (isinstance(program, type) and issubclass(program, Agent)):
-        return program.solve
-    if isinstance(program, dspy.Module):
-        found: Callable[..., Any] = object.__getattribute__(program, "forward")
-        return found
-    if isinstance(program, type):
-        return program.forward if issubclass(program, dspy.Module) else None
-    return program if callable(program) else None
+    kind = program if isinstance(program, type) else type(program)
+    if issubclass(kind, dspy.Module):
+        function: Callable[..., Any] = inspect.getattr_static(kind, "solve" if issubclass(kind, Agent) else "forward")
+        return function
+    return program if callable(program) and not isinstance(program, type) else None
 
 
 def _hints(function: Callable[..., Any] | None) -> dict[str, Any]:

@@ -231,9 +231,11 @@ def _of_model(model: Any) -> Any:
         return dumped
     if not isinstance(dumped, dict):
         return getattr(model, "root", dict(model))
-    names = {info.serialization_alias or info.alias or name: name for name, info in type(model).model_fields.items()}
+    fields = type(model).model_fields.items()
+    names: dict[Any, str] = {info.serialization_alias or info.alias or name: name for name, info in fields}
     return {
-        key: getattr(model, names.get(key, key), part) if _is_marked(part) else part for key, part in dumped.items()
+        key: getattr(model, names.get(key) or str(key), part) if _is_marked(part) else part
+        for key, part in dumped.items()
     }
 
 
