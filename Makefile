@@ -36,7 +36,7 @@ demo: $(VENV)/.demo
 	$(BIN)/assay models pull smollm2-135m
 	cd $$(mktemp -d) && $(abspath $(BIN))/assay compile math_qa --rubric math_qa \
 		--data "arithmetic:terms=2-3&digits=2-3&size=600" --model embedded/smollm2-135m \
-		--set temperature=0.1 --max-search-calls 140 --gate-size 8 --test-size 10
+		--set temperature=0.1 --max-search-calls 140 --gate-size 10 --test-size 10
 
 test: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m

@@ -1,16 +1,20 @@
-"""Kills jobs at random moments and compares what they leave with unkilled runs: `make chaos`. Not in CI.
+"""Kills and stops jobs at random moments and compares what they leave: `make chaos`. Not in CI.
 
     python benchmarks/chaos.py [--jobs compile tune collect improve sft grpo] [--kills 20] [--training-kills 3]
-        [--each 5] [--seed 0]
+        [--each 5] [--stops 3] [--seed 0]
 
 Each job gets `--kills` kills, trainings of the embedded model `--training-kills`, `--each` of them in one run; a line
-a run, then a table. Exits with 1 where anything differs.
+a run, then a table. What is left is compared with an unkilled run. Each job that calls a server is also stopped
+`--stops` times by each of caps, Ctrl-C, SIGTERM and a full disk: calls that the server answered must be stored or
+counted, and nothing may be left running. Exits with 1 where anything differs.
 """
 
 import argparse
 import importlib
+import random
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import assay.api.collect
@@ -18,7 +22,28 @@ import assay.api.compile
 import assay.api.export
 import assay.api.improve.run
 import assay.api.tune  # noqa: F401 - all of it loaded once, before the attempts are forked
-from assay.testing.chaos import JOBS, TRAININGS, chaos, differences, serving
+from assay.testing.chaos import JOBS, STOPS, TRAININGS, chaos, differences, serving, stopped
+
+
+def stop_jobs(jobs: list[str], times: int, seed: int) -> int:
+    """Stops each job in each way; prints a line for each job. Returns the number of jobs with a problem."""
+    rng, wrong = random.Random(seed), 0
+    print("\n| job | stopped by | times | calls answered | stored | unrecorded | problems |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch) / "log", delay_ms=100) as server:
+        for job in jobs:
+            for name, stop in STOPS.items():
+                rows, problems = [], []
+                for number in range(times):
+                    place = Path(scratch) / job / name.replace(" ", "-") / str(number)
+                    accounts, found = stopped(job, place, server, replace(stop, after=rng.randint(3, 100)))
+                    rows.append(accounts)
+                    problems += found
+                wrong += bool(problems)
+                sums = [sum(getattr(row, field) for row in rows) for field in ("answered", "stored", "unrecorded")]
+                cells = [job, name, times, *sums, "; ".join(problems) or "none"]
+                print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    return wrong
 
 
 def main() -> int:
@@ -27,6 +52,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--training-kills", type=int, default=3)
     parser.add_argument("--each", type=int, default=5)
+    parser.add_argument("--stops", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rows = []
@@ -73,7 +99,8 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(f"| {' | '.join(str(value) for value in row[:-1])} | {row[-1]:.1f} |")
-    return int(any(row[3] for row in rows))
+    wrong = stop_jobs([job for job in arguments.jobs if job not in TRAININGS], arguments.stops, arguments.seed)
+    return int(any(row[3] for row in rows) or wrong > 0)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Simulated deployments with known truth: how often the plan promotes and rolls back, next to a naive z test.
 
-    python benchmarks/deployments.py [--runs 500] [--seed 1] [--covariate]
+    python benchmarks/deployments.py [--runs 500] [--seed 1] [--covariate | --missing]
 
 Decisions and assignment are those of production (`assay.deployment.decisions.advance`). The naive rule pools all
 rollouts of both arms, runs a z test of two proportions at 5 % after every 50 requests, promotes on a significant gain
 and rolls back on a significant loss. One line a scenario. `--covariate`: the plan with its covariate,
 and without it where there is an effect, on traffic with tasks and users that were seen before; evaluated after every
-100 requests.
+100 requests. `--missing`: scores that are missing more often in one arm, with a goal of any gain.
 """
 
 import argparse
@@ -51,6 +51,30 @@ COVARIATE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# shares of the failures of the champion and of the candidate that lose their score
+MISSING: dict[str, dict[str, Any]] = {
+    "no effect, 30 and 60 % of failures unscored": {"unscored_failures": 0.3, "candidate_unscored_failures": 0.6},
+    "no effect, 60 and 30 %": {"unscored_failures": 0.6, "candidate_unscored_failures": 0.3},
+    "no effect, 5 and 15 %": {"unscored_failures": 0.05, "candidate_unscored_failures": 0.15},
+    "no effect, 15 and 5 %": {"unscored_failures": 0.15, "candidate_unscored_failures": 0.05},
+    "no effect, 0 and 10 %": {"candidate_unscored_failures": 0.1},
+    "no effect, 10 and 0 %": {"unscored_failures": 0.1},
+    "no effect, 5 % of all unscored": {"missing": 0.05},
+    "rate +0.1, 5 % of all unscored": {"missing": 0.05, "effect": 0.1 / 0.7},
+    "no effect, a novelty that fades": {"novelty": 0.3},
+}
+
+
+def missing_scores(runs: int, seed: int, only: str) -> None:
+    """One line a scenario, with the default assumption of a plan about missing scores and a goal of any gain."""
+    for name, truth in MISSING.items():
+        if only not in name:
+            continue
+        report = simulate(default_plan(gain=0.0), Traffic(**truth), runs=runs, seed=seed, interval=100).to_dict()
+        keys = ("runs", "promoted", "rolled_back", "rules", "requests_median")
+        print(json.dumps({"scenario": name, **{key: report[key] for key in keys}}), flush=True)
+
+
 def naive(deployment: SimulatedDeployment, name: str, now: float) -> Decision:
     """A z test of two proportions on everything so far, at every evaluation."""
     plan, state = deployment.state(name)
@@ -93,7 +117,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="Scenarios whose name contains this text.", default="")
     parser.add_argument("--covariate", action="store_true", help="With and without the covariate.")
+    parser.add_argument("--missing", action="store_true", help="Scores that are missing more often in one arm.")
     arguments = parser.parse_args()
+    if arguments.missing:
+        missing_scores(arguments.runs, arguments.seed, arguments.only)
+        return
     for name, truth in (COVARIATE if arguments.covariate else SCENARIOS).items():
         if arguments.only not in name:
             continue

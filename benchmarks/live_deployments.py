@@ -72,7 +72,7 @@ def plan_of(requests: int) -> Plan:
 def compiled_in(folder: Path) -> Path:
     """The compiled program, with the sizes of `make demo`."""
     words = ["compile", "math_qa", "--rubric", "math_qa", "--data", SEEN, "--model", MODEL, "--set", "temperature=0.1"]
-    words += ["--max-search-calls", "140", "--gate-size", "8", "--test-size", "10", "--out", "compiled"]
+    words += ["--max-search-calls", "140", "--gate-size", "10", "--test-size", "10", "--out", "compiled"]
     if not (folder / "compiled").is_dir():
         subprocess.run([sys.executable, "-m", "assay", *words], check=True)
     return folder / "compiled"

@@ -69,7 +69,7 @@ def compiled(folder: Path) -> str:
         data=SUMS,
         parameters={"temperature": 0.1},
         max_search_calls=140,
-        sizes={"gate": 8, "test": 10},
+        sizes={"gate": 10, "test": 10},
         store=folder / "c.db",
         out=folder / "math_qa",
         progress=Console(),

@@ -104,7 +104,7 @@ def trained(
             model=arguments.model,
             parameters={"temperature": 0.1},
             max_search_calls=140,
-            sizes={"gate": 8, "test": 10},
+            sizes={"gate": 10, "test": 10},
             store=folder / "compile.db",
             out=artifact,
         )

@@ -3,11 +3,16 @@
 Importing this package loads none of dspy, torch, litellm or sqlalchemy: public names load on first use.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from assay.datasets.specs import register_kind
 from assay.support.package import __version__
+
+# Otherwise litellm reads a file `.env` at its import, which may be somebody else's and may send the user's key to
+# another host.
+os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
 
 _WHERE = {
     "Agent": "assay.programs",

@@ -37,6 +37,7 @@ __all__ = [
     "StoreError",
     "UnknownRollout",
     "Unscored",
+    "WriteFailed",
 ]
 
 
@@ -184,6 +185,10 @@ class NoStore(StoreError):
 
 class UnknownRollout(StoreError):
     """No rollout with this name or id is in the store, or open."""
+
+
+class WriteFailed(AssayError, OSError):
+    """A file could not be written, for instance on a full disk. Nothing of it is left, or what was there before."""
 
 
 class MissingExtra(AssayError, ImportError):

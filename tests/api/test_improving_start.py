@@ -262,3 +262,70 @@ def test_invalid_settings_of_a_later_step_are_refused_before_the_first(
         plan("improve", "mine.py:Mine", **{name: value for name, value in settings.items() if name != "name"})
     assert server.requests == []
     assert not Path(".assay/improve/up").exists()
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../../victim", "a/b", "/tmp/victim", "a\\b", "a\0", "-x", ".x", "é/"])
+def test_a_name_that_leads_elsewhere_is_refused_and_nothing_is_removed(
+    name: str, job: dict[str, Any], server: Server, tmp_path: Path
+) -> None:
+    for folder in (".assay/improve", ".assay/artifacts", "victim", ".assay/training", "a/b"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "thesis").touch()
+    before = {path for path in tmp_path.rglob("*") if path.name != "__pycache__"}
+    with pytest.raises(ConfigError, match="name="):
+        assay.improve("mine.py:Mine", order=["prompts"], **{**job, "name": name})
+    with pytest.raises(ConfigError, match="name="):
+        plan("improve", "mine.py:Mine", order=["prompts"], **{**job, "name": name})
+    assert before <= set(tmp_path.rglob("*"))
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("folder", [".assay/improve/up", ".assay/training/up-1"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_files_of_the_user_in_the_place_of_a_job_are_kept(
+    folder: str, resume: bool, job: dict[str, Any], server: Server
+) -> None:
+    Path(folder).mkdir(parents=True)
+    (Path(folder) / "thesis").touch()
+    with pytest.raises(ConfigError, match="not made"):
+        assay.improve("mine.py:Mine", order=["sft"], resume=resume, **job)
+    assert (Path(folder) / "thesis").is_file()
+    assert server.requests == []
+
+
+def test_a_link_in_the_place_of_a_job_is_not_followed(job: dict[str, Any], server: Server) -> None:
+    Path("victim").mkdir()
+    Path("victim/thesis").touch()
+    Path(".assay/improve").mkdir(parents=True)
+    Path(".assay/improve/up").symlink_to(Path("victim").resolve())
+    with pytest.raises(ConfigError, match="symbolic link"):
+        assay.improve("mine.py:Mine", order=["prompts"], **job)
+    assert [path.name for path in Path("victim").iterdir()] == ["thesis"]
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_a_killed_job_left_before_its_state_is_removed(resume: bool, job: dict[str, Any]) -> None:
+    write('raise RuntimeError("gone")')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("assay.api.improve.state.write_json", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            assay.improve("mine.py:Mine", order=["prompts"], **job)
+    Path(".assay/improve/up/half-written").touch()
+    write()
+    report = assay.improve("mine.py:Mine", order=["prompts"], resume=resume, **job)
+    assert [step["note"] for step in report.steps] == ["far enough"]
+    assert not Path(".assay/improve/up").exists()
+
+
+def _killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_artifact_leaves_the_files_in_its_place(job: dict[str, Any]) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis").touch()
+    report = assay.improve("mine.py:Mine", order=["prompts"], out="mine", **job)
+    assert Path("mine/thesis").is_file()
+    assert report.artifact is not None
+    assert (report.artifact.name, [path.name for path in Path("mine").iterdir()]) == ("mine-2", ["thesis"])

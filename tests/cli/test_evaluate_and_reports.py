@@ -1,5 +1,6 @@
 """`assay evaluate --fail-under`, and the page of a compile."""
 
+import gzip
 import json
 import re
 from collections import Counter
@@ -376,6 +377,10 @@ def test_run_reads_tables_and_ignores_other_columns(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in bad["error"]
     done = CliRunner().invoke(group, [*run, "--file", "rows.parquet", "--rename", "value=x"])
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{"answer": 0.5}]
+    (tmp_path / "rows.json.gz").write_bytes(gzip.compress(b'[{"x": 4},\n {"x": 0}, {"x": 2}]'))
+    done = CliRunner().invoke(group, [*run, "--file", "rows.json.gz"])
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (rows[0], rows[1]["line"], rows[2]) == ({"answer": 0.25}, 2, {"answer": 0.5})
     (tmp_path / "rows.txt").write_text("4\n")
     done = CliRunner().invoke(group, [*run, "--file", "rows.txt"])
     assert isinstance(done.exception, DataError)

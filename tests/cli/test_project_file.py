@@ -108,6 +108,7 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         Path(name).touch()
     inner = project / "a" / "b"
     inner.mkdir(parents=True)
+    (project / ".git").mkdir()
     monkeypatch.chdir(inner)
     settings = project_settings("compile")
     assert (settings["program"], settings["rubric"], settings["data"]) == (

@@ -95,7 +95,7 @@ def test_unknown_versions_are_named(store: Store, tmp_path: Path, name: str, mes
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 64, "é", None])
 def test_names_that_no_url_can_have_are_refused(store: Store, tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="must have 1 to 63 letters"):
+    with pytest.raises(ConfigError, match=r"^agent="):
         Registry(store.engine).register(name, artifact(tmp_path / "a"))
 
 

@@ -23,17 +23,17 @@ def evaluation(*, correct: list[float | None], abstained: list[float | None], lo
 
 
 def compared(before: Evaluation, after: Evaluation) -> Comparison:
-    return Comparison(before, after, paired_gain(before.scores, after.scores), planned=20)
+    return Comparison(before, after, paired_gain(before.scores, after.scores), planned=40)
 
 
-HALF: list[float | None] = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-NONE: list[float | None] = [None] * 10
-SHORT, LONG = [0.0] * 20, [1.0] * 10 + [0.8] * 10
+HALF: list[float | None] = [1.0] * 14 + [0.0] * 6
+NONE: list[float | None] = [None] * 20
+SHORT, LONG = [0.0] * 40, [1.0] * 20 + [0.8] * 20
 
 
 def test_right_answers_lost_behind_a_gain_are_named() -> None:
-    before = evaluation(correct=HALF + NONE, abstained=[*NONE, *[0.0] * 10], long=SHORT)
-    after = evaluation(correct=[0.0] * 10 + NONE, abstained=[*NONE, *[1.0] * 10], long=LONG)
+    before = evaluation(correct=HALF + NONE, abstained=[*NONE, *[0.0] * 20], long=SHORT)
+    after = evaluation(correct=[0.0] * 20 + NONE, abstained=[*NONE, *[1.0] * 20], long=LONG)
     notes = losses_behind_gain(compared(before, after), "gate")
     assert [note.split(": look")[0] for note in notes] == [
         "gate: the score rose, but 'correct' fell from 0.70 to 0.00",
@@ -43,8 +43,8 @@ def test_right_answers_lost_behind_a_gain_are_named() -> None:
 
 
 def test_a_loss_that_may_be_chance_is_not_named() -> None:
-    before = evaluation(correct=HALF + NONE, abstained=[*NONE, *[0.0] * 10], long=SHORT)
-    after = evaluation(correct=[*HALF[1:], 0.0, *NONE], abstained=[*NONE, *[1.0] * 10], long=SHORT)
+    before = evaluation(correct=HALF + NONE, abstained=[*NONE, *[0.0] * 20], long=SHORT)
+    after = evaluation(correct=[*HALF[1:], 0.0, *NONE], abstained=[*NONE, *[1.0] * 20], long=SHORT)
     assert losses_behind_gain(compared(before, after), "gate") == []
     assert losses_behind_gain(compared(Evaluation(), Evaluation()), "gate") == []
 

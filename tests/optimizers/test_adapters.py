@@ -60,8 +60,8 @@ def test_adapter_is_stored_served_by_name_and_position_checked(embedded: str, tm
         ("+second", r"was trained as embedded/smollm2-135m\+first\+second"),
         ("+second+first", "use that model name"),
         ("+none", "no adapter is called 'none'"),
-        ("+../first", "cannot name an adapter"),
-        ("+", "cannot name an adapter"),
+        ("+../first", "^name="),
+        ("+", "^name="),
     ):
         with pytest.raises((ModelError, ConfigError), match=message):
             get_lm(embedded + wrong)

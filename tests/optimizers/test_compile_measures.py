@@ -43,9 +43,10 @@ def test_paired_gain_matches_hand_calculation() -> None:
     after = {str(i): float(i % 2) for i in range(20)}
     gain = paired_gain(before, after)
     assert gain.mean == 0.5
-    # normal approximation: 0.5 +- 1.96 * sqrt(0.25 / 20) = [0.28, 0.72]
-    assert gain.low == pytest.approx(0.28, abs=0.06)
-    assert gain.high == pytest.approx(0.72, abs=0.06)
+    # 10 zeros, 10 ones and two added pairs of -1 and 1: sum 10, squares 14, (14 - 10^2 / 24) / 23 = 0.4275 = 0.6539^2;
+    # t(0.975, 19) = 2.093; 2.093 * 0.6539 / sqrt(20) = 0.306
+    assert gain.low == pytest.approx(0.194, abs=0.001)
+    assert gain.high == pytest.approx(0.806, abs=0.001)
     assert paired_gain(before, {**after, "0": math.nan}).n == 19
     assert not paired_gain({"a": 0.0}, {"a": 1.0}).is_gain  # one pair proves nothing
 

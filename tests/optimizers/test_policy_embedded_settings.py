@@ -150,7 +150,7 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
         ),
         (
             ["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA],
-            "cannot name an adapter",
+            "--name",
         ),
         (
             [

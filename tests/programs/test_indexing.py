@@ -279,7 +279,7 @@ def test_wrong_use_says_what_to_do(docs: Path) -> None:
         ("nowhere", {}, "no folder 'nowhere'"),
         (docs / "pump.md", {}, "is a file: name the folder whose files"),
         ("nowhere", {"remove": True}, "has no documents of the folder .*nowhere': it is empty"),
-        (docs, {"name": "a/b"}, "name='a/b' must have"),
+        (docs, {"name": "a/b"}, "name='a/b' must be"),
         (docs, {"passage_chars": 5}, "passage_chars=5 must be between 100 and 20000"),
         (docs, {"embedder": 3}, "embedder=3 must be a dspy.Embedder"),
         (docs, {"embedder": "gone.py:embed"}, "no such file"),

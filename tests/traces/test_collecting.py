@@ -244,6 +244,17 @@ def test_rating_and_erasure_work_from_the_command_line() -> None:
         "naming_facts": [],
         "versions": [],
         "made_from_them": [],
+        "runs_on_them": [],
+        "emptied": {"rows": {}, "files": []},
+        "holding": [],
+        "not_searched": {
+            "short_texts": 3,
+            "shared_texts": 0,
+            "tasks_without_texts": 0,
+            "files": [],
+            "free_pages": False,
+            "models": [],
+        },
     }
     assert json.loads(run("traces", "stats", "--json").stdout)["transitions"] == 0
     failed = run("export", "sft", "--out", "o", "--json")

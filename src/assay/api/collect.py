@@ -43,6 +43,7 @@ class CollectReport(ReportRepr):
     curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
     notes: Sequence[str] = ()
     unrecorded: Unrecorded = NOTHING
+    dropped_rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         usage, result = self.meter.usage, self.unrecorded.priced(self.evaluation.report())
@@ -59,7 +60,7 @@ class CollectReport(ReportRepr):
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "curriculum": self.curriculum, "notes": list(self.notes),
-            **self.unrecorded.to_dict(),
+            **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
 
@@ -123,6 +124,7 @@ def collect(
         curriculum,
         collection.notes,
         job.session.recorder.unrecorded,
+        job.store.not_stored,
     )
 
 

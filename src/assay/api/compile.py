@@ -27,7 +27,7 @@ from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job
-from assay.runs.opening import home_of
+from assay.runs.opening import artifact_place
 from assay.runs.preflight import checked, require_predictors
 from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
@@ -147,10 +147,11 @@ def compile(
             return _as_stored(job, config, stored)
         report = _compiled(job, config, search, progress)
         report.run_id = job.run_id
-        place = Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config)
+        place = artifact_place(store, out, _artifact_name(job, config))
         report.artifact = _save(job, report, place, words)
         _require_model(report)
         finished.keep(report.to_dict())
+    report.unrecorded, report.dropped_rows = job.session.recorder.unrecorded, job.store.not_stored
     return report
 
 
@@ -181,7 +182,7 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     outcome = compile_prompts(job.recorded, job.splits, job.session, search, folder=job.folder)
     outcome.notes += [*warnings, *alarms]
     report = CompileReport(
-        Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.dropped
+        Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.not_stored
     )
     report.openings = job.openings
     if outcome.stopped is None:

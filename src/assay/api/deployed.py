@@ -14,7 +14,7 @@ import dspy
 from assay.api.record import opened_store, record
 from assay.api.traces import named_judge
 from assay.datasets import Task
-from assay.datasets.tasks import content_hash, own_containers
+from assay.datasets.tasks import content_hash, known_outputs, own_containers
 from assay.deployment.artifact import check_pinned, load_artifact
 from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
@@ -174,7 +174,11 @@ class DeployedAgent:
         """
         values = {**(inputs or {}), **fields}
         task = Task(
-            id=content_hash(values)[:16], task_type=task_type, inputs=values, expected=dict(expected or {}), metadata={}
+            id=content_hash(values)[:16],
+            task_type=task_type,
+            inputs=values,
+            expected=known_outputs(expected or {}),
+            metadata={},
         )
         more = {"tenant": tenant, "data_subject": data_subject, "consent": consent}
         assignment = self.router.assign(new_id() if unit is None else unit, tenant=tenant, task_type=task_type)

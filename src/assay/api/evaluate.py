@@ -1,6 +1,7 @@
 """Public API for `assay evaluate`: `assay.evaluate`. Scores one split; does not compile."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -9,7 +10,7 @@ import dspy
 
 from assay.api.judge.correction import corrected_means
 from assay.datasets import Task
-from assay.errors import BudgetExceeded
+from assay.errors import BudgetExceeded, StoreError
 from assay.evaluation import Evaluation, Progress, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.evaluation.notes import run_notes
@@ -115,13 +116,14 @@ def evaluate(
         notes += run_notes(evaluation.runs.values())
         corrected = {}
         if job.session.rubric.needs_judge:
-            job.store.flush()
+            with suppress(StoreError):  # rows that are refused are counted
+                job.store.flush()
             file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
             corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
         shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms)}
         FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
     return EvaluationReport(
-        evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms,
+        evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.not_stored, alarms,
         corrected, job.openings, notes, job.run_id,
     )  # fmt: skip
 

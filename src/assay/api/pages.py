@@ -1,6 +1,5 @@
 """Reports of compile, evaluate, compare, tune, train and a judge's card as one HTML file each: `--report FILE.html`."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from assay.api.compare import CompareReport
 from assay.api.compile import CompileReport
 from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
-from assay.errors import NoArtifact, StoreError
+from assay.errors import StoreError
 from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.cards import card_page
@@ -18,11 +17,12 @@ from assay.reports.files import ROWS, scores_of, write_report
 from assay.reports.markdown import cost_words
 from assay.reports.sides import sides_of
 from assay.reports.studies import tuned_page, tuned_words
-from assay.reports.trained import trained_tasks
+from assay.reports.trained import compared_runs, trained_tasks
 from assay.reports.training import write_sft, write_training
-from assay.runs.opening import home_of
+from assay.sources.artifact_files import read_json, read_manifest
 from assay.traces import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
+from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
@@ -46,10 +46,11 @@ def write_compile_page(
         ConfigError: the file cannot be written.
         StoreError: the run is not in the store, or too large for a page.
     """
-    data, folder = report.to_dict(), home_of(store) / "runs" / report.run_id
+    data, folder = report.to_dict(), run_folder(store, report.run_id)
     with Store(store) as opened:
         # rows of the store, not of the report in memory: the page of a finished run can be written again
         page = compile_page(opened, report.run_id, data, folder, rows=ROWS)
+        opened.put_report(path, report.run_id)
     facts = [
         ("Program", report.config.program), ("Model", report.config.model), ("Optimizer", data["optimizer"]),
         ("Winner", data["winner"]), *_spent(data),
@@ -77,6 +78,7 @@ def write_evaluation_page(
     result = data["result"]
     with Store(store) as opened:
         scores = scores_of(opened, report.run_id, _evaluation(opened, report))
+        opened.put_report(path, report.run_id)
     score = "unscored" if result["score"] is None else "{:.3f} [{:.3f}, {:.3f}]".format(
         result["score"], *result["interval"]
     )  # fmt: skip
@@ -104,6 +106,7 @@ def write_compare_page(
     with Store(store) as opened:
         first, second = (_evaluation(opened, side) for side in (report.a, report.b))
         sides = sides_of(opened, (report.a.run_id, report.b.run_id), first, second, rows=ROWS, better_first=False)
+        opened.put_report(path, report.a.run_id, report.b.run_id)
     facts = [
         *((label, f"{data[side]['program']}, {data[side]['model']}") for label, side in _SIDES),
         ("Split", data["split"]), *_spent(data), *_stopped(data, words), *_opened(data),
@@ -152,6 +155,7 @@ def write_training_page(
     if data["validation"]:  # an offline training has none, and then the store is not needed
         with Store(store) as opened:
             tasks = trained_tasks(opened, data["validation"])
+            opened.put_report(path, *compared_runs(data["validation"]))
     write = write_training if isinstance(report, PolicyReport) else write_sft
     return write(Path(path), data, tasks=tasks, words=words)
 
@@ -165,7 +169,7 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
         NoArtifact: the folder has no card.
         ConfigError: the file cannot be written.
     """
-    card, manifest = _json_of(Path(judge) / "card.json"), _json_of(Path(judge) / "manifest.json")
+    card, manifest = read_json(Path(judge) / "card.json", Path(judge)), read_manifest(Path(judge))
     spec, result = manifest["judge"], manifest["result"]
     facts = [
         ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", manifest["model"]),
@@ -175,14 +179,6 @@ def write_card_page(path: str | Path, judge: str | Path) -> Path:
     ]  # fmt: skip
     title = f"Reliability card of {spec['text'][:80] or _short(str(judge))}"
     return write_report(path, "report_card.html", title=title, facts=facts, page=card_page(card), notes=result["notes"])
-
-
-def _json_of(file: Path) -> Any:
-    """Raises `NoArtifact` if the file is not there or is no JSON."""
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise NoArtifact(f"{file.parent} is not a compiled judge with a card: {error}") from error
 
 
 def _evaluation(store: Store, report: EvaluationReport) -> Evaluated:

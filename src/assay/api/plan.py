@@ -35,6 +35,7 @@ from assay.runs.settings import (
 )
 from assay.runs.settings.options import PlanOptions
 from assay.runs.settings.shared import PromptSettings
+from assay.support.names import place_in
 from assay.support.settings import one_of, settings_of
 from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
@@ -127,7 +128,7 @@ def plan(
     if isinstance(config, ImproveSettings):
         check_improvement(config, model=settings.get("model"))
         if name is not None:
-            check_name(name, config.order, home_of(store) / "improve" / name)
+            check_name(name, config.order, place_in(home_of(store) / "improve", name))
     need = (config.split,) if isinstance(config, CollectSettings | EvaluateSettings) else ("val", "gate", "test")
     with (
         tempfile.TemporaryDirectory() as folder,

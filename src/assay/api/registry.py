@@ -1,6 +1,5 @@
 """Public API for `assay registry`: versions of agents, aliases, flags, differences, capabilities."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from assay.deployment.suites import Suite
 from assay.errors import ConfigError, DeploymentError
 from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings import RegisterSettings
-from assay.sources.artifact_files import read_manifest
+from assay.sources.artifact_files import read_json, read_manifest
 from assay.support.keywords import takes
 from assay.traces import Store
 
@@ -234,7 +233,7 @@ def diff_versions(one: str, two: str, *, store: str | Path | None = None) -> dic
         registry = Registry(opened.engine)
         folders = [registry.folder_of(registry.version(name)) for name in (one, two)]
     manifests = [read_manifest(folder) for folder in folders]
-    states = [json.loads((folder / "program.json").read_text("utf-8")) for folder in folders]
+    states = [read_json(folder / "program.json", folder) for folder in folders]
     changed = {
         name: [manifest.get(name) for manifest in manifests]
         for name in _COMPARED

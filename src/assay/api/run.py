@@ -22,6 +22,7 @@ from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.compose import Configured, is_agent
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
+from assay.runs.ending import ended_in_order
 from assay.runs.jobs import salt_in
 from assay.runs.lock import answered_within
 from assay.runs.opening import opened_store
@@ -157,7 +158,8 @@ def predictor(
                 rollout.prediction = json_value(dict(prediction.items()), placeholders=True)
             return prediction
 
-        yield predict
+        with ended_in_order(lm.recording.meter, recorder, SilentProgress()):
+            yield predict
 
 
 @contextmanager

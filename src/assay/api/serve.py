@@ -4,7 +4,6 @@ Does not print or show keys: the command line does. An agent of the registry loa
 """
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from assay.errors import AssayError, StoreError
 from assay.evaluation.progress import Progress, default_progress
+from assay.models.limits import LAST_CALLS_S
+from assay.runs.ending import ending_signals
 from assay.runs.settings import ServeSettings
 from assay.runs.settings.store_options import ServeOptions, StoredJudgeOptions
 from assay.support.keywords import takes
@@ -109,13 +110,13 @@ async def _serve(
         names=tuple(settings.allow_host), run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,
         receive_s=settings.receive_s, one_server=settings.upstream is not None, loops=settings.loops,
     )  # fmt: skip
-    listener = Listener(gateway.app(), limits, gateway.connections.answered)
+    listener = Listener(gateway.app(), limits, gateway.connections.answered, shutdown_s=LAST_CALLS_S)
     address = await _listen(listener, settings, opened)
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     # Before the address is published: the process that reads it may send a signal at once.
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, ended.set)
+        for number in ending_signals():
+            loop.add_signal_handler(number, lambda: listener.abort() if ended.is_set() else ended.set())
     run = _Run(run_id, opened, gateway, _config(settings, limits), progress)
     run.begin()
     advancers = _advancers(settings, agents)

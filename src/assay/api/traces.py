@@ -1,7 +1,8 @@
 """Public API for `assay traces`: scores stored rollouts, and erases a data subject's data."""
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -9,20 +10,20 @@ from assay.deployment.deployments import Deployments
 from assay.deployment.retirement import versions_of_erased
 from assay.errors import ConfigError
 from assay.evaluation import Progress, default_progress
-from assay.models import Call, LanguageModel, Meter, ResponseCache, get_lm
+from assay.models import Call, LanguageModel, Meter, get_lm
 from assay.models.limits import limited
-from assay.models.lora.adapters import list_adapters
 from assay.models.roles import Endpoint
 from assay.rubrics import Rubric
+from assay.runs.ending import cancelled_by_signals
+from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files
+from assay.runs.lineage import lineage_of
 from assay.runs.loading import load_rubric
-from assay.runs.lock import cancelled_by_signals
 from assay.runs.opening import budgeted, home_of
 from assay.runs.rescoring import Rescoring, threads_for
 from assay.runs.settings import StoredJudgeSettings, TracesForgetSettings, TracesScoreSettings
 from assay.runs.settings.store_options import TracesScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
-from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.records import NOT_AGENTS, subject_digests
 from assay.traces.store.erasure import erase_subject
@@ -75,7 +76,7 @@ def score_rollouts(
         ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
         pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]
         with progress.bar(f"score: {measure.name}", len(pending)) as advance:
-            scoring = Rescoring(measure, opened, advance)
+            scoring = Rescoring(measure, opened, advance, meter)
             waiting = (opened.rollout(rollout_id) for rollout_id in pending)
             scoring.run(waiting, threads=at_once, preflight=settings.preflight)
     skipped = [] if settings.again else [scored_by for scored_by in ended.values() if scored_by is not None]
@@ -130,62 +131,51 @@ def forget_subject(
             but champion and out of deployments, permanently.
     Returns:
         `removed`: number of rollouts, with those of no data subject in which a tool recalled facts about the person.
-        `quoting_facts`: ids of other rollouts that quote such a fact; they are not changed.
+        `quoting_facts`: ids of other rollouts that quote such a fact.
         `naming_facts`: numbers of remembered facts about others that have the person's name; they are not changed.
         `facts_removed`: what agents remembered from them or of the person.
         `prompts_emptied`: other calls that showed one of their tasks.
-        `cached_answers_removed`. `unowned_answers_removed`: cached answers without a recorded request; all of these are
-        removed, because their owner is unknown. `made_from_them`: paths of artifacts, exports, and adapters trained on
-        these or starting from such an adapter. They are not changed: delete or remake them.
-        `versions`: registered versions made from them, see `assay.deployment.retirement.versions_of_erased`.
+        `cached_answers_removed`: to these, and those that repeat a text of the person. `unowned_answers_removed`:
+        cached answers without a recorded request; all of these are removed, because their owner is unknown.
+        `made_from_them`: paths of what was made of the person's data: artifacts, exports, pools, data sets, reports,
+        adapters and trainings, and what was made of these. Delete or remake them. `runs_on_them`: jobs that ran on
+        one of these. `versions`: registered versions made from them, see
+        `assay.deployment.retirement.versions_of_erased`.
+        `emptied`: `rows` (number by table) and `files` in which a text of the person was replaced, see
+        `assay.traces.erased_texts`. `holding`: files outside of `.assay` and indexed documents that hold such a text;
+        they are not changed. `not_searched`: `short_texts` (number of texts of the person that are too short),
+        `shared_texts` (that others wrote too), `tasks_without_texts` (that were never run), `files`, `free_pages` (True
+        if another process kept the database from being compacted), `models` (folders of models that were trained, and
+        may hold merged adapters).
     Raises:
         CacheError: the response cache could not be written.
     """
     settings = TracesForgetSettings(tenant=tenant, versions=versions)
     with Store(store) as opened:
-        erased = erase_subject(opened, subject, tenant=settings.tenant)
+        home = home_of(store)
+        erased = erase_subject(
+            opened, subject, tenant=settings.tenant, inputs_of=functools.partial(demonstrated_inputs, opened, home)
+        )
         digests = subject_digests(subject)
-        folders = opened.artifacts_of(*digests)
-        adapters, paths = _adapters_of(digests, folders)
-        holding = versions_of_erased(Deployments(opened.engine), digests, folders, adapters, policy=settings.versions)
-    cache = home_of(store) / "cache" / "responses.db"
+        made = lineage_of(opened, home, digests)
+        files = erase_files(opened, home, erased.texts, opened.artifacts())
+        holding = versions_of_erased(
+            Deployments(opened.engine), digests, made.paths, made.adapters, policy=settings.versions
+        )
     had_data = bool(erased.removed or erased.tasks or erased.prompts)
-    answers, unowned = (
-        _forget_answers(cache, [request for request, _, _ in erased.calls]) if cache.is_file() and had_data else (0, 0)
-    )
+    requests = [request for request, _, _ in erased.calls]
+    answers, unowned = erase_answers(home, requests, erased.texts) if had_data else (0, 0)
     return {
         "subject": subject, "removed": erased.removed, "facts_removed": erased.facts, "prompts_emptied": erased.prompts,
         "cached_answers_removed": answers,
         "unowned_answers_removed": unowned, "quoting_facts": erased.quoting, "naming_facts": erased.naming,
-        "made_from_them": [*folders, *paths],
+        "made_from_them": made.paths, "runs_on_them": made.runs,
         "versions": holding,
+        "emptied": {"rows": dict(erased.emptied), "files": files.emptied},
+        "holding": [*files.holding, *erased.documents],
+        "not_searched": {
+            "short_texts": erased.texts.short, "shared_texts": erased.texts.shared,
+            "tasks_without_texts": erased.unread, "files": files.unread, "free_pages": erased.compacted is False,
+            "models": made.unknown,
+        },
     }  # fmt: skip
-
-
-def _adapters_of(digests: Collection[str], folders: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Hashes and paths of adapters trained on a person's data, and of adapters trained from one of those.
-
-    Adapters under several names may have equal weights, so there may be more paths than hashes.
-    """
-    hashes, paths = set[str](), list[str]()
-    # parents come before the adapters trained from them, so one pass finds all descendants
-    for adapter in sorted(list_adapters(), key=lambda adapter: len(adapter.after)):
-        if _uses_data_of(adapter.made, digests, folders) or hashes & set(adapter.after):
-            hashes.add(adapter.sha256)
-            paths.append(str(adapter.path))
-    return hashes, sorted(paths)
-
-
-def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    cache = ResponseCache(path)
-    try:
-        return cache.forget(requests), cache.forget_unowned()
-    finally:
-        cache.close()
-
-
-def _uses_data_of(origin: Mapping[str, Any], digests: Collection[str], folders: Sequence[str]) -> bool:
-    """Whether an adapter was trained on a person's tasks, or on an export that contains them."""
-    text = json_text(origin)  # the export's folder may stand anywhere in what the adapter was made of
-    people = set(origin.get("people") or ())
-    return not people.isdisjoint(digests) or any(json_text(folder) in text for folder in folders)

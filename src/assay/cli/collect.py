@@ -20,6 +20,7 @@ from assay.cli.shared import (
 from assay.cli.wording import calls_made, curriculum_lines
 from assay.reports.markdown import dollars
 from assay.runs.settings import CollectSettings
+from assay.support.terminal import rich_console
 
 __all__ = ["command"]
 
@@ -71,10 +72,9 @@ def _turns(temperatures: str | None, over: tuple[str, ...]) -> list[dict[str, An
 
 
 def _show(program: str, data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
-    rich, result = Rich(highlight=False), data["result"]
+    rich, result = rich_console(), data["result"]
     table = Table(title=f"{program}: rollouts collected", title_justify="left", show_header=False)
     table.add_row("run", data["run"])
     table.add_row("rollouts, from earlier runs", f"{data['rollouts']}, {data['kept_from_before']}")
@@ -84,10 +84,10 @@ def _show(program: str, data: dict[str, Any]) -> None:
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     warn_of_failures(rich, result, is_error=True)
-    warn_of_gaps(rich, {"rows_not_stored": 0, **data})
+    warn_of_gaps(rich, data)
     for line in curriculum_lines(data["curriculum"]):
-        rich.print(line, markup=False)
+        rich.print(line)
     for note in data["notes"]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {note}")
     if data["stopped"]:
-        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)
+        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume")

@@ -9,6 +9,7 @@ from assay.cli.options import job_options, report_option
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import CompareSettings
+from assay.support.terminal import rich_console
 
 __all__ = ["command"]
 
@@ -39,12 +40,11 @@ def command(a: str, b: str, **values: Any) -> None:
 
 
 def _show(data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     from assay.reports.markdown import figure, graded, tool_rows, with_interval
 
-    rich, a, b = Rich(highlight=False, markup=False), data["a"], data["b"]
+    rich, a, b = rich_console(), data["a"], data["b"]
     table = Table("", "a", "b", title=f"{data['split']}, {b['n']} tasks", title_justify="left")
     table.add_row("program", a["program"], b["program"])
     table.add_row("model", a["model"], b["model"])
@@ -68,5 +68,5 @@ def _show(data: dict[str, Any]) -> None:
     )
     rich.print(f"gain of b: {with_interval(gain)}: {verdict}")
     for note in data["notes"]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     print_openings(rich, data["test_openings"])

@@ -21,6 +21,7 @@ from assay.cli.wording import in_flags
 from assay.reports.markdown import cost_words, dollars
 from assay.runs.settings import CompileSettings
 from assay.support.numbers import figure, signed
+from assay.support.terminal import rich_console
 
 __all__ = ["command", "print_report", "table_rows"]
 
@@ -58,12 +59,11 @@ def command(program: str | None, **values: Any) -> None:
 
 
 def print_report(data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     from assay.reports.markdown import NOTHING_TO_COMPARE
 
-    rich = Rich(highlight=False)
+    rich = rich_console()
     before, after, gain = (data["test"][key] for key in ("baseline", "compiled", "gain"))
     if before and after and gain:
         alone = data["winner"] == "baseline"
@@ -76,7 +76,7 @@ def print_report(data: dict[str, Any]) -> None:
             table.add_row(label, *cells, style=style)
         rich.print(table)
         warn_of_failures(rich, after)
-        rich.print(NOTHING_TO_COMPARE if alone else _gain_line(gain), markup=False)
+        rich.print(NOTHING_TO_COMPARE if alone else _gain_line(gain))
     print_openings(rich, data["test_openings"])
     gate = data["gate"]
     if gate:
@@ -88,12 +88,10 @@ def print_report(data: dict[str, Any]) -> None:
         rich.print(
             f"gate ({gate['n']} tasks): {signed(gate['mean'])}, 95 % [{signed(gate['low'])}, {signed(gate['high'])}]: "
             f"{verdict}",
-            markup=False,
         )
     elif data["winner"] != "baseline":
         rich.print(
             "gate: not decided, so nothing proves that the artifact's program is better: keep the baseline",
-            markup=False,
         )
     cost = cost_words(data["cost_usd"]) + (
         f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else ""
@@ -101,15 +99,15 @@ def print_report(data: dict[str, Any]) -> None:
     rich.print(
         f"winner: {data['winner']}; {data['calls']} LM calls ({data['search_calls']} searching, "
         f"{data['cached']} more from the cache), "
-        f"{data['tokens']:,} tokens, {cost}", markup=False,
+        f"{data['tokens']:,} tokens, {cost}",
     )  # fmt: skip
     warn_of_gaps(rich, data)
     for note in [
         *data["notes"],
         *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
     ]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
-    rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
+        rich.print(f"note: {in_flags(note)}")
+    rich.print(f"artifact: {data['artifact']}", soft_wrap=True)
 
 
 def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

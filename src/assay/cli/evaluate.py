@@ -21,6 +21,7 @@ from assay.cli.wording import calls_made, in_flags, thinking_row
 from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
 from assay.support.numbers import counted, figure
+from assay.support.terminal import echo, rich_console
 
 __all__ = ["command", "print_result"]
 
@@ -61,7 +62,7 @@ def command(program: str | None, **values: Any) -> None:
     require_coverage(data)
     score = data["result"]["score"]
     if least is not None and (score is None or score < least):
-        click.echo(
+        echo(
             f"assay: the score {'is missing and cannot meet' if score is None else f'{score:.3f} is below'} "
             f"--fail-under {least:g}",
             err=True,
@@ -70,12 +71,11 @@ def command(program: str | None, **values: Any) -> None:
 
 
 def print_result(program: str, data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     from assay.reports.markdown import graded, tool_rows, type_label
 
-    result, rich = data["result"], Rich(highlight=False)
+    result, rich = data["result"], rich_console()
     finished = f"{counted(result['n'], 'tasks')}{' finished' if data['stopped'] else ''}"
     table = Table(title=f"{program} on {data['split']}, {finished}", title_justify="left", show_header=False)
     if result["score"] is None:
@@ -101,11 +101,11 @@ def print_result(program: str, data: dict[str, Any]) -> None:
             f"[{corrected['low']:.3f}, {corrected['high']:.3f}] "
             f"(verdicts alone {corrected['verdicts_alone']:.3f})"
         )
-        rich.print(text, markup=False)
+        rich.print(text)
     print_openings(rich, data["test_openings"])
     warn_of_failures(rich, result, is_error=True)
     warn_of_gaps(rich, data)
     for note in data["notes"]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     if data["stopped"]:
-        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)
+        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume")

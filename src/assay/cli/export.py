@@ -20,6 +20,7 @@ from assay.reports.texts import readable
 from assay.runs.settings.export import OF_KIND, BalanceSettings, ExportSettings, GateSettings, SelectionSettings
 from assay.support.numbers import counted
 from assay.support.settings import settings_of
+from assay.support.terminal import rich_console
 
 __all__ = ["command"]
 
@@ -114,7 +115,6 @@ def _gate_text(gate: dict[str, Any]) -> str:
 
 
 def _show_gates(gates: list[dict[str, Any]]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     from assay.traces.export.gates import format_value
@@ -122,15 +122,14 @@ def _show_gates(gates: list[dict[str, Any]]) -> None:
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:
         table.add_row(gate["gate"], format_value(gate["value"]), format_value(gate["required"]), _gate_text(gate))
-    Rich(highlight=False, markup=False).print(table)
+    rich_console().print(table)
 
 
 def _show(kind: str, data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     _show_gates(data["gates"])
-    rich = Rich(highlight=False, markup=False)
+    rich = rich_console()
     before, after = data["balance"]["before"], data["balance"]["after"]
     if data["balance"]["method"] != "none":
         table = Table(

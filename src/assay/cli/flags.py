@@ -14,8 +14,9 @@ import click
 from assay.cli.options import Decorator, with_options
 from assay.cli.shared import json_or_text, pairs
 from assay.cli.value_types import Choice, Integer, Number
-from assay.runs.project import COMMANDS, project_settings
+from assay.runs.project import COMMANDS, demand_trust, read_project
 from assay.support.settings import Setting, settings_of
+from assay.support.terminal import echo
 
 __all__ = [
     "SPLITS",
@@ -146,8 +147,8 @@ def command_settings(
     settings = {name: setting for kind in kinds for name, setting in settings_of(kind).items()}
     settings_values = {
         name: value
-        for name, value in (of_project() if project else {}).items()
-        if name in settings and (not artifact or name not in _MODEL)
+        for name, value in (of_project(without=_MODEL if artifact else ()) if project else {}).items()
+        if name in settings
     }
     settings_values = {
         name: value
@@ -175,7 +176,7 @@ def command_job(values: dict[str, Any], program: str | None, *kinds: type[Any]) 
     Raises:
         click.MissingParameter: the program or a required setting is missing.
     """
-    if (name := program or of_project().get("program")) is None:
+    if (name := program or of_project(only=("program",)).get("program")) is None:
         _require("program")
     return str(name), command_settings(values, *kinds, artifact=is_artifact(name))
 
@@ -185,14 +186,34 @@ def is_artifact(*names: Any) -> bool:
     return any(name and (Path(str(name)) / "manifest.json").is_file() for name in names)
 
 
-def of_project() -> dict[str, Any]:
-    """Settings of the running command in the project file."""
+def of_project(*, only: Sequence[str] = (), without: Sequence[str] = ()) -> dict[str, Any]:
+    """Settings of the running command in the project file, except those that are given on the command line.
+
+    Says once which file was read.
+
+    Args:
+        only: names of settings; empty means all.
+    Raises:
+        UntrustedArtifact: the user does not trust the file, and these settings need it.
+    """
     context, names = click.get_current_context(), list[str]()
     while context.parent is not None:
         names.insert(0, str(context.info_name))
         context = context.parent
     command = " ".join(names)
-    return project_settings(command) if command in COMMANDS else {}
+    path, values = read_project(command) if command in COMMANDS else (None, {})
+    if path is None:
+        return {}
+    if not context.meta.get("project_file"):
+        context.meta["project_file"] = path
+        echo(f"settings: {path}", err=True)
+    values = {
+        name: value
+        for name, value in values.items()
+        if not is_set(name) and name not in without and (not only or name in only)
+    }
+    demand_trust(path, command, values)
+    return values
 
 
 def _is_in_curriculum(name: str) -> bool:

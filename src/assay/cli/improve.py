@@ -11,6 +11,7 @@ from assay.cli.repeat import words_of_run
 from assay.cli.shared import Console, dry_run, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags
 from assay.runs.settings import ImproveSettings
+from assay.support.terminal import rich_console
 
 __all__ = ["command", "print_report"]
 
@@ -48,12 +49,11 @@ def command(program: str | None, **values: Any) -> None:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     from assay.reports.training import in_numbers, interval
 
-    rich = Rich(highlight=False)
+    rich = rich_console()
     table = Table("step", "gate, paired 95 %", "", "model", title="steps")
     for step in report["steps"]:
         table.add_row(
@@ -62,12 +62,12 @@ def print_report(report: dict[str, Any]) -> None:
     rich.print(table)
     for step in report["steps"]:
         if step.get("note"):
-            rich.print(f"note: {step['step']}: {in_flags(step['note'])}", markup=False)
+            rich.print(f"note: {step['step']}: {in_flags(step['note'])}")
     for note in [
         *report["notes"],
         *([f"stopped early: {report['stopped']}; raise the cap and add --resume"] if report["stopped"] else []),
     ]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     if report["test"]:
         table = Table("", "start", "end", "gain, paired 95 %", title=f"sealed tasks, {report['test']['before']['n']}")
         for row in in_numbers({"test": report["test"]}):
@@ -76,4 +76,4 @@ def print_report(report: dict[str, Any]) -> None:
     elif not any(step["kept"] for step in report["steps"]):
         rich.print("no step was kept, so there is nothing to compare: the program is unchanged")
     print_openings(rich, report["test_openings"])
-    rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", markup=False, soft_wrap=True)
+    rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", soft_wrap=True)

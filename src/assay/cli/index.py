@@ -9,6 +9,7 @@ from assay.cli.options import json_option, store_option, trust_option
 from assay.cli.shared import Console, pop_values, print_json
 from assay.runs.settings import IndexSettings
 from assay.support.numbers import counted
+from assay.support.terminal import echo
 
 __all__ = ["command"]
 
@@ -32,9 +33,9 @@ def command(folder: str, **values: Any) -> None:
         print_json(report)
         return
     for line in _lines(report):
-        click.echo(line)
+        echo(line)
     if not any(report[count] for count in ("added", "changed", "unchanged", "removed")):
-        click.echo(f"note: {folder} has no text files, so nothing was indexed")
+        echo(f"note: {folder} has no text files, so nothing was indexed")
 
 
 def _lines(report: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ import click
 
 from assay.cli.options import json_option
 from assay.cli.shared import print_json
+from assay.support.terminal import echo
 
 __all__ = ["command"]
 
@@ -23,5 +24,5 @@ def command(folder: str, as_json: bool) -> None:
         print_json({"folder": folder, "files": [str(path) for path in written]})
         return
     for path in written:
-        click.echo(f"wrote {path}")
-    click.echo(f"next: {'' if folder == '.' else f'cd {folder} && '}assay compile")
+        echo(f"wrote {path}")
+    echo(f"next: {'' if folder == '.' else f'cd {folder} && '}assay compile")

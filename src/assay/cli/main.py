@@ -9,7 +9,10 @@ from typing import Any
 import click
 
 from assay import __version__
-from assay.support.scrubbing import scrub_logs, scrubbed
+from assay.support.numbers import counted
+from assay.support.refused import refused
+from assay.support.scrubbing import scrub_logs
+from assay.support.terminal import echo, protected
 
 __all__ = ["command_of", "exit_code", "how_to_continue", "main"]
 
@@ -69,10 +72,34 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="assay")
 def group() -> None:
     """Improve LLM agents (DSPy programs) measured by a rubric: prompts, parameters, judges and weights."""
+    from assay.cli.shared import REFUSED_BEFORE
+
+    click.get_current_context().meta[REFUSED_BEFORE] = refused()
+
+
+@group.result_callback()
+def require_stored(result: object) -> None:
+    """Raise `StoreError` if a store or disk did not take all of the command that has ended: its exit code is 1."""
+    from assay.cli.shared import refused_by_command
+    from assay.errors import StoreError
+
+    new = refused_by_command()
+    if new.rows:
+        raise StoreError(f"{counted(new.rows, 'rows')} could not be stored. What was stored before is intact")
+    if new.full_disks:
+        raise StoreError("the disk is full. What was stored is intact: free space, and run the command again")
 
 
 def _terminate(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt("by SIGTERM")
+    raise KeyboardInterrupt(f"by {signal.Signals(signum).name}")
+
+
+def _end_on_signals() -> None:
+    """SIGTERM, and SIGHUP unless it is ignored (`nohup`), end a command as Ctrl-C does."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
 
 
 def main() -> None:
@@ -83,9 +110,9 @@ def main() -> None:
         StopRun,
     )
 
-    signal.signal(signal.SIGTERM, _terminate)
+    _end_on_signals()
     scrub_logs()
-    sys.stdout, sys.stderr = scrubbed(sys.stdout, texts=True), scrubbed(sys.stderr)
+    sys.stdout, sys.stderr = protected(sys.stdout, texts=True), protected(sys.stderr)
     code = 0
     try:
         ended = group(standalone_mode=False)  # what a command's `ctx.exit` was given
@@ -100,20 +127,25 @@ def main() -> None:
     except AssayError as error:
         from assay.cli.wording import message_of
 
-        print(f"assay: {message_of(error, command_of(sys.argv[1:]))}", file=sys.stderr)
+        echo(f"assay: {message_of(error, command_of(sys.argv[1:]))}", err=True)
         code = exit_code(error)
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         from assay.cli.wording import in_flags
 
-        reason = in_flags(str(error), command_of(sys.argv[1:])) or "by the user"
-        print(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", file=sys.stderr)
+        stopped = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ else error
+        reason = in_flags(str(stopped), command_of(sys.argv[1:])) or "by the user"
+        echo(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", err=True)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
+    except OSError as error:  # of a full or read-only disk: its class says nothing to the user
+        where = f"{error.filename}: " if error.filename else ""
+        echo(f"assay: {where}{error.strerror or error}", err=True)
+        code = 1
     except Exception as error:
         if os.environ.get("ASSAY_DEBUG"):
             raise
-        print(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", file=sys.stderr)
+        echo(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", err=True)
         code = 1
     _leave(code)
 

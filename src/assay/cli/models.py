@@ -4,6 +4,7 @@ import click
 
 from assay.cli.options import json_option
 from assay.cli.shared import print_json
+from assay.support.terminal import echo
 
 __all__ = ["command"]
 
@@ -28,15 +29,15 @@ def list_models(as_json: bool) -> None:
         return
     rows, adapters = report["models"], report["adapters"]
     width = max(len(row["name"]) for row in [*rows, *adapters])
-    click.echo(f"{'name':{width}}  {'size':>7}  {'licence':12}  file")
+    echo(f"{'name':{width}}  {'size':>7}  {'licence':12}  file")
     for row in rows:
         location = row["path"] or f"not downloaded; run: assay models pull {row['name'].removeprefix('embedded/')}"
         size = f"{row['size'] / 1e6:.0f} MB"
-        click.echo(f"{row['name']:{width}}  {size:>7}  {row['licence']:12}  {location}")
+        echo(f"{row['name']:{width}}  {size:>7}  {row['licence']:12}  {location}")
     if adapters:
-        click.echo(f"\n{'adapter':{width}}  {'sha256':13}  folder")
+        echo(f"\n{'adapter':{width}}  {'sha256':13}  folder")
     for adapter in adapters:
-        click.echo(f"{adapter['name']:{width}}  {adapter['sha256'][:12]}…  {adapter['path']}")
+        echo(f"{adapter['name']:{width}}  {adapter['sha256'][:12]}…  {adapter['path']}")
 
 
 @command.command("pull")
@@ -46,5 +47,5 @@ def pull(name: str) -> None:
     from assay.api.models import pull_model
     from assay.models.registry import spec
 
-    path = pull_model(name, say=lambda text: click.echo(text, err=True))
-    click.echo(f"{path} (sha256 {spec(name).sha256[:12]}… verified)")
+    path = pull_model(name, say=lambda text: echo(text, err=True))
+    echo(f"{path} (sha256 {spec(name).sha256[:12]}… verified)")

@@ -14,7 +14,7 @@ import click
 
 from assay.cli.value_types import Number
 from assay.support.places import is_other_file
-from assay.support.scrubbing import scrubbed
+from assay.support.terminal import protected
 
 __all__ = [
     "Decorator",
@@ -177,7 +177,7 @@ def _stdout_apart() -> Iterator[TextIO]:
     try:
         os.dup2(2, 1)
         with open(apart, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False) as file:
-            yield scrubbed(file, texts=True)
+            yield protected(file, texts=True)
     finally:
         os.dup2(apart, 1)
         os.close(apart)

@@ -13,6 +13,7 @@ from assay.cli.options import json_option, reason_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.reports.texts import readable
 from assay.runs.settings import RegisterSettings, RouteSettings, SuiteSettings
+from assay.support.terminal import echo
 from assay.support.values import json_text
 
 __all__ = ["command"]
@@ -34,9 +35,7 @@ def register_command(agent: str, artifact: str, store: str | None, as_json: bool
     from assay.api.registry import register
 
     version = register(agent, artifact, store=store, **command_settings(values, RegisterSettings)).to_dict()
-    print_json(version) if as_json else click.echo(
-        f"{version['name']}  {version['sha256'][:12]}  {version['artifact']}"
-    )
+    print_json(version) if as_json else echo(f"{version['name']}  {version['sha256'][:12]}  {version['artifact']}")
 
 
 @command.command("list")
@@ -53,10 +52,10 @@ def list_command(agent: str | None, store: str | None, as_json: bool) -> None:
         print_json({"versions": rows})
         return
     if not rows:
-        click.echo("no agent is registered; assay registry register AGENT ARTIFACT registers one", err=True)
+        echo("no agent is registered; assay registry register AGENT ARTIFACT registers one", err=True)
     for row in rows:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["registered_at"]))
-        click.echo(f"{row['name']:24} {at}  {row['model']:28} {', '.join(row['aliases']) or '–':22} {row['artifact']}")
+        echo(f"{row['name']:24} {at}  {row['model']:28} {', '.join(row['aliases']) or '–':22} {row['artifact']}")
 
 
 @command.command("show")
@@ -74,16 +73,16 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
         return
     for name in ("name", "artifact", "sha256", "model", "adapters", "parent", "tenant", "registered_by"):
         if data[name] not in (None, [], ()):
-            click.echo(f"{name}: {data[name]}")
+            echo(f"{name}: {data[name]}")
     if data["problem"] is not None:
-        click.echo(f"note: {data['problem']}", err=True)
-    click.echo(f"evidence: {json_text(data['evidence'])[:2000]}")
+        echo(f"note: {data['problem']}", err=True)
+    echo(f"evidence: {json_text(data['evidence'])[:2000]}")
     for change in data["alias_history"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
         named = f"= {change['agent']}@{change['number']}" if change["number"] else "removed"
-        click.echo(f"{at}  {change['alias']} {named}  {change['by']}: {change['why']}")
+        echo(f"{at}  {change['alias']} {named}  {change['by']}: {change['why']}")
     for name, value in data["flags"].items():
-        click.echo(f"flag {name} = {value}")
+        echo(f"flag {name} = {value}")
 
 
 @command.command("alias")
@@ -99,8 +98,8 @@ def alias_command(version: str, alias: str, reason: str, store: str | None, as_j
     open_store(store).close()
     named = set_agent_alias(version, alias, reason=reason, store=store)
     if (problem := show_version(named.name, store=store)["problem"]) is not None:
-        click.echo(f"note: {problem}", err=True)
-    print_json({"alias": alias, "version": named.name}) if as_json else click.echo(f"{alias} = {named.name}")
+        echo(f"note: {problem}", err=True)
+    print_json({"alias": alias, "version": named.name}) if as_json else echo(f"{alias} = {named.name}")
 
 
 @command.command("flag")
@@ -120,7 +119,7 @@ def flag_command(agent: str, name: str, value: str | None, reason: str, store: s
 
     open_store(store).close()
     flags = set_agent_flag(agent, name, _value(value), reason=reason, store=store)
-    print_json({"flags": flags}) if as_json else click.echo(f"flags: {json.dumps(flags)}")
+    print_json({"flags": flags}) if as_json else echo(f"flags: {json.dumps(flags)}")
 
 
 @command.command("suite")
@@ -148,9 +147,9 @@ def suite_command(agent: str, reason: str, store: str | None, as_json: bool, **v
     if as_json:
         print_json({"suite": fields})
     elif fields is None:
-        click.echo(f"{agent} has no validation suite")
+        echo(f"{agent} has no validation suite")
     else:
-        click.echo(f"validation suite of {agent}: {json.dumps(fields)}")
+        echo(f"validation suite of {agent}: {json.dumps(fields)}")
 
 
 @command.command("route")
@@ -179,10 +178,10 @@ def route_command(agent: str, reason: str, store: str | None, as_json: bool, **v
         print_json({"routing": rows})
         return
     if not rows:
-        click.echo(f"{agent} has no routing: its champion gets all requests outside of a deployment", err=True)
+        echo(f"{agent} has no routing: its champion gets all requests outside of a deployment", err=True)
     for row in rows:
         score = "–" if row["score"] is None else f"{row['score']:.3f} of {row['n']}"
-        click.echo(f"{row['task_type']:20} {row['version']:24} {row['probability']:6.1%}  {score}")
+        echo(f"{row['task_type']:20} {row['version']:24} {row['probability']:6.1%}  {score}")
 
 
 def _value(text: str | None) -> Any:
@@ -210,25 +209,25 @@ def diff_command(a: str, b: str, store: str | None, as_json: bool) -> None:
         return
     changes = {**data["changed"], **data["prompts"]}
     if not changes and not data["code"]["files"]:
-        click.echo("no difference in settings, model, data, prompts or code", err=True)
+        echo("no difference in settings, model, data, prompts or code", err=True)
     for name, (before, after) in changes.items():
-        click.echo(readable(f"{name}\n  - {before}\n  + {after}"))
+        echo(readable(f"{name}\n  - {before}\n  + {after}"))
     _print_code(data)
 
 
 def _print_code(data: Mapping[str, Any]) -> None:
     code = data["code"]
     if installed := [data[side] for side in ("a", "b") if code[side] is None]:
-        click.echo(
+        echo(
             f"the code of {' and '.join(installed)} is installed and not in the artifact: it is not compared", err=True
         )
     for change in code["files"]:
         hashes = " -> ".join(sha256[:12] if sha256 else "missing" for sha256 in (change["a"], change["b"]))
-        click.echo(f"code {readable(change['file'])}: {hashes}")
+        echo(f"code {readable(change['file'])}: {hashes}")
         if change["diff"]:
-            click.echo(readable(change["diff"]))
+            echo(readable(change["diff"]))
         if change["left_out"]:
-            click.echo(f"... {change['left_out']} more lines of the difference")
+            echo(f"... {change['left_out']} more lines of the difference")
 
 
 @command.command("capabilities")
@@ -245,7 +244,7 @@ def capabilities_command(agent: str, store: str | None, as_json: bool) -> None:
         print_json({"capabilities": rows})
         return
     if not rows:
-        click.echo(f"no rollout of {agent} in production so far", err=True)
+        echo(f"no rollout of {agent} in production so far", err=True)
     for row in rows:
         score = "–" if row["score"] is None else f"{row['score']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        click.echo(f"{row['version']:24} {row['task_type']:20} {score:24} {row['n']} scored, {row['unscored']} not")
+        echo(f"{row['version']:24} {row['task_type']:20} {score:24} {row['n']} scored, {row['unscored']} not")

@@ -1,6 +1,5 @@
 """`assay run`: one prediction, or many from a file or standard input."""
 
-import json
 import re
 import shlex
 import sys
@@ -18,6 +17,7 @@ from assay.cli.wording import in_flags
 from assay.runs.settings import CommonSettings, RunSettings
 from assay.support.numbers import counted
 from assay.support.scrubbing import error_text, results
+from assay.support.terminal import echo
 from assay.support.values import json_text, json_value, value_text
 
 __all__ = ["command"]
@@ -30,7 +30,7 @@ __all__ = ["command"]
     "--file",
     "file",
     metavar="FILE",
-    help="File of inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.",
+    help="File of inputs: a .jsonl, .json, .csv or .parquet file; - for JSON lines on standard input.",
 )
 @out_option("File for the predictions of --file, as JSON lines; by default standard output.", "FILE")
 @settings_flags(CommonSettings, only=("rename",), help={"rename": "Rename a column of --file."})
@@ -65,7 +65,7 @@ def command(
 
     _check_pairs(program, inputs)
     if not (as_json or settings.get("model") or is_artifact(program)):
-        click.echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
+        echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
     with predictor(program, folder=Path.cwd(), store=store, **settings) as predict:
         prediction = predict(pairs(inputs, "input"))
     fields = json_value(dict(prediction.items()), placeholders=True)
@@ -74,10 +74,10 @@ def command(
         return
     for key, value in fields.items():
         if key not in RUN_FIELDS:
-            click.echo(f"{key}: {value_text(value)}")
+            echo(f"{key}: {value_text(value)}")
     for step in fields.get("steps", []):
         result = step["result"] if step["error"] is None else f"error: {step['error']}"
-        click.echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
+        echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
 
 
 def _check_pairs(program: str, inputs: tuple[str, ...]) -> None:
@@ -129,12 +129,25 @@ def _run_rows(
         for place, row in _rows(file):
             answer = _answer(predict, place, row, rename)
             failed += "error" in answer and "line" in answer
-            written.write(json_text(results(json_value(answer, placeholders=True))) + "\n")
-            written.flush()
+            _write(written, json_text(results(json_value(answer, placeholders=True))), out)
             advance(1)
     if failed:
         console.say(f"warning: {counted(failed, 'rows')} failed; each has its error in the output")
     return failed
+
+
+def _write(file: Any, line: str, out: str | None) -> None:
+    """Writes a line at once. A file that the system does not take to its end is renamed, so that it reads as a part."""
+    from assay.errors import WriteFailed
+
+    try:
+        echo(line, file=file)
+    except OSError as error:
+        if out is None:
+            raise
+        Path(out).replace(part := Path(f"{out}.part"))
+        reason = error.strerror or error
+        raise WriteFailed(f"{out} cannot be written: {reason}. What was written before is in {part}") from error
 
 
 def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
@@ -144,11 +157,7 @@ def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
     total, columns = 0, set[str]()
     for _, row in _rows(file):
         total += 1
-        try:
-            row = json.loads(row) if isinstance(row, str) else row
-        except ValueError:
-            continue  # reported when it is run
-        if isinstance(row, dict):
+        if isinstance(row, dict):  # an error is reported when the row's turn comes
             columns |= row.keys() | (row["inputs"].keys() if isinstance(row.get("inputs"), dict) else set())
     if not total:
         raise DataError(f"{file} has no rows")
@@ -163,10 +172,9 @@ def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[
     from assay.errors import DataError
 
     try:
-        if isinstance(row, str):
-            row = json.loads(row)
-        if not isinstance(row, dict):
-            raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
+        if isinstance(row, DataError):
+            raise row
+        row = json_value(row)
         identity = {"id": row["id"]} if row.get("id") not in (None, "") else {}
         return {**identity, **dict(predict(renamed(row, rename, place), where=place).items())}
     except Exception as error:
@@ -175,12 +183,10 @@ def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[
 
 
 def _rows(file: str) -> Iterator[tuple[str, Any]]:
-    """Rows with their places. Lines of JSON are not parsed here, so that an invalid line is one failure and the other
-    lines are run."""
+    """Rows with their places. An invalid line of JSON is its error, so that the other lines are run."""
+    from assay.datasets.files import attempted_rows, parsed_lines
     from assay.datasets.sources import iter_rows
 
-    if file != "-" and Path(file).suffix.lower() not in ("", ".jsonl", ".ndjson"):
-        yield from ((place, json_value(row)) for place, row in iter_rows(file))
-        return
-    with nullcontext(sys.stdin) if file == "-" else open(file, encoding="utf-8-sig") as opened:
-        yield from ((f"{file}:{number}", line) for number, line in enumerate(opened, 1) if line.strip())
+    if file == "-":
+        return parsed_lines(file, enumerate(sys.stdin, 1))
+    return attempted_rows(Path(file), default=".jsonl") if Path(file).exists() else iter_rows(file)

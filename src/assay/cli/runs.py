@@ -9,6 +9,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import echo_line, open_store, print_json
 from assay.runs.settings import RunsListSettings
+from assay.support.terminal import echo
 
 __all__ = ["command"]
 
@@ -37,7 +38,7 @@ def list_(store: str | None, as_json: bool, **values: Any) -> None:
         print_json({"runs": runs})
         return
     if not runs:
-        click.echo("the store holds no runs", err=True)
+        echo("the store holds no runs", err=True)
     for run in runs:
         echo_line(
             f"{run['id']:18} {_when(run['started_at'])} {_command(run):18} {run['status']:8} {_duration(run):>7}  "
@@ -62,16 +63,16 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
         print_json(run)
         return
     resumed = "" if run["resumed_at"] is None else f"resumed {_when(run['resumed_at'])}  "
-    click.echo(f"{run['id']}  {_command(run)}  {run['status']}  {_when(run['started_at'])}  {resumed}{_duration(run)}")
+    echo(f"{run['id']}  {_command(run)}  {run['status']}  {_when(run['started_at'])}  {resumed}{_duration(run)}")
     for name, text in setting_texts(run["config"]):
-        click.echo(f"  {name}: {text}".replace("\n", "\n    "))
+        echo(f"  {name}: {text}".replace("\n", "\n    "))
     for part in run["rollouts"]:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
         suffix = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
         phase = {"preflight": "preflight, one task and each judge before the run"}.get(part["phase"], part["phase"])
-        click.echo(f"  {phase or '–'}: {part['n']} {part['status']}{mean}{suffix}")
+        echo(f"  {phase or '–'}: {part['n']} {part['status']}{mean}{suffix}")
     for line in result_lines(run["result"] or {}):
-        click.echo(f"  {line}")
+        echo(f"  {line}")
 
 
 def _command(run: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """`assay serve`: the gateway in front of a model."""
 
 import logging
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from assay.cli.options import json_option, key_option, store_option
 from assay.cli.shared import Console, print_json
 from assay.runs.settings import ServeSettings
 from assay.support.numbers import counted
-from assay.support.scrubbing import unscrubbed
+from assay.support.terminal import echo
 
 if TYPE_CHECKING:
     from assay.api.serve import Serving
@@ -80,7 +79,7 @@ def _show_start(serving: "Serving", *, store: str | None, key: str | None, as_js
     console.say(f"  {bases}" + ("" if key is None else "  (callers must send the key)"))
     if key is None:
         line = f"  ASSAY_KEY={serving.key}  (for this run: rewards, feedback, the model, counts)"
-        print(line, file=unscrubbed(sys.stderr), flush=True)
+        echo(line, err=True, with_key=True)
 
 
 def _summary(counts: dict[str, Any]) -> str:

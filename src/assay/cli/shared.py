@@ -5,18 +5,21 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import click
 
 from assay.cli.wording import in_flags
 from assay.support.numbers import counted
-from assay.support.scrubbing import mask_secrets, message, results, unscrubbed
-from assay.support.values import json_text, json_value
+from assay.support.refused import Refused, refused
+from assay.support.scrubbing import mask_secrets, message, results
+from assay.support.terminal import echo, escaped, protected, rich_console
+from assay.support.values import json_text
 
 __all__ = [
     "PROGRESS_LINE_EVERY_S",
+    "REFUSED_BEFORE",
     "Console",
     "dry_run",
     "json_or_text",
@@ -25,6 +28,7 @@ __all__ = [
     "pop_values",
     "print_json",
     "print_openings",
+    "refused_by_command",
     "require_coverage",
     "show_judges",
     "warn_of_failures",
@@ -32,6 +36,7 @@ __all__ = [
 ]
 
 PROGRESS_LINE_EVERY_S = 30.0
+REFUSED_BEFORE = "refused_before"  # key of a command's context: what was refused before it began
 
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
@@ -70,7 +75,7 @@ def dry_run(
     if as_json:
         print_json(estimate.to_dict())
     else:
-        click.echo("\n".join(estimate.lines()))
+        echo("\n".join(estimate.lines()))
 
 
 def json_or_text(text: str) -> Any:
@@ -119,29 +124,36 @@ def _coverages(data: Any) -> Iterator[dict[str, Any]]:
 def print_json(value: Any, *, with_key: bool = False) -> None:
     """One object on standard output. `with_key`: it holds a key that was made for the user, and is printed as it is."""
     context = click.get_current_context(silent=True)
-    out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
-    text = json_text(value if with_key else results(json_value(value, placeholders=True)))
-    (unscrubbed(out) if with_key else out).write((text if with_key else mask_secrets(text)) + "\n")
-    out.flush()  # whoever waits for the line on a pipe gets it now
+    out = None if context is None else context.meta.get("stdout")
+    value = value if with_key else results(value)
+    if isinstance(value, dict) and (rows := refused_by_command().rows):
+        value = {**value, "rows_not_stored": rows}
+    text = json_text(value)
+    echo(text if with_key else mask_secrets(text), file=out, with_key=with_key)
+
+
+def refused_by_command() -> Refused:
+    """What disk and store did not take since the command began."""
+    context, now = click.get_current_context(silent=True), refused()
+    return now.since(now if context is None else context.meta.get(REFUSED_BEFORE, now))
 
 
 def echo_line(line: str) -> None:
     """Prints one line of a list. In a terminal it is cut at the right edge, so that each item has one line."""
+    line = escaped(line)
     if sys.stdout.isatty() and len(line) > (width := shutil.get_terminal_size().columns):
         line = f"{line[: width - 1]}…"
-    click.echo(line)
+    echo(line)
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
-    """Warns of calls that were not recorded and rows that could not be stored."""
+    """Warns of calls that were not recorded."""
     if data["unrecorded"] is None:
         least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
         reason = data["unrecorded_reason"]
-        rich.print(f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}", markup=False)
+        rich.print(f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}")
     elif data["unrecorded"]:
-        rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded", markup=False)
-    if data["rows_not_stored"]:
-        rich.print(f"warning: {counted(data['rows_not_stored'], 'rows')} could not be stored", markup=False)
+        rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded")
 
 
 def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
@@ -149,7 +161,7 @@ def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
     from assay.traces.store.sealing import openings_line
 
     if openings:
-        rich.print(openings_line(openings), markup=False)
+        rich.print(openings_line(openings))
 
 
 def warn_of_failures(rich: Any, report: dict[str, Any], *, is_error: bool = False) -> None:
@@ -162,13 +174,11 @@ def warn_of_failures(rich: Any, report: dict[str, Any], *, is_error: bool = Fals
         rich.print(
             f"note: {report['failed']} of {counted(report['n'], 'runs')} failed; the commonest reason: "
             f"{in_flags(report['why_failed'])}",
-            markup=False,
         )
     for name, part in report["undecided"].items():
         rich.print(
             f"warning: {name} was not decided on {part['n']} of {part['of']} and is not in their score: "
             f"{part['reason']}",
-            markup=False,
         )
 
 
@@ -176,13 +186,11 @@ class Console:
     """Progress on standard error: bars in a terminal, plain lines elsewhere. Implements `assay.evaluation.Progress`."""
 
     def __init__(self) -> None:
-        from rich.console import Console as Rich
-
         context = click.get_current_context(silent=True)
-        self.rich, self._command = Rich(stderr=True, highlight=False), context.command if context else None
+        self.rich, self._command = rich_console(err=True), context.command if context else None
 
     def say(self, text: str) -> None:
-        self.rich.print(in_flags(message(text), self._command), markup=False, soft_wrap=True)
+        self.rich.print(in_flags(message(text), self._command), soft_wrap=True)
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -206,7 +214,11 @@ class Console:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self.rich, transient=False) as progress:
+        with (
+            Progress(*columns, console=self.rich, transient=False) as progress,  # puts streams of its own in place
+            redirect_stdout(protected(sys.stdout, texts=True)),
+            redirect_stderr(protected(sys.stderr)),
+        ):
             task = progress.add_task(name, total=total)
             yield lambda count: progress.advance(task, count)
 
@@ -239,4 +251,4 @@ def show_judges(judges: list[dict[str, Any]]) -> None:
             result = "anchors not replayed so far"
         else:
             result = f"drift {row['drift']:.3f}, limit {row['limit']:g} ({row['n']} anchors)"
-        click.echo(f"{mark:5}  judge {row['judge']}: {result}")
+        echo(f"{mark:5}  judge {row['judge']}: {result}")

@@ -27,6 +27,7 @@ from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
 from assay.support.numbers import counted, figure
 from assay.support.settings import settings_of
+from assay.support.terminal import rich_console
 
 if TYPE_CHECKING:
     from assay.optimizers.finetuning.policy_report import PolicyReport
@@ -140,10 +141,9 @@ def _measured(values: dict[str, Any], program: str | None) -> dict[str, Any]:
 
 
 def _show(data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
-    rich, table = Rich(highlight=False), Table("step", "loss", "held out", title="mean loss of a completion's token")
+    rich, table = rich_console(), Table("step", "loss", "held out", title="mean loss of a completion's token")
     losses, eval_losses = data["loss"], data["held_out_loss"]
     steps = sorted(eval_losses) or sorted(losses)[:: max(1, len(losses) // 8)]
     for step in steps:
@@ -161,19 +161,19 @@ def _show(data: dict[str, Any]) -> None:
         f"{counted(data['steps'], 'steps')}, the best is {data['best_step']}"
     )
     for reason, count in data["left_out"].items():
-        rich.print(f"{counted(count, 'rows')} left out: {reason}", markup=False)
+        rich.print(f"{counted(count, 'rows')} left out: {reason}")
     if data["agreement"] is not None:
         rich.print(
             f"llama.cpp, which serves it, writes the same greedy text as torch for "
             f"{100 * data['agreement']:.0f} % of the prompts"
         )
     for note in [*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     print_validation(rich, data)
     if data["name"]:
-        rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
+        rich.print(f"{data['path']}\nIn any command: --model {data['name']}", soft_wrap=True)
     else:
-        rich.print(str(data["path"]), markup=False, soft_wrap=True)
+        rich.print(str(data["path"]), soft_wrap=True)
 
 
 _NOT_OF_ALL = {
@@ -319,9 +319,8 @@ def _launched(config: str) -> None:
 
 
 def _show_policy(data: Mapping[str, Any]) -> None:
-    from rich.console import Console as Rich
 
-    rich = Rich(highlight=False)
+    rich = rich_console()
     print_validation(rich, data)
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
     rich.print(
@@ -329,24 +328,24 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         f"trained on ({seconds}); "
         f"weights of step {data['best_step']}"
     )
-    rich.print(_settled(data), markup=False)
+    rich.print(_settled(data))
     if data["agreement"] is not None:
         rich.print(
             f"llama.cpp, which serves it, writes the same greedy text as torch for "
             f"{100 * data['agreement']:.0f} % of the prompts"
         )
     for reason, count in data["left_out"].items():
-        rich.print(f"{count} left out: {reason}", markup=False)
+        rich.print(f"{count} left out: {reason}")
     for line in curriculum_lines(data["curriculum"]):
-        rich.print(line, markup=False)
+        rich.print(line)
     for note in dict.fromkeys([*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]):
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     if data.get("report"):
-        rich.print(f"report: {data['report']}", markup=False, soft_wrap=True)
+        rich.print(f"report: {data['report']}", soft_wrap=True)
     if data["name"]:
-        rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
+        rich.print(f"{data['path']}\nIn any command: --model {data['name']}", soft_wrap=True)
     else:
-        rich.print(str(data["path"]), markup=False, soft_wrap=True)
+        rich.print(str(data["path"]), soft_wrap=True)
 
 
 def _settled(data: Mapping[str, Any]) -> str:

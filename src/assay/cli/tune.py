@@ -20,6 +20,7 @@ from assay.reports.markdown import cost_words
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.numbers import counted, figure, signed
 from assay.support.settings import settings_of
+from assay.support.terminal import rich_console
 
 __all__ = ["command", "print_report"]
 
@@ -84,7 +85,6 @@ def command(program: str | None, **values: Any) -> None:
 
 
 def _impact(program: str, as_json: bool, **options: Any) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
     from assay.api.tune import parameter_impact
@@ -95,7 +95,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(data)
         return
-    rich = Rich(highlight=False)
+    rich = rich_console()
     table = Table(
         title=f"each parameter moved alone, {data['n']} val tasks; * off the start, 95 %", title_justify="left"
     )
@@ -109,20 +109,18 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
         last = effect.parameter
     rich.print(table)
     for note in data["notes"]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     rich.print(
         f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {cost_words(data['cost_usd'])}",
-        markup=False,
     )
-    rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
+    rich.print(f"written: {data['page'] or data['folder']}", soft_wrap=True)
 
 
 def print_report(data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
 
     from assay.optimizers.parameters import in_figures
 
-    rich = Rich(highlight=False)
+    rich = rich_console()
     _show_test(rich, data["test"])
     print_openings(rich, data["test_openings"])
     if data["gate"]:
@@ -131,7 +129,7 @@ def print_report(data: dict[str, Any]) -> None:
             if data["replaces"]
             else "no proof on gate that it is better: keep the default"
         )
-        rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}", markup=False)
+        rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}")
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
     level = data["level_with_best"]
     alternatives = (
@@ -142,7 +140,6 @@ def print_report(data: dict[str, Any]) -> None:
     rich.print(
         f"best: {settings}{alternatives}"
         + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""),
-        markup=False,
     )
     if len(data["objectives"]) > 1:
         _show_front(rich, data)
@@ -152,20 +149,20 @@ def print_report(data: dict[str, Any]) -> None:
         f"{counted(data['task_runs'], 'task runs')}, "
         f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {counted(data['calls'], 'LM calls')} "
         f"({data['cached']:,} more from the cache), "
-        f"{cost_words(data['cost_usd'])}", markup=False,
+        f"{cost_words(data['cost_usd'])}",
     )  # fmt: skip
     for line in curriculum_lines(data["curriculum"]):
-        rich.print(line, markup=False)
+        rich.print(line)
     for note in [
         *data["notes"],
         *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
     ]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     if data["importance"]:
-        rich.print(f"importance: {_importance(data['importance'])}", markup=False)
-    rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
+        rich.print(f"importance: {_importance(data['importance'])}")
+    rich.print(f"artifact: {data['artifact']}", soft_wrap=True)
     if data["page"]:
-        rich.print(f"page: {data['page']}", markup=False, soft_wrap=True)
+        rich.print(f"page: {data['page']}", soft_wrap=True)
 
 
 def _show_test(rich: Any, test: dict[str, Any]) -> None:
@@ -192,9 +189,9 @@ def _show_test(rich: Any, test: dict[str, Any]) -> None:
         _show_table(rich, rows)
         for name in [*sides, *(row["name"] for row in rows)]:
             if name in _MEANINGS:
-                rich.print(f"{name}: {_MEANINGS[name]}", markup=False, soft_wrap=True)
+                rich.print(f"{name}: {_MEANINGS[name]}", soft_wrap=True)
         warn_of_failures(rich, after)
-        rich.print(f"gain: {_gain(gain)}; tokens {_share(test['tokens'])}", markup=False)
+        rich.print(f"gain: {_gain(gain)}; tokens {_share(test['tokens'])}")
 
 
 def _shortened(numbers: list[int]) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-import sys
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, key_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.runs.settings import ViewSettings
-from assay.support.scrubbing import unscrubbed
+from assay.support.terminal import echo
 
 __all__ = ["command"]
 
@@ -71,8 +70,7 @@ def _show_start(address: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"address": address}, with_key=True)
         return
-    out: Any = unscrubbed(sys.stdout)
-    print(f"{address}\nThe address opens the page once, in one browser. Ctrl-C stops it.", file=out, flush=True)
+    echo(f"{address}\nThe address opens the page once, in one browser. Ctrl-C stops it.", with_key=True)
 
 
 def _without_password(store: str | None) -> str | None:

@@ -5,13 +5,14 @@ until the process ends.
 """
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
+from assay.datasets.parquet import check_columns
 from assay.errors import DataError
+from assay.support.missing import is_missing
 from assay.support.values import json_text
 
 __all__ = ["PREFIX", "data_spec", "rows_in_memory"]
@@ -54,11 +55,15 @@ def rows_in_memory(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _rows(data: Any, name: str) -> Iterable[Any]:
     if hasattr(data, "to_pylist"):  # pyarrow
-        return list(data.to_pylist())
+        check_columns(data.schema.names, name)
+        return _with_integers(data.to_pylist())
     if hasattr(data, "to_dicts"):  # polars
-        return list(data.to_dicts())
+        return _with_integers(data.to_dicts())
     if hasattr(data, "columns") and hasattr(data, "to_dict"):  # pandas
-        return list(data.to_dict(orient="records"))
+        columns = [str(column) for column in data.columns]
+        check_columns(columns, name)
+        values = (data.iloc[:, at].tolist() for at in range(len(columns)))
+        return _with_integers([dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)])
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(
             f"{name} is a {type(data).__name__}; pass a spec, a path, a data frame, or a list of dspy.Example or "
@@ -67,11 +72,22 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
     return data
 
 
+def _with_integers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Turns whole numbers back into integers in columns with missing values, for which pandas made them floats."""
+    for name in rows[0] if rows else ():
+        present = [row[name] for row in rows if not is_missing(row[name])]
+        if len(present) < len(rows) and all(isinstance(value, float) and value.is_integer() for value in present):
+            for row in rows:
+                row[name] = None if is_missing(row[name]) else int(row[name])
+    return rows
+
+
 def _row(row: Any, where: str) -> dict[str, Any]:
     if hasattr(row, "inputs") and hasattr(row, "labels") and hasattr(row, "toDict"):
         return _example_row(row, where)
     if not isinstance(row, Mapping):
         raise DataError(f"{where} is a {type(row).__name__}; a row is a dspy.Example or a mapping of fields")
+    check_columns([str(key) for key in row], where)
     return {str(key): plain(value) for key, value in row.items()}
 
 
@@ -88,17 +104,17 @@ def _example_row(example: Any, where: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert NumPy, pandas and datetime values to JSON types; missing values (NaN, NaT, NA) become None."""
-    if isinstance(value, float) and math.isnan(value):
+    """Convert NumPy, pandas and datetime values to JSON types; missing values become None."""
+    if is_missing(value):
         return None
-    if isinstance(value, str | int | float | bool | None):
+    if isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, datetime | date | time):
-        return None if value != value else value.isoformat()  # pandas' NaT is a datetime that differs from itself
+        return value.isoformat()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     if hasattr(value, "tolist"):  # NumPy's numbers and arrays
         return plain(value.tolist())
-    return None if type(value).__name__ in ("NAType", "NaTType") else value
+    return value

@@ -5,13 +5,14 @@ before the objects are created. String columns inside lists are read as dictiona
 once.
 """
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError
 
-__all__ = ["parquet_rows"]
+__all__ = ["check_columns", "parquet_rows"]
 
 _ROWS = 1024  # rows per batch, at most
 _DENSE = 64 * 2**20  # bytes of a decoded batch, at most
@@ -44,6 +45,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             pyarrow.parquet.ParquetFile(path, read_dictionary=[*flat, *lists]) as peeked,
         ):
             _check_rows(file, path, most)
+            check_columns(file.schema_arrow.names, str(path))
             for group in range(file.metadata.num_row_groups):
                 _check_claims(file, group, path, most)
                 rows = _rows_at_once(peeked, group, {*flat, *lists})
@@ -57,6 +59,12 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                             yield f"{path}:row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a Parquet file that can be read ({error})") from None
+
+
+def check_columns(names: Sequence[str], where: str) -> None:
+    """Raise `DataError` if two columns of a table have one name: a row could hold only one of their values."""
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise DataError(f"{where}: there are two columns {repeated[0]!r}; column names must differ")
 
 
 def _too_much(path: Path, most: int) -> DataError:

@@ -1,13 +1,9 @@
-"""Rows from JSONL, CSV, Parquet and specs such as `hf:`, `bfcl:`, `tools:`. Large files are streamed."""
+"""Rows of datasets: files, and specs such as `hf:`, `bfcl:`, `tools:`."""
 
-import csv
 import inspect
 import json
-import math
 import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +11,9 @@ from assay.datasets.bfcl import bfcl_rows
 from assay.datasets.conversations import conversation_rows
 from assay.datasets.documents import documents_of
 from assay.datasets.experiments import experiment_rows
+from assay.datasets.files import FILE_TYPES, file_rows, is_data_file
 from assay.datasets.games import nim_rows
 from assay.datasets.memory import PREFIX, rows_in_memory
-from assay.datasets.parquet import parquet_rows
 from assay.datasets.specs import Row, number_of, options_of, registered
 from assay.datasets.tools import tool_rows
 from assay.errors import DataError, MissingExtra
@@ -26,16 +22,12 @@ from assay.support.values import json_value
 
 __all__ = ["check_data_exists", "iter_rows"]
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-_MAX_LINE = 16 * 1024 * 1024  # bytes
-
 
 def iter_rows(spec: str) -> Iterator[Row]:
     """Rows of a dataset, each with its place (`file:line`) for error messages.
 
     Args:
-        spec: `path.jsonl`, `.csv` (separated by comma, semicolon, tab or bar), `.parquet`;
+        spec: path of a file of JSON lines, JSON, CSV or Parquet, see `assay.datasets.files.file_rows`;
             `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`; `mutants:MODULE_OR_FILE?size=&seed=`
             (`assay.api.mutants`); `bfcl:CATEGORY?size=&seed=&path=` (`assay.datasets.bfcl`);
@@ -71,17 +63,15 @@ def iter_rows(spec: str) -> Iterator[Row]:
     if (reader := registered(kind)) is not None:
         return reader(rest)
     path = Path(spec)
-    by_ending: tuple[Callable[[Path], Iterator[Row]], ...] = (_jsonl, _jsonl, _csv, _csv, parquet_rows)
-    readers = dict(zip(_ENDINGS, by_ending, strict=True))
-    if path.suffix.lower() not in readers:
+    if not path.is_dir() and not is_data_file(spec):
         raise DataError(
-            f"cannot tell what {spec!r} is: expected a file ending in {', '.join(_ENDINGS)}, "
+            f"cannot tell what {spec!r} is: expected a file ending in {FILE_TYPES}, "
             "or hf:…, reasoning_gym:…, bfcl:…, arithmetic:…, mutants:…, tools:…, documents:…, nim:…, experiment:…, "
             "conversations:…, curriculum:…"
         )
-    if not path.is_file():
+    if not path.exists():
         raise DataError(no_such_file(path))
-    return readers[path.suffix.lower()](path)
+    return file_rows(path)
 
 
 def check_data_exists(spec: str) -> None:
@@ -90,83 +80,8 @@ def check_data_exists(spec: str) -> None:
     Raises:
         DataError: there is no such file.
     """
-    if spec.lower().endswith(_ENDINGS) and ":" not in spec and not Path(spec).is_file():
+    if ":" not in spec and is_data_file(spec) and not Path(spec).exists():
         raise DataError(no_such_file(spec))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with open(path, "rb") as file:
-        number = 0
-        while line := file.readline(_MAX_LINE):
-            number += 1
-            if len(line) == _MAX_LINE and not line.endswith(b"\n"):
-                raise DataError(f"{path}:{number}: the line is longer than {_MAX_LINE // 2**20} MiB")
-            try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                bad = line[error.start]
-                raise DataError(f"{path}:{number}: not UTF-8 (byte 0x{bad:02x} at column {error.start + 1})") from None
-
-
-def _jsonl(path: Path) -> Iterator[Row]:
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line, parse_constant=_no_constant, parse_float=_finite)
-            if _SURROGATE.search(line):  # encoding the row finds an unpaired surrogate; a pair passes
-                json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where}: unpaired surrogate ({error.object[error.start]!r}), which is not valid text"
-            ) from None
-        except (json.JSONDecodeError, RecursionError, ValueError) as error:
-            raise DataError(f"{where}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
-        yield where, row
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is out of range for a number")
-    return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(_MAX_LINE)
-    reader = csv.DictReader((line for _, line in _lines(path)), delimiter=_delimiter(path), strict=True)
-    try:
-        if repeated := sorted(name for name, count in Counter(reader.fieldnames or []).items() if count > 1):
-            raise DataError(f"{path}:1: the header has the column {repeated[0]!r} twice; column names must differ")
-        for row in reader:
-            where = f"{path}:{reader.line_num}"
-            if None in row:
-                raise DataError(f"{where}: more fields than the header's {len(reader.fieldnames or [])}")
-            if None in row.values():
-                raise DataError(f"{where}: fewer fields than the header's {len(reader.fieldnames or [])}")
-            yield where, dict(row)
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}") from None
-
-
-def _delimiter(path: Path) -> str:
-    """Column separator of a file, found in its header.
-
-    The separator that the suffix implies is preferred; another one is used if only that splits the header.
-    """
-    header = next((line for _, line in _lines(path)), "")
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
-    for delimiter in (usual, *(other for other in ",;\t|" if other != usual)):
-        if len(next(csv.reader([header], delimiter=delimiter), [])) > 1:
-            return delimiter
-    return usual
 
 
 def _hub(rest: str) -> Iterator[Row]:

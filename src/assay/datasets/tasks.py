@@ -12,19 +12,24 @@ from typing import Any, NoReturn
 
 from assay.datasets.fields import Fields
 from assay.errors import DataError, NoJsonForm
+from assay.support.missing import is_missing
 from assay.support.values import json_text, json_value
 
 __all__ = [
+    "NULL",
     "OWNERS",
     "SPLITS",
+    "UNKNOWN",
     "USUAL_OUTPUTS",
     "EmptyInputs",
     "Task",
     "consent_text",
+    "known_outputs",
     "make_task",
     "missing_inputs",
     "own_containers",
     "owners_of",
+    "written_outputs",
 ]
 
 OWNERS = ("tenant", "data_subject", "consent")  # columns that identify the owner of the data; stored in the metadata
@@ -32,6 +37,11 @@ _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata", *OWN
 SPLITS = ("train", "val", "gate", "test")
 _ID = 200  # characters of an id, at most
 USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
+
+
+NULL: Mapping[str, bool] = {"$null": True}  # in a row: an expected output that must be null
+UNKNOWN = "unknown_output"  # in the metadata of a task whose answer, label, … is not known, but another column is
+_NULL_TEXT = '{"$null":true}'
 
 
 class EmptyInputs(DataError):
@@ -44,7 +54,10 @@ class EmptyInputs(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One example: inputs for a program, and the expected outputs that a rubric compares its prediction with."""
+    """One example: inputs for a program, and the expected outputs that a rubric compares its prediction with.
+
+    An input that is not known is None. An expected output that is not known is absent; one that is None must be null.
+    """
 
     id: str
     task_type: str = "default"
@@ -99,6 +112,26 @@ def owners_of(fields: Mapping[str, Any]) -> dict[str, str]:
     return {name: consent_text(value) if name == "consent" else str(value) for name, value in owners.items()}
 
 
+def known_outputs(expected: Mapping[str, Any]) -> dict[str, Any]:
+    """The expected outputs of a row that are known, None for one that must be null.
+
+    A missing value means that the output is not known: a criterion on it is unscored. An output that must be null is
+    written as `NULL`, `{"$null": true}`; in a CSV file as this text.
+    """
+    return {name: None if _is_null(value) else value for name, value in expected.items() if not is_missing(value)}
+
+
+def _is_null(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value == NULL
+    return isinstance(value, str) and "".join(value.split()) == _NULL_TEXT
+
+
+def written_outputs(expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Expected outputs as a row of a data file has them: the inverse of `known_outputs`."""
+    return {name: dict(NULL) if value is None else value for name, value in expected.items()}
+
+
 def make_task(
     row: Mapping[str, Any],
     *,
@@ -113,7 +146,8 @@ def make_task(
         row: a structured row has an object `inputs`. In a flat row every other column is an input or an expected
             output: the columns that `inputs` names are inputs; without `inputs`, columns with a usual output name
             (`answer`, `label`, …) and those that `outputs` names are expected outputs. In both forms `tenant`,
-            `data_subject` and `consent` go into the metadata.
+            `data_subject` and `consent` go into the metadata. A missing value (`assay.support.missing`) is None as an
+            input, and no expected output, see `known_outputs`.
         where: `file:line`, for error messages.
         inputs: the program's inputs, if known: their names, or its `Fields`, by whose types values are converted.
         outputs: output fields that are known, for a row whose inputs are not.
@@ -126,11 +160,14 @@ def make_task(
     fields = inputs if isinstance(inputs, Fields) or inputs is None else Fields.named(inputs)
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: expected an object with the task's fields, found {type(row).__name__}")
+    row = {name: None if is_missing(value) else value for name, value in row.items()}
     if isinstance(row.get("inputs"), Mapping):
-        values, expected = dict(row["inputs"]), row.get("expected", {})
-        if not isinstance(expected, Mapping):
+        values: dict[str, Any] = {name: None if is_missing(value) else value for name, value in row["inputs"].items()}
+        expected = row.get("expected", {})
+        if not isinstance(expected, Mapping) or _is_null(expected):
             expected = {"answer": expected}
-        more, metadata = {k: v for k, v in row.items() if k not in _STRUCTURE}, row.get("metadata") or {}
+        more: dict[str, Any] = {k: v for k, v in row.items() if k not in _STRUCTURE}
+        metadata: Any = row.get("metadata") or {}
         metadata = {**more, **metadata} if isinstance(metadata, Mapping) else metadata
     else:
         values, expected = _of_flat(row, fields, outputs)
@@ -140,9 +177,12 @@ def make_task(
         if isinstance(metadata, Mapping)
         else metadata
     )
-    expected = {name: value for name, value in expected.items() if value is not None}  # null means not known
+    usual, expected = expected.keys() & USUAL_OUTPUTS, known_outputs(expected)
+    if expected and usual and not expected.keys() & usual and isinstance(metadata, Mapping):
+        metadata = {**metadata, UNKNOWN: min(usual)}
     if fields is not None and (missing := fields.missing(values)):
-        raise missing_inputs(where, missing, {**values, **expected} if isinstance(row.get("inputs"), Mapping) else row)
+        columns = [*values, *expected] if isinstance(row.get("inputs"), Mapping) else list(row)
+        raise missing_inputs(where, missing, columns)
     if not values or all(value is None or value == "" for value in values.values()):
         if not isinstance(wrong := row.get("inputs"), Mapping) and wrong not in (None, ""):
             raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")
@@ -165,7 +205,7 @@ def make_task(
         id=str(row["id"]) if row.get("id") not in (None, "") else content_hash(plain)[:16],
         task_type=str(row.get("task_type") or "default"),
         inputs=values,
-        expected=dict(expected),
+        expected=expected,
         metadata=metadata if isinstance(metadata, Mapping) else {"value": metadata},
         split=str(split) if split else None,
     )

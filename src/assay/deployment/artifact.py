@@ -19,7 +19,7 @@ import dspy
 
 from assay.deployment.asking import has_address
 from assay.deployment.building import check_name, check_program
-from assay.deployment.demands import code_named_in, demand_trust, demands_of_config, wants_trust
+from assay.deployment.demands import demand_trust, demands_of_values, named_in, wants_trust
 from assay.deployment.demonstrations import with_demonstrations
 from assay.errors import ArtifactError, ConfigError, NoArtifact, ProgramError
 from assay.judges import Judge
@@ -197,7 +197,8 @@ def save_artifact(
         raise ArtifactError(
             f"cannot write the artifact to {folder}: {error}. Choose another folder with out=…"
         ) from error
-    if wants_trust(entries) or any(code_named_in(place, content) for place, content in (rubric or {}).items()):
+    state = json.loads(texts["program.json"])
+    if wants_trust(entries, state) or any(named_in(place, content) for place, content in (rubric or {}).items()):
         trust.allow(entries["sha256"], written)
     return written
 
@@ -331,14 +332,13 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         raise ConfigError(f"path={path!r} must be a string or Path: the folder of an artifact")
     folder = Path(path)
     manifest = verified(folder)
+    state = read_json(folder / "program.json", folder)
     if program is None:
         demand_trust(folder, manifest)
-        for demand in demands_of_config(manifest):
-            trust.demand(manifest["sha256"], folder, demand)
-    if wants_trust(manifest):
+    if wants_trust(manifest, state):
         trust.remember(manifest["sha256"], folder)  # an artifact without code can still name an address
     try:
-        program = with_demonstrations(_built(folder, manifest, program), manifest)
+        program = with_demonstrations(_built(folder, manifest, state, program), manifest)
         settings = manifest["settings"]
         if is_agent(program):
             program.agent_parameters, program.prompt_format = (
@@ -362,12 +362,13 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
     return Artifact(folder, program, manifest)
 
 
-def _built(folder: Path, manifest: dict[str, Any], program: dspy.Module | None) -> dspy.Module:
+def _built(folder: Path, manifest: dict[str, Any], state: dict[str, Any], program: dspy.Module | None) -> dspy.Module:
     """The program of a manifest: built from its name, or its state loaded into `program`.
 
     Raises:
         ArtifactError: the name is not that of a program.
         ProgramError: the program cannot be built.
+        UntrustedArtifact: a value in it needs trust.
     """
     home = (folder / SOURCE).resolve()
     places = (
@@ -380,20 +381,18 @@ def _built(folder: Path, manifest: dict[str, Any], program: dspy.Module | None) 
         check_name(name, travelling=places.keys(), home=home)
 
     with relocated(places, check=check):
-        if program is None:
-            program = _fresh(manifest, travels=manifest["program"] in places, check=check)
-        return restore_program(
-            manifest["program"], manifest["config"], read_json(folder / "program.json", folder), program
-        )
+        target = None if program is not None else _target(manifest, travels=manifest["program"] in places, check=check)
+        for demand in demands_of_values(manifest, state, builds=program is None):
+            trust.demand(manifest["sha256"], folder, demand)
+        if target is not None and manifest.get("kind") == "judge":
+            program = rebuilt(target if isinstance(target, type) else type(target), manifest["config"])
+        return restore_program(manifest["program"], manifest["config"], state, program)
 
 
-def _fresh(manifest: dict[str, Any], *, travels: bool, check: Callable[[str], None]) -> dspy.Module | None:
-    """Builds a judge by `assay.judges.base.rebuilt`; None for other programs, which `restore_program` builds by name.
-
-    Checks in both cases that the name is that of a program.
-    """
-    name, judge = str(manifest["program"]), manifest.get("kind") == "judge"
+def _target(manifest: dict[str, Any], *, travels: bool, check: Callable[[str], None]) -> Any:
+    """The class, instance or function that a manifest names as its program. Raises `ArtifactError` for others."""
+    name = str(manifest["program"])
     check(name)
-    built = program_class(name)
-    check_program(name, built, travels=travels, judge=judge)
-    return rebuilt(built if isinstance(built, type) else type(built), manifest["config"]) if judge else None
+    target = program_class(name)
+    check_program(name, target, travels=travels, judge=manifest.get("kind") == "judge")
+    return target

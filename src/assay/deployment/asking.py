@@ -15,7 +15,9 @@ from typing import Any
 
 import dspy
 
-__all__ = ["has_address", "imported_types", "model_addresses", "places_in"]
+from assay.models.roles import address_in
+
+__all__ = ["has_address", "imported_types", "places_in"]
 
 # Arguments of model clients that set the address of the model.
 _PLACE = re.compile(r"(?:.*_)?(?:api_base|base_url|endpoint|region|region_name|location|host|proxy)", re.IGNORECASE)
@@ -35,28 +37,27 @@ _BUILTINS = {
     "bytearray",
     "NoneType",
 }
+_SHOWN = 60  # characters of fields in a message
+_MOST_FIELDS = 20_000  # characters of one side of a signature
+
 # Imported here, so that a file of the same name cannot replace them.
 _HARMLESS = {"typing": typing, "datetime": datetime, "decimal": decimal, "uuid": uuid}
 
 
 def has_address(model: Any) -> bool:
-    """Whether a model's name contains the address of a server; some providers' clients send prompts there."""
-    return isinstance(model, str) and re.search(r"://|\bhttps?:", model, re.IGNORECASE) is not None
-
-
-def model_addresses(config: Any) -> list[str]:
-    """Names of models in constructor arguments or in a judge's file that hold an address."""
-    return [value for key, value in _values(config) if key == "model" and has_address(value)]
+    """Whether a model's name contains the address of a server, to which some providers' clients send prompts, or the
+    path of a model's file.
+    """
+    return address_in(model) is not None or (isinstance(model, str) and model.lower().startswith("embedded:"))
 
 
 def places_in(config: Any) -> list[str]:
     """Destinations of prompts or keys in constructor arguments: addresses, and settings that reach model clients."""
-    places = [
+    return [
         value if isinstance(value, str) else f"{key}={value!r}"
         for key, value in _values(config)
-        if _PLACE.fullmatch(key) or _is_address(value)
+        if _PLACE.fullmatch(key) or _is_address(value) or (key == "model" and has_address(value))
     ]
-    return places + [value for value in model_addresses(config) if value not in places]
 
 
 def _is_address(value: Any) -> bool:
@@ -86,10 +87,17 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
 
 def _imported(fields: str) -> list[str]:
     """The types of one side of a signature that are imported or evaluated; empty if DSPy cannot parse it either."""
+    if len(fields) > _MOST_FIELDS:
+        return [f"{fields[:_SHOWN]}…"]
     try:
-        tree = ast.parse(f"def f({fields}): pass")  # as DSPy reads it
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _types_of(ast.parse(f"def f({fields}): pass"))  # as DSPy reads it
+    except (SyntaxError, ValueError):
         return []
+    except (RecursionError, MemoryError):
+        return [f"{fields[:_SHOWN]}…"]
+
+
+def _types_of(tree: ast.AST) -> list[str]:
     types: list[str] = []
     waiting = [
         (node.annotation, False) for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None

@@ -19,6 +19,7 @@ from assay.deployment.readings import (
     known_or_zero,
     reading_of,
     replayed_reading,
+    stated,
     uncomparable,
 )
 from assay.deployment.sequences import betting, obrien_fleming
@@ -161,8 +162,8 @@ def decide(plan: Plan, state: State, name: str, records: Records, now: float) ->
             return made("rollback", "failure_above", above)
         if reading.high < -metric.tolerated(known_or_zero(reading.champion)):
             return made("rollback", "failure_loss", _harm(metric, reading))
-    for reading in readings:
-        if (missing := uncomparable(plan, reading)) is not None:
+    for metric, reading in zip(plan.metrics, readings, strict=True):
+        if (missing := uncomparable(plan, metric, reading, arms[metric.name])) is not None:
             return made("pause", "missing", missing)
     if (running := _running(arms, state.step, requests)) is not None:
         return made("continue", "step", running)
@@ -236,7 +237,7 @@ def _harm(metric: Metric, reading: Reading) -> str:
     bound, word = metric.sign * reading.high, "at most" if metric.sign > 0 else "at least"
     return (
         f"{metric.name}: candidate less champion is {signed(metric.sign * reading.gain)}, with confidence {word} "
-        f"{signed(bound)} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
+        f"{signed(bound)}{stated(reading.missing_by)} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
     )
 
 
@@ -277,15 +278,23 @@ def _gain(plan: Plan, step: Step, state: State, made: _Maker, done: int, held: b
         if metric.success_gain is not None
     ]
     won = [_has_gain(plan, state, metric, reading) for metric, reading in goals]
+    fading = [
+        f"{metric.name} {signed(reading.newer)} (above {signed(reading.newer_low)})"
+        for metric, reading in goals
+        if reading.newer < metric.needed(known_or_zero(reading.champion)) or reading.newer_low <= 0
+    ]
     texts = ", ".join(
-        f"{metric.name} {signed(reading.gain)} (above {signed(reading.low)})"
+        f"{metric.name} {signed(reading.gain)} (above {signed(reading.low)}{stated(reading.missing_by)})"
         if math.isfinite(reading.gain)
         else f"{metric.name} not known of both arms in this step"
         for metric, reading in goals
     )
-    if held and all(won):
+    if fading and all(won):
+        texts += f"; not shown in the newer half of this step, so that it may fade: {', '.join(fading)}"
+    elif held and all(won):
         last = state.step + 1 == len(plan.steps)
-        return made("promote" if last else "next", "success", f"gain: {texts}", evaluated=evaluated)
+        lasted = f"in both halves of a step of {done} rollouts; a slower fade than that would not show"
+        return made("promote" if last else "next", "success", f"gain: {texts}, {lasted}", evaluated=evaluated)
     if done >= (step.max_requests or math.inf):
         return made("pause", "inconclusive", f"after {done} rollouts no gain: {texts}", evaluated=evaluated)
     return made("continue", "step", f"{done} rollouts at {step.label}: {texts}", evaluated=evaluated)
@@ -294,7 +303,7 @@ def _gain(plan: Plan, step: Step, state: State, made: _Maker, done: int, held: b
 def _has_gain(plan: Plan, state: State, metric: Metric, reading: Reading) -> bool:
     low = reading.low
     if plan.test == "obrien_fleming":
-        low = reading.gain - reading.standard_error * obrien_fleming(
+        low = reading.least - reading.least_error * obrien_fleming(
             state.evaluations + 1, plan.evaluations, 2 * plan.alpha
         )
     return low > 0 and reading.gain >= metric.needed(known_or_zero(reading.champion))

@@ -1,4 +1,4 @@
-"""The parts of an artifact that need the user's trust: its code, and addresses in its manifest or YAML files.
+"""The parts of an artifact that need the user's trust: its code, addresses, and values that could weaken a limit.
 
 Does not store the trust: `assay.sources.trust` does.
 """
@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.deployment.asking import has_address, imported_types, model_addresses, places_in
+from assay.deployment.allowed import (
+    refused_arguments,
+    refused_judge,
+    refused_settings,
+    refused_state,
+    refused_with,
+)
+from assay.deployment.asking import has_address, imported_types, places_in
 from assay.errors import ArtifactError, RubricError
 from assay.rubrics.yaml_files import MOST_BYTES, read_yaml
 from assay.sources import trust
@@ -20,11 +27,17 @@ from assay.sources.artifact_files import (
     verified,
 )
 
-__all__ = ["code_named_in", "demand_trust", "demand_trust_around", "demands_of_config", "wants_trust"]
+__all__ = ["demand_trust", "demand_trust_around", "demands_of_values", "named_in", "wants_trust"]
+
+_MOST_NAMED = 8  # values in a message
 
 
-def wants_trust(manifest: Mapping[str, Any]) -> bool:
-    """Whether anything that can be done with an artifact needs the user's trust."""
+def wants_trust(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether anything that can be done with an artifact needs the user's trust.
+
+    Args:
+        state: of its program.
+    """
     endpoint = (
         manifest.get("api_base") is not None
         or manifest.get("api_key_env") is not None
@@ -32,7 +45,7 @@ def wants_trust(manifest: Mapping[str, Any]) -> bool:
     )
     return (
         endpoint
-        or bool(demands_of_config(manifest))
+        or bool(demands_of_values(manifest, state))
         or bool((manifest.get("source") or {}).get("files") or code_of(manifest, RUBRIC))
     )
 
@@ -45,16 +58,29 @@ def demand_trust(folder: Path, manifest: Mapping[str, Any], kind: str = SOURCE) 
         trust.demand(manifest["sha256"], folder, f"holds Python code that would be run ({names})")
 
 
-def demands_of_config(manifest: Mapping[str, Any]) -> list[str]:
-    """Reasons why building the program from its arguments needs trust, as text that follows the artifact's path."""
-    config = manifest.get("config")
-    types, places = imported_types(config), places_in(config)
-    imports = (
-        [f"would import modules for the types of its signature ({', '.join(types[:8])}), which runs their code"]
-        if types
-        else []
-    )
-    return imports + ([f"sends prompts to {places[0]!r}, which its arguments name"] if places else [])
+def demands_of_values(manifest: Mapping[str, Any], state: Mapping[str, Any], *, builds: bool = True) -> list[str]:
+    """Reasons why loading an artifact needs trust because of values in it, as text that follows the artifact's path.
+
+    Args:
+        builds: whether the program is built from its name and arguments.
+    """
+    config, reasons = manifest.get("config") if builds else None, list[str]()
+    if types := imported_types(config):
+        named = ", ".join(types[:_MOST_NAMED])
+        reasons.append(f"would import modules for the types of its signature ({named}), which runs their code")
+    if places := places_in(config):
+        reasons.append(f"sends prompts to {places[0]!r}, which its arguments name")
+    thinking = {} if manifest.get("thinking") is None else {"thinking": manifest["thinking"]}  # of a judge
+    refused = [
+        *refused_arguments(str(manifest.get("program")), config),
+        *refused_settings(manifest.get("settings")),
+        *refused_settings(thinking),
+        *refused_state(state),
+    ]
+    if refused:
+        named = ", ".join(refused[:_MOST_NAMED])
+        reasons.append(f"sets {named}, which could weaken a limit or protection")
+    return reasons
 
 
 def demand_trust_around(path: str | Path) -> None:
@@ -73,26 +99,35 @@ def demand_trust_around(path: str | Path) -> None:
     folder, place = enclosing[0], file.relative_to(enclosing[0]).as_posix()
     if file.is_relative_to(folder / RUBRIC):
         demand_trust(folder, verified(folder), RUBRIC)
-    if not file.is_file() or not (references := code_named_in(place, file.read_bytes())):
+    if not file.is_file() or file.stat().st_size > MOST_BYTES or not (references := named_in(place, file.read_bytes())):
         return
     if place not in listed(manifest := verified(folder)):
         raise ArtifactError(
-            f"{folder}: {place} names code ({references[0]}) and is not in the artifact's manifest. "
+            f"{folder}: {place} names {references[0]} and is not in the artifact's manifest. "
             "Move your own files to a folder of their own"
         )
     trust.demand(
         manifest["sha256"],
         folder,
-        f"names code that would be run, or an address, in {place} ({', '.join(references[:8])})",
+        f"names code that would be run, a model, or a weaker limit, in {place} ({', '.join(references[:_MOST_NAMED])})",
     )
 
 
-def code_named_in(place: str, content: bytes) -> list[str]:
-    """Code, and models with an address, that a rubric or judge YAML file names; empty for other or unreadable files."""
+def named_in(place: str, content: bytes) -> list[str]:
+    """What needs trust in a rubric or judge YAML file: code, models, and arguments that weaken a limit.
+
+    Empty for other or unreadable files.
+    """
     if not place.lower().endswith((".yaml", ".yml")) or len(content) > MOST_BYTES:
         return []
     try:
         entries = read_yaml(content.decode("utf-8"), place)[0]
-        return [*named_code(entries), *model_addresses(entries)]
     except (RubricError, ValueError):
         return []
+    named, waiting = list(named_code(entries)), [entries]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            named += [*refused_with(part.get("check"), part.get("with", part.get("with_"))), *refused_judge(part)]
+        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return named

@@ -2,12 +2,13 @@
 
 A stratum is a stage and a task type: shares and base rates change from stage to stage, so that pooling them shows
 gains that do not exist. Values of one unit (a user, a conversation) are correlated, also between strata, so the
-variance is that between buckets of units. Unscored rollouts are missing: counted, bounded, never 0.
+variance is that between buckets of units. Unscored rollouts are missing: counted, bounded, never 0. They enter the
+bounds and the weights of a decision, and no mean that is shown.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +16,10 @@ import numpy as np
 from assay.deployment.assignment import CANDIDATE, CHAMPION, position
 from assay.errors import ConfigError
 
-__all__ = ["BUCKETS", "Arms", "Cell", "Difference", "Stratum", "cell_of", "difference", "mean_of", "unit_weight"]
+__all__ = [
+    "BUCKETS", "Arms", "Cell", "Difference", "Stratum", "Units", "cell_of", "cell_of_units", "difference", "mean_of",
+    "unit_weight",
+]  # fmt: skip
 
 BUCKETS = 4096  # of units by their position: a constant amount of memory for any number of units
 _CORRELATION = 0.05  # of values of one unit, assumed for the weights; the variance is measured
@@ -37,6 +41,9 @@ class Cell:
         missing: rollouts that ended, are older than the metric's horizon and have no value; also those that should have
             ended long ago.
         running: other rollouts that have not ended.
+        whole: of all rollouts, with `missing` as 1 and the others as 0; None where each has a value.
+        unknown: of all rollouts, with those without a value, missing or running, as 0 and as 1; None as above.
+        newer: of the newer half of the stage alone, where it is known.
     """
 
     weight: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS))
@@ -46,6 +53,9 @@ class Cell:
     missing: int = 0
     running: int = 0
     shift: np.ndarray | None = None
+    whole: "Cell | None" = None
+    unknown: "tuple[Cell, Cell] | None" = None
+    newer: "Cell | None" = None
 
     @property
     def mean(self) -> float:
@@ -53,8 +63,47 @@ class Cell:
         weight = float(self.weight.sum())
         return float(self.total.sum()) / weight if weight else math.nan
 
+    def filled(self, value: int) -> "Cell":
+        """With this value, 0 or 1, for each rollout that has none: a bound."""
+        return self if self.unknown is None else self.unknown[value]
+
+    @property
+    def without_value(self) -> "Cell":
+        """Of all rollouts: 1 where the value is missing, else 0."""
+        return self.whole or replace(self, total=np.zeros_like(self.total), shift=None)
+
+    @property
+    def by_propensity(self) -> "Cell":
+        """Each value weighted by the inverse of the share of the cell's rollouts that have one."""
+        weight = float(self.weight.sum())
+        if self.whole is None or not weight:
+            return self
+        factor = float(self.whole.weight.sum()) / weight
+        shift = None if self.shift is None else self.shift * factor
+        return replace(self, weight=self.weight * factor, total=self.total * factor, shift=shift)
+
 
 Arms = Mapping[Stratum, Mapping[str, Cell]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """One arm in one stratum by unit, [unit].
+
+    Attributes:
+        bucket: of the unit.
+        count, total, shift: number of values, their sum and the sum of their covariates.
+        missing, running: rollouts without a value, see `Cell`.
+        unknown_shift: sum of the covariates of these rollouts.
+    """
+
+    bucket: np.ndarray
+    count: np.ndarray
+    total: np.ndarray
+    shift: np.ndarray
+    missing: np.ndarray
+    running: np.ndarray
+    unknown_shift: np.ndarray
 
 
 def unit_weight(count: _Number) -> _Number:
@@ -66,22 +115,59 @@ def unit_weight(count: _Number) -> _Number:
     return count / (1 + (count - 1) * _CORRELATION)
 
 
+def cell_of_units(units: Units, *, buckets: int = BUCKETS, newer: Cell | None = None) -> Cell:
+    """The cell of one arm in one stratum."""
+    scored = _summed(units, units.count, units.total, units.shift, buckets)
+    missing, running = int(units.missing.sum()), int(units.running.sum())
+    if not missing + running:
+        return replace(scored, newer=newer)
+    unknown, shift = units.missing + units.running, units.shift + units.unknown_shift
+    every = units.count + unknown
+    return replace(
+        scored, missing=missing, running=running, newer=newer,
+        whole=_summed(units, every, units.missing, None, buckets),
+        unknown=(
+            _summed(units, every, units.total, shift, buckets),
+            _summed(units, every, units.total + unknown, shift, buckets),
+        ),
+    )  # fmt: skip
+
+
+def _summed(units: Units, count: np.ndarray, total: np.ndarray, shift: np.ndarray | None, buckets: int) -> Cell:
+    weight = unit_weight(count)
+    share = weight / np.maximum(count, 1)  # no count, no weight
+    sums = [None if part is None else np.bincount(units.bucket, part, minlength=buckets)
+            for part in (weight, share * total, None if shift is None else share * shift)]  # fmt: skip
+    return Cell(
+        weight=sums[0], total=sums[1], shift=sums[2], count=int(count.sum()), units=int(np.count_nonzero(count))
+    )
+
+
 def cell_of(
-    units: Iterable[tuple[str, int, float] | tuple[str, int, float, float]], *, salt: str, missing: int = 0,
-    running: int = 0, buckets: int = BUCKETS,
+    units: Iterable[tuple[str, int, float] | tuple[str, int, float, float]], *, salt: str,
+    missing: Mapping[str, tuple[int, float]] | int = 0, running: Mapping[str, tuple[int, float]] | int = 0,
+    buckets: int = BUCKETS, newer: Cell | None = None,
 ) -> Cell:  # fmt: skip
-    """A cell from the units of one arm in one stratum: name, number of values, their sum, sum of the covariate."""
-    weight, total, shift = np.zeros(buckets), np.zeros(buckets), np.zeros(buckets)
-    values = known = 0
-    for unit, count, value, *covariate in units:
-        if not count:
-            continue
-        bucket, share = int(position(unit, salt) * buckets), unit_weight(count)
-        weight[bucket] += share
-        total[bucket] += share * value / count
-        shift[bucket] += share * sum(covariate) / count
-        values, known = values + count, known + 1
-    return Cell(weight=weight, total=total, count=values, units=known, missing=missing, running=running, shift=shift)
+    """A cell from the units of one arm in one stratum: name, number of values, their sum, sum of the covariate.
+
+    Args:
+        missing, running: rollouts without a value by unit, with the sums of their covariates; a number alone is of as
+            many other units.
+    """
+    rows: dict[str, list[float]] = {}
+    for name, *of_unit in units:
+        rows[name] = [*of_unit, *[0.0] * (6 - len(of_unit))]
+    for place, without in ((3, missing), (4, running)):
+        if not isinstance(without, Mapping):
+            without = {f"{place}, {at}": (1, 0.0) for at in range(without)}
+        for name, (count, shift) in without.items():
+            row = rows.setdefault(name, [0.0] * 6)
+            row[place] += count
+            row[5] += shift
+    table = np.array(list(rows.values())).reshape(-1, 6).T
+    bucket = np.array([int(position(name, salt) * buckets) for name in rows], dtype=int)
+    names = ("count", "total", "shift", "missing", "running", "unknown_shift")
+    return cell_of_units(Units(bucket=bucket, **dict(zip(names, table, strict=True))), buckets=buckets, newer=newer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ _RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
 _AMOUNTS = ("latency_s", "cost_usd", "tokens")
 _PREFIXES = ("criterion:", "judge:")
 TESTS = ("normal_mixture", "obrien_fleming")
+MISSING = ("alike", "bounds", "propensity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,12 @@ class Plan(Settings):
     max_missing: float = setting(
         0.5, "Share of rollouts without a value of a metric above which the deployment pauses.", gt=0, le=1
     )
+    missing: str = setting(
+        "alike",
+        "What decisions assume about missing values: alike in both arms, as bad or as good as they can be (alike); "
+        "each the worst for the claim (bounds); or missing at random within stage and task type (propensity).",
+        choices=MISSING,
+    )
     covariate: bool = setting(
         True, "Subtract from live values what their task and unit scored before, recorded and replayed."
     )
@@ -200,6 +207,10 @@ class Plan(Settings):
         """Index of the step that decides."""
         return next(at for at, step in enumerate(self.steps) if step.decides)
 
+    def missing_by(self, metric: Metric) -> str:
+        """How missing values of a metric enter decisions, see `missing`. Amounts have no bounds: by propensity."""
+        return "propensity" if metric.is_amount else self.missing
+
     def harm_alpha(self, metric: Metric) -> float:
         """One-sided error of the claim that the candidate is worse on this metric.
 
@@ -219,7 +230,10 @@ class Plan(Settings):
         return {
             "steps": [_set_fields(step) for step in self.steps],
             "metrics": [_set_fields(metric) for metric in self.metrics],
-            **{name: getattr(self, name) for name in ("alpha", "test", "evaluations", "max_missing", "covariate")},
+            **{
+                name: getattr(self, name)
+                for name in ("alpha", "test", "evaluations", "max_missing", "missing", "covariate")
+            },
             **({"events": [hook.to_dict() for hook in self.events]} if self.events else {}),
             **({"watch": [_set_fields(watch) for watch in self.watch], "watch_s": self.watch_s} if self.watch else {}),
         }

@@ -6,7 +6,6 @@ store, also after anonymization. Answers of production are not taken as expected
 
 import hashlib
 import json
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +15,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.datasets.tasks import SPLITS, Task, content_hash
+from assay.datasets.tasks import SPLITS, Task, content_hash, written_outputs
 from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, DataError
 from assay.support.formats import check_format
+from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
 from assay.traces.export.hiding import Hider
@@ -183,9 +183,7 @@ def _written(store: Store, run: "_Pool", rows: list[dict[str, Any]], report: Poo
         (path, text),
         (manifest_path(path), json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"),
     ):
-        scratch = place.with_name(f".{place.name}.{os.getpid()}")
-        scratch.write_bytes(content)
-        scratch.replace(place)
+        write_whole(place, content)
     return report
 
 
@@ -298,8 +296,8 @@ class _Pool:
         hides = self.hider.anonymizer is not None
         metadata = {key: value for key, value in rollout.metadata.items() if not hides or key != "entities"}
         content = {
-            "task_type": rollout.task_type, "inputs": dict(rollout.inputs), "expected": dict(rollout.expected),
-            "metadata": metadata,
+            "task_type": rollout.task_type, "inputs": dict(rollout.inputs),
+            "expected": written_outputs(rollout.expected), "metadata": metadata,
         }  # fmt: skip
         row = self.hider.row(content, self.hider.known([rollout]))
         owners = {"tenant": rollout.tenant, "consent": rollout.consent}

@@ -17,12 +17,14 @@ __all__ = [
     "known_or_zero",
     "reading_of",
     "replayed_reading",
+    "stated",
     "stored_reading",
     "uncomparable",
 ]
 
 _SHADOW, _GUARD, _GAIN = "shadow", "guard", "gain"
 _MISSING_ALPHA = 0.001  # of the check that the arms miss equally many values
+_LEAST_MISSING = 0.01  # difference of these shares below which it does not pause
 _LEAST_ROLLOUTS = 200  # of an arm, from which on its share of missing values is judged
 
 
@@ -35,6 +37,11 @@ class Reading:
         standard_error: of the gain, between units.
         low: lower bound of the gain, which must be above 0.
         high: upper bound over all live steps; below the tolerated loss it is harm.
+        missing_by: how missing values enter `low` and `high`: `alike`, `bounds` or `propensity`, see `Plan.missing`;
+            empty without any.
+        least, least_error: the gain, and its standard error, that `low` is computed from.
+        newer, newer_low: `gain` of the newer half of the step, and the lower end of its t interval of one evaluation;
+            NaN where it is not known.
         champion, candidate: means in the metric's scale.
         counts, missing: by arm.
         bounds: of the candidate's mean, if all missing values were the worst or the best.
@@ -50,17 +57,22 @@ class Reading:
     counts: Mapping[str, int]
     missing: Mapping[str, int]
     bounds: tuple[float, float]
+    missing_by: str = ""
+    least: float = math.nan
+    least_error: float = math.inf
+    newer: float = math.nan
+    newer_low: float = math.nan
 
     def in_units(self) -> "Reading":
         """For people. Amounts (latency, cost, tokens) are compared by logarithms: here their geometric means, and the
         gain as the share of the champion's mean that the candidate saves."""
         if not is_amount(self.metric):
             return self
-        gain, low, high = map(_saved, (self.gain, self.low, self.high))
-        error = self.standard_error * math.exp(-self.gain)
+        shares = {name: _saved(getattr(self, name)) for name in ("gain", "low", "high", "least", "newer", "newer_low")}
         return replace(
-            self, champion=math.exp(self.champion), candidate=math.exp(self.candidate), gain=gain, low=low, high=high,
-            standard_error=error,
+            self, champion=math.exp(self.champion), candidate=math.exp(self.candidate),
+            standard_error=self.standard_error * math.exp(-self.gain),
+            least_error=self.least_error * math.exp(-self.least), **shares,
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +82,15 @@ class Reading:
                for name, value in vars(self).items()},
             "bounds": [bound if math.isfinite(bound) else None for bound in self.bounds],
         }  # fmt: skip
+
+
+def stated(missing_by: str) -> str:
+    """What the bounds of a reading assume about missing values, for a sentence; empty if none are missing."""
+    return {
+        "alike": " if missing values are alike in both arms",
+        "bounds": " with every missing value against this claim",
+        "propensity": " if values are missing at random within step and task type",
+    }.get(missing_by, "")
 
 
 def _saved(gain: float) -> float:
@@ -105,10 +126,14 @@ def replayed_reading(plan: Plan, metric: Metric, pairs: Paired) -> Reading:
         gain = metric.sign * mean
     width = _width(variance, count - 1, 2 * plan.shadow_alpha, _planned(plan, _SHADOW))
     low, high = (gain - width, gain + width) if count >= 2 else (-math.inf, math.inf)
+    if plan.missing_by(metric) != "propensity" and count >= 2:  # pairs without values: not different, or by all of 1
+        share, end = pairs.missing / (count + pairs.missing), float(plan.missing == "bounds")
+        low, high = (1 - share) * low - share * end, (1 - share) * high + share * end
     return Reading(
         metric=metric.name, gain=gain, standard_error=math.sqrt(variance), low=low, high=high,
         champion=pairs.champion, candidate=pairs.champion + metric.sign * gain,
         counts={CANDIDATE: count, CHAMPION: count}, missing={CANDIDATE: pairs.missing}, bounds=(-math.inf, math.inf),
+        missing_by=plan.missing_by(metric) if pairs.missing else "",
     )  # fmt: skip
 
 
@@ -120,34 +145,83 @@ def _width(variance: float, freedom: float, alpha: float, planned: float) -> flo
     width = normal_mixture(variance, alpha=alpha, planned=planned)
     if not math.isfinite(width):
         return width
-    return width * float(special.stdtrit(max(1.0, freedom), 1 - alpha / 2) / special.ndtri(1 - alpha / 2))
+    return width * _student(alpha, freedom) / float(special.ndtri(1 - alpha / 2))
+
+
+def _student(alpha: float, freedom: float) -> float:
+    """Quantile of Student's t for a two-sided interval."""
+    from scipy import special
+
+    return float(special.stdtrit(max(1.0, freedom), 1 - alpha / 2))
 
 
 def reading_of(plan: Plan, step: int, metric: Metric, arms: Arms) -> Reading:
     """Harm is read from all live steps. A gain is read from the step that decides alone, so that one which fades after
-    the first steps is not taken for it."""
-    apart = difference(arms)
+    the first steps is not taken for it.
+
+    Means and `gain` are of the values that exist. `low` and `high` take in the missing ones, see `_completed`.
+    """
     deciding = min(step, plan.deciding)
-    latest = difference({stratum: of_arm for stratum, of_arm in arms.items() if stratum[0] == deciding})
-    gain = metric.sign * latest.mean
-    above = _width(apart.variance, apart.freedom, 2 * plan.harm_alpha(metric), _planned(plan, _GUARD))
-    below = _width(latest.variance, latest.freedom, 2 * plan.alpha, _planned(plan, _GAIN))
-    harm = metric.sign * apart.mean
+    of_step = {stratum: of_arm for stratum, of_arm in arms.items() if stratum[0] == deciding}
+    apart, latest, newer = difference(arms), difference(of_step), difference(_newer(of_step))
+
+    def interval(part: Arms, best: str, alpha: float, claim: str) -> list[tuple[float, float, float]]:
+        """Mean, half-width and variance by what the missing values may be."""
+        every = [difference(completed) for completed in _completed(plan, metric, part, best)]
+        return [
+            (metric.sign * one.mean, _width(one.variance, one.freedom, alpha, _planned(plan, claim)), one.variance)
+            for one in every
+            if math.isfinite(one.mean)
+        ]
+
+    above = interval(arms, CANDIDATE, 2 * plan.harm_alpha(metric), _GUARD)
+    below = interval(of_step, CHAMPION, 2 * plan.alpha, _GAIN)
+    least, width, variance = min(below, key=lambda one: one[0] - one[1], default=(math.nan, math.inf, math.inf))
     counts = {arm: sum(of_arm[arm].count for of_arm in arms.values()) for arm in (CHAMPION, CANDIDATE)}
     missing = {arm: sum(of_arm[arm].missing for of_arm in arms.values()) for arm in (CHAMPION, CANDIDATE)}
     candidate = apart.champion + apart.mean
+    unknown = sum(missing.values()) + sum(cell.running for of_arm in arms.values() for cell in of_arm.values())
     return Reading(
         metric=metric.name,
-        gain=gain,
+        gain=metric.sign * latest.mean,
         standard_error=math.sqrt(latest.variance),
-        low=gain - below if math.isfinite(gain) else -math.inf,
-        high=harm + above if math.isfinite(harm) else math.inf,
+        low=least - width if below else -math.inf,
+        high=max((mean + width for mean, width, _ in above), default=math.inf),
         champion=apart.champion,
         candidate=candidate,
         counts=counts,
         missing=missing,
         bounds=_bounds(metric, candidate, counts[CANDIDATE], missing[CANDIDATE]),
+        missing_by=plan.missing_by(metric) if unknown else "",
+        least=least,
+        least_error=math.sqrt(variance),
+        newer=metric.sign * newer.mean,
+        newer_low=metric.sign * newer.mean - _student(plan.alpha, newer.freedom) * math.sqrt(newer.variance),
     )
+
+
+def _completed(plan: Plan, metric: Metric, arms: Arms, best: str) -> list[Arms]:
+    """The cells with their missing values, once for each extreme of what these may be under the plan's assumption.
+
+    By `bounds` each is the best one in the arm `best` and the worst one in the other (Manski 1990, AER 80:319). If they
+    are `alike` in both arms, they are the worst ones in both, the best ones in both, or between. By `propensity` the
+    values that exist have more weight.
+    """
+    by, good = plan.missing_by(metric), int(metric.sign > 0)
+    if all(cell.unknown is None for of_arm in arms.values() for cell in of_arm.values()):
+        return [arms]
+    if by == "propensity":
+        return [{key: {arm: cell.by_propensity for arm, cell in of_arm.items()} for key, of_arm in arms.items()}]
+    other = CHAMPION if best == CANDIDATE else CANDIDATE
+    fills = [{best: good, other: 1 - good}] if by == "bounds" else [{best: value, other: value} for value in (0, 1)]
+    return [
+        {key: {arm: cell.filled(fill[arm]) for arm, cell in of_arm.items()} for key, of_arm in arms.items()}
+        for fill in fills
+    ]
+
+
+def _newer(arms: Arms) -> Arms:
+    return {key: {arm: cell.newer or Cell() for arm, cell in of_arm.items()} for key, of_arm in arms.items()}
 
 
 def _bounds(metric: Metric, mean: float, count: int, missing: int) -> tuple[float, float]:
@@ -178,7 +252,8 @@ def beyond_limit(plan: Plan, metric: Metric, arms: Arms) -> str | None:
     """Harm by an absolute limit: the whole confidence sequence of the candidate's mean is beyond it."""
     if metric.failure_above is None:
         return None
-    cells = [of_arm[CANDIDATE] for of_arm in arms.values()]
+    completed = (_completed(plan, metric, arms, CANDIDATE)[-1 if metric.sign > 0 else 0]).values()
+    cells = [of_arm[CANDIDATE] for of_arm in completed]  # missing ones are no harm
     mean, variance, freedom = mean_of(cells)
     if math.isnan(mean):
         return None
@@ -204,18 +279,29 @@ def _effective(mean: float, variance: float, cells: Sequence[Cell]) -> float:
     return float(count) if independent <= 0 else min(float(count), max(units / 2, independent / variance))
 
 
-def uncomparable(plan: Plan, reading: Reading) -> str | None:
-    """Why a metric's missing values do not allow a decision; None if they do."""
-    shares, spans = {}, {}
+def uncomparable(plan: Plan, metric: Metric, reading: Reading, arms: Arms) -> str | None:
+    """Why a metric's missing values do not allow a decision; None if they do.
+
+    Too many are missing in one arm, or the arms miss different shares: the difference of the shares, by stage and task
+    type, is at least `_LEAST_MISSING`, and its confidence sequence, valid at every evaluation, is apart from 0.
+    """
+    shares = {}
     for arm, missing in reading.missing.items():
         ended = missing + reading.counts.get(arm, 0)
         shares[arm] = missing / ended if ended else 0.0
-        spans[arm] = betting(missing, ended, alpha=_MISSING_ALPHA)
         if ended >= _LEAST_ROLLOUTS and shares[arm] > plan.max_missing:
             return f"{reading.metric}: {shares[arm]:.0%} of the rollouts of the {arm} have no value"
-    if len(spans) == 2 and (spans[CANDIDATE][0] > spans[CHAMPION][1] or spans[CHAMPION][0] > spans[CANDIDATE][1]):
-        return (
-            f"{reading.metric}: the arms have different shares without a value, {shares[CANDIDATE]:.0%} of the "
-            f"candidate and {shares[CHAMPION]:.0%} of the champion, so the arms cannot be compared"
-        )
-    return None
+    if not any(reading.missing.values()):
+        return None
+    apart = difference(
+        {key: {arm: cell.without_value for arm, cell in of_arm.items()} for key, of_arm in arms.items()},
+        covariate=False,
+    )
+    width = _width(apart.variance, apart.freedom, _MISSING_ALPHA, _planned(plan, _GUARD))
+    if not abs(apart.mean) >= max(_LEAST_MISSING, width):
+        return None
+    return (
+        f"{reading.metric}: the arms have different shares without a value, {shares[CANDIDATE]:.0%} of the candidate "
+        f"and {shares[CHAMPION]:.0%} of the champion, so the arms cannot be compared (if values are only late, set "
+        "horizon_s)"
+    )

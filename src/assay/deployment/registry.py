@@ -7,7 +7,6 @@ one of your own) names a version; its history is kept. Does not run programs.
 import getpass
 import json
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ import sqlalchemy as sa
 from assay.deployment.writing import writing
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import verified
+from assay.support.names import check_name
 from assay.support.settings import nearest
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json, clean
@@ -37,7 +37,6 @@ __all__ = [
     "retired_in",
 ]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 RETIRED = "retired:"  # prefix of a flag; the number of the version follows
 _LONGEST = 200  # of a user's name, the width of its column
 
@@ -123,7 +122,7 @@ class Registry:
             ConfigError: `agent` is no name, or `parent` no version.
             ArtifactError: the folder is no artifact, or was changed after it was written.
         """
-        _check_name(agent, "agent")
+        check_name(agent, "agent", plain=True)
         folder = Path(artifact).resolve()
         manifest = verified(folder)
         parent_number = self.version(parent).number if parent is not None else None
@@ -159,6 +158,15 @@ class Registry:
         raise DeploymentError(
             f"cannot register {agent!r}: other processes register versions at the same time; try again"
         )
+
+    def reseal(self, before: str, after: str) -> None:
+        """Follows an artifact from which an erasure removed texts: the hash of its manifest has changed.
+
+        Nothing else of a version is ever changed.
+        """
+        table = schema.agent_versions
+        with writing(self.engine, "the version") as connection:
+            connection.execute(sa.update(table).where(table.c.sha256 == before).values(sha256=after))
 
     def agents(self) -> list[str]:
         """Names of all agents with a version."""
@@ -234,7 +242,7 @@ class Registry:
         Args:
             name: `AGENT@NUMBER` or `AGENT@ALIAS`.
         """
-        _check_name(alias, "alias")
+        check_name(alias, "alias", plain=True)
         if alias.isdecimal():
             raise ConfigError(f"alias={alias!r} must not be a number, which names a version")
         version = self.version(name)
@@ -349,14 +357,6 @@ def retire_in(connection: sa.Connection, version: Version, *, why: str, by: str)
     for alias, number in aliases_in(connection, version.agent).items():
         if number == version.number and alias != "champion":
             move_alias(connection, version.agent, alias, 0, by=by, why=f"{version.name} is retired: {why}")
-
-
-def _check_name(name: Any, what: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{what}={name!r} must have 1 to 63 letters, digits, dots, dashes or underscores, and begin with a letter "
-            "or digit"
-        )
 
 
 def _evidence(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -96,14 +96,17 @@ def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float, cova
     of a stage for which a flag set another share are a stratum of their own: base rates change with the time.
     """
     expected = (covariate or Covariate()).of
-    rows = _rows(engine, deployment, metric, now)
+    middles = _middles(engine, deployment)
     by_share: dict[tuple[int, str, float], dict[str, Cell]] = {}
-    for (stage, kind, arm, propensity), entries in rows:
-        sums = _by_unit((unit, value, expected(task, unit)) for unit, task, value in entries)
+    for (stage, kind, arm, propensity), entries in _rows(engine, deployment, metric, now):
+        every, newer = _Sums(), _Sums()
+        for unit, task, value, started_at in entries:
+            shift = expected(task, unit)
+            every.add(unit, value, shift)
+            if started_at > middles.get(stage, math.inf):
+                newer.add(unit, value, shift)
         share = round(propensity if arm == CANDIDATE else 1 - propensity, 6)
-        by_share.setdefault((stage, kind, share), {})[arm] = cell_of(
-            sums.units, salt=deployment, missing=sums.missing, running=sums.running
-        )
+        by_share.setdefault((stage, kind, share), {})[arm] = every.cell(deployment, newer.cell(deployment))
     cells: dict[Stratum, dict[str, Cell]] = {}
     for (stage, kind, share), of_share in by_share.items():
         cells[stage, kind if (stage, kind) not in cells else f"{kind}, {share:.4%} on the candidate"] = of_share
@@ -113,30 +116,44 @@ def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float, cova
     return cells
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Sums:
-    units: list[tuple[str, int, float, float]]  # name, number of values, their sum, sum of the covariate
-    missing: int
-    running: int
+    """Rollouts by unit: number of values, their sum and that of the covariate; of the others number and covariate."""
+
+    scored: dict[str, tuple[int, float, float]] = field(default_factory=dict)
+    missing: dict[str, tuple[int, float]] = field(default_factory=dict)
+    running: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def add(self, unit: str, value: float | None, expected: float) -> None:
+        if value is not None and not math.isnan(value):
+            count, total, shift = self.scored.get(unit, (0, 0.0, 0.0))
+            self.scored[unit] = (count + 1, total + value, shift + expected)
+            return
+        without = self.running if value is None else self.missing
+        count, shift = without.get(unit, (0, 0.0))
+        without[unit] = (count + 1, shift + expected)
+
+    def cell(self, salt: str, newer: Cell | None = None) -> Cell:
+        rows = ((unit, *sums) for unit, sums in self.scored.items())
+        return cell_of(rows, salt=salt, missing=self.missing, running=self.running, newer=newer)
 
 
-def _by_unit(entries: Iterable[tuple[str, float | None, float]]) -> _Sums:
-    sums, missing, running = dict[str, tuple[int, float, float]](), 0, 0
-    for unit, value, expected in entries:
-        if value is None:
-            running += 1
-        elif math.isnan(value):
-            missing += 1
-        else:
-            count, total, shift = sums.get(unit, (0, 0.0, 0.0))
-            sums[unit] = (count + 1, total + value, shift + expected)
-    return _Sums([(unit, *of_unit) for unit, of_unit in sums.items()], missing, running)
+def _middles(engine: sa.Engine, deployment: str) -> dict[int, float]:
+    """The time between the first and the last start of a rollout, by stage."""
+    columns = _ROLLOUTS.c
+    query = (
+        sa.select(columns.stage, (sa.func.min(columns.started_at) + sa.func.max(columns.started_at)) / 2)
+        .where(*_live(deployment))
+        .group_by(columns.stage)
+    )
+    with engine.connect() as connection:
+        return {stage: float(middle) for stage, middle in connection.execute(query)}
 
 
 def _rows(
     engine: sa.Engine, deployment: str, metric: Metric, now: float
-) -> Iterator[tuple[tuple[int, str, str, float], Iterator[tuple[str, str, float | None]]]]:
-    """Rollouts grouped by stage, task type, arm and propensity: (unit, task, value); None: it is running.
+) -> Iterator[tuple[tuple[int, str, str, float], Iterator[tuple[str, str, float | None, float]]]]:
+    """Rollouts grouped by stage, task type, arm and propensity: (unit, task, value, start); None: it is running.
 
     They are read in batches.
     """
@@ -145,7 +162,7 @@ def _rows(
     state = sa.case((sa.not_(running), 0), (columns.started_at <= lost, 1), else_=2).label("state")
     query = (
         sa.select(columns.stage, columns.task_type, columns.arm, sa.func.coalesce(columns.propensity, 0.5).label("p"),
-                  columns.unit, columns.task_id, state, *columns_of(metric))
+                  columns.unit, columns.task_id, columns.started_at.label("began"), state, *columns_of(metric))
         .where(*_live(deployment), sa.or_(running, columns.ended_at <= now - metric.horizon_s))
         .order_by(columns.stage, columns.task_type, columns.arm, sa.text("p"))
     )  # fmt: skip
@@ -158,7 +175,7 @@ def _rows(
         for key, group in itertools.groupby(
             result, key=lambda row: (row["stage"], row["task_type"], row["arm"], row["p"])
         ):
-            yield key, ((row["unit"] or "", row["task_id"], value(row)) for row in group)
+            yield key, ((row["unit"] or "", row["task_id"], value(row), row["began"]) for row in group)
 
 
 def recorded_covariate(

@@ -11,7 +11,7 @@ import numpy as np
 from assay.deployment.assignment import CANDIDATE, CHAMPION, position
 from assay.deployment.covariates import Effects, Known, fitted
 from assay.deployment.decisions import Decision, State, advance
-from assay.deployment.evidence import Arms, Cell, Stratum, unit_weight
+from assay.deployment.evidence import Arms, Cell, Stratum, Units, cell_of_units
 from assay.deployment.plan import Metric, Plan
 from assay.deployment.readings import Paired
 from assay.deployment.traffic import Traffic
@@ -52,7 +52,10 @@ class SimulatedDeployment:
         self._totals = np.zeros((stages, *shape), dtype=np.float32)
         self._counts = np.zeros((stages, *shape), dtype=np.float32)
         self._shifts = np.zeros((stages, *shape), dtype=np.float32)
-        self._missing, self._late = np.zeros((stages, 2, count), dtype=int), np.zeros((stages, 2, count), dtype=int)
+        self._missing = np.zeros((stages, *shape), dtype=np.float32)
+        self._missing_shifts = np.zeros((stages, *shape), dtype=np.float32)
+        self._late, self._late_shifts = self._missing * 0, self._missing * 0
+        self._deciding: list[tuple[np.ndarray, ...]] = []  # rewards of the step that decides, for its newer half
         self._seen = np.zeros(traffic.users, dtype=bool)
         self._units = np.zeros((stages, 2), dtype=int)
         self._requests = np.zeros((stages, 2), dtype=int)
@@ -106,6 +109,9 @@ class SimulatedDeployment:
             shifts = self._effects.units[users] + (self._effects.tasks[tasks] if self.traffic.tasks else 0.0)
         arrival = at + self.traffic.delay_s * np.where(values == 1, 3, 1)
         arrival[self._random.random(count) < self.traffic.missing] = np.inf
+        lost = np.array([self.traffic.unscored_failures, self.traffic.candidate_unscored_failures])
+        if lost.any():
+            arrival[(values == 0) & (self._random.random(count) < lost[arms])] = np.inf
         self._waiting.append((np.full(count, step), arms, kinds, users, at, values, shifts, arrival))
         np.add.at(self._requests[step], arms, 1)
         new = np.unique(users[~self._seen[users]])
@@ -149,7 +155,7 @@ class SimulatedDeployment:
 
     def _collect(self, horizon: float) -> None:
         """Adds the rewards that have arrived, of rollouts that are old enough; others of these are missing so far."""
-        left, self._late = [], np.zeros_like(self._missing)
+        left, self._late, self._late_shifts = [], self._missing * 0, self._missing * 0
         for block in self._waiting:
             steps, arms, kinds, users, at, values, shifts, arrival = block
             old = at + horizon <= self.now
@@ -159,9 +165,17 @@ class SimulatedDeployment:
             np.add.at(self._counts, place, 1)
             np.add.at(self._shifts, place, shifts[known])
             lost = old & np.isinf(arrival)
-            np.add.at(self._missing, (steps[lost], arms[lost], kinds[lost]), 1)
+            ended = (known | lost) & (steps == self.plan.deciding)
+            if ended.any():
+                rewards = np.where(lost, np.nan, values)
+                self._deciding.append(tuple(column[ended] for column in (arms, kinds, users, at, rewards, shifts)))
             late = old & ~known & ~lost
-            np.add.at(self._late, (steps[late], arms[late], kinds[late]), 1)
+            for rows, number, sums in (
+                (lost, self._missing, self._missing_shifts), (late, self._late, self._late_shifts)
+            ):  # fmt: skip
+                place = (steps[rows], arms[rows], kinds[rows], users[rows])
+                np.add.at(number, place, 1)
+                np.add.at(sums, place, shifts[rows])
             for stage in np.unique(steps[old]):
                 self._known.pop(int(stage), None)
             if not (known | lost).all():
@@ -179,22 +193,46 @@ class SimulatedDeployment:
         return {stratum: arms for stage in self._known.values() for stratum, arms in stage.items()}
 
     def _sums(self, stage: int) -> dict[Stratum, dict[str, Cell]]:
-        totals, counts = self._totals[stage].astype(float), self._counts[stage].astype(float)
-        weights = unit_weight(counts)
-        totals = totals * weights / np.maximum(counts, 1)
-        shifts = self._shifts[stage].astype(float) * weights / np.maximum(counts, 1)
-        missing = self._missing[stage] + self._late[stage]
+        parts = (self._totals, self._counts, self._shifts, self._missing + self._late)
+        totals, counts, shifts, missing = (part[stage].astype(float) for part in parts)
+        missing_shifts = (self._missing_shifts + self._late_shifts)[stage].astype(float)
+        users, none = np.arange(self.traffic.users), np.zeros(self.traffic.users)
+        newer = self._newer() if stage == self.plan.deciding else {}
         return {
             (stage, f"type-{kind}"): {
-                arm: Cell(
-                    weight=weights[at, kind], total=totals[at, kind], count=int(counts[at, kind].sum()),
-                    units=int((counts[at, kind] > 0).sum()), missing=int(missing[at, kind]), shift=shifts[at, kind],
+                arm: cell_of_units(
+                    Units(
+                        bucket=users, count=counts[at, kind], total=totals[at, kind], shift=shifts[at, kind],
+                        missing=missing[at, kind], running=none, unknown_shift=missing_shifts[at, kind],
+                    ), buckets=len(users), newer=newer.get((at, kind)),
                 )
                 for at, arm in enumerate(_ARMS)
             }
             for kind in range(len(self._types))
             if counts[:, kind].any() or missing[:, kind].any()
         }  # fmt: skip
+
+    def _newer(self) -> dict[tuple[int, int], Cell]:
+        """Cells of the newer half of the step that decides, by arm and task type."""
+        if not self._deciding:
+            return {}
+        arms, kinds, users, at, values, shifts = (
+            np.concatenate([block[column] for block in self._deciding]) for column in range(6)
+        )
+        scored, bucket, cells = ~np.isnan(values), np.arange(self.traffic.users), {}
+        columns = (scored, np.where(scored, values, 0), scored * shifts, ~scored, scored * 0, ~scored * shifts)
+        for arm in range(2):
+            for kind in range(len(self._types)):
+                rows = (arms == arm) & (kinds == kind) & (at > (at.min() + at.max()) / 2)
+                count, total, shift, missing, running, unknown_shift = (
+                    np.bincount(users[rows], column[rows], minlength=len(bucket)) for column in columns
+                )
+                units = Units(
+                    bucket=bucket, count=count, total=total, shift=shift, missing=missing, running=running,
+                    unknown_shift=unknown_shift,
+                )  # fmt: skip
+                cells[arm, kind] = cell_of_units(units, buckets=len(bucket))
+        return cells
 
     def shadow(self, name: str, metric: Metric) -> Paired:
         return Paired(differences=self._shadow.tolist(), champion=self._replayed / max(1, len(self._shadow)))

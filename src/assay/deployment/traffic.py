@@ -18,6 +18,8 @@ class Traffic(Settings):
         novelty: gain of the candidate that fades with a half-life of 300 requests, relative to the base rate.
         delay_s: after which a reward of 0 arrives; a reward of 1 takes three times as long.
         missing: share of rollouts whose reward never arrives.
+        unscored_failures: share of the champion's rewards of 0 that never arrive, besides.
+        candidate_unscored_failures: the same of the candidate.
         task_types: their base rates are spread evenly over `base` - 0.15 to `base` + 0.15.
         users: units; the k-th most active sends a share of requests in proportion to 1 / k^`heavy`. Their own rates
             differ with a standard deviation of `user_spread`.
@@ -33,6 +35,10 @@ class Traffic(Settings):
         0.0, "Seconds after which a reward of 0 arrives; a reward of 1 takes three times as long.", ge=0
     )
     missing: float = setting(0.0, "Share of rollouts without a reward.", ge=0, lt=1)
+    unscored_failures: float = setting(0.0, "Share of the champion's failures without a reward, besides.", ge=0, le=1)
+    candidate_unscored_failures: float = setting(
+        0.0, "Share of the candidate's failures without a reward, besides.", ge=0, le=1
+    )
     task_types: int = setting(3, "Number of simulated task types.", ge=1, le=20)
     users: int = setting(1000, "Number of simulated users.", ge=2, le=10_000_000)
     heavy: float = setting(0.5, "Exponent of the users' activity; 0 makes all equally active.", ge=0, le=2)

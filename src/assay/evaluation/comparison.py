@@ -26,7 +26,6 @@ class Comparison:
         gain: paired difference of mean scores, `after` minus `before`, in [-1, 1]; higher is better.
         planned: number of tasks the comparison was allowed to run.
         ended: why fewer tasks were run: `decided`, `futile`, or the text of the cap; empty if all were run.
-        level: two-sided error of the interval.
     """
 
     before: Evaluation
@@ -35,7 +34,6 @@ class Comparison:
     planned: int
     ended: str = ""
     cap: BudgetExceeded | None = None
-    level: float = 0.05
 
 
 def compare(
@@ -87,15 +85,13 @@ def compare(
     for evaluation in (first, second):
         if evaluation.why_unscored is not None:
             raise ModelError(f"none of the {len(evaluation)} {split} tasks could be scored: {evaluation.why_unscored}")
-    guarded = ended != ""
     return Comparison(
         first,
         second,
-        paired_gain(first.scores, second.scores, level=level, guarded=guarded),
+        paired_gain(first.scores, second.scores, level=level),
         len(tasks),
         ended,
         cap,
-        level,
     )
 
 
@@ -138,17 +134,15 @@ def ended_early(comparison: Comparison, split: str) -> str:
     return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {reason}" if reason else ""
 
 
-def gains_by_criterion(
-    before: Evaluation, after: Evaluation, *, level: float = 0.05, guarded: bool = False
-) -> dict[str, Gain]:
-    """The paired gain of each final criterion. `level` and `guarded` are those of `paired_gain`."""
+def gains_by_criterion(before: Evaluation, after: Evaluation, *, level: float = 0.05) -> dict[str, Gain]:
+    """The paired gain of each final criterion. `level` is that of `paired_gain`."""
     changes = {}
     for name in before.criteria():
         pair = (
             {task: result.grades.get(name, math.nan) for task, result in side.results.items()}
             for side in (before, after)
         )
-        changes[name] = paired_gain(*pair, level=level, guarded=guarded)
+        changes[name] = paired_gain(*pair, level=level)
     return changes
 
 
@@ -162,9 +156,7 @@ def losses_behind_gain(comparison: Comparison, split: str) -> list[str]:
     weights = {verdict.criterion: verdict.weight for result in after.results.values() for verdict in result.verdicts}
     if not comparison.gain.mean > 0 or not weights:
         return []
-    changes = gains_by_criterion(
-        before, after, level=comparison.level / len(before.criteria()), guarded=comparison.ended != ""
-    )
+    changes = gains_by_criterion(before, after, level=comparison.gain.level / len(before.criteria()))
     first, second = before.criteria(), after.criteria()
     return [
         f"{split}: the score rose, but {name!r} {'rose' if change.is_gain else 'fell'} from {figure(first[name], 2)} "

@@ -6,17 +6,19 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import dspy
 
 from assay.datasets import Task
-from assay.errors import ConfigError, MissingExtra, ModelError
+from assay.errors import BudgetExceeded, ConfigError, MissingExtra, ModelError
 from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.threads import as_finished
+from assay.models.limits import LAST_CALLS_S
 from assay.models.meter import Usage
 from assay.programs.wrapping import wrapped
 from assay.sources.modules import is_private
@@ -38,8 +40,8 @@ def in_threads(recorded: RecordedProgram, tasks: Sequence[Task], session: Sessio
 def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Session) -> Iterator[tuple[int, Any]]:
     """Runs each program on its task, `session.threads` pairs at a time; yields (index of the pair, scored prediction).
 
-    An exception ends the iteration after the runs finished before it were yielded. Runs still in progress are dropped:
-    their threads are daemons, so that a process that ends does not wait for them.
+    An exception ends the iteration after the runs finished before it were yielded. At a cap, those still in progress
+    are yielded as well. Otherwise they are dropped: the end of the job waits for their calls in flight.
     """
 
     def run(place: int) -> Any:
@@ -202,19 +204,24 @@ class RayExecutor:
         remaining, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
         working: dict[Any, tuple[Task, Any]] = {}
         free = [host for host in self.hosts for _ in range(self.threads)]
+        cap: BudgetExceeded | None = None
         try:
             while remaining or working:
                 while remaining and free:
-                    session.meter.check()
+                    try:
+                        session.meter.check()
+                    except BudgetExceeded as error:  # those at work are waited for
+                        cap, remaining = error, []
+                        break
                     task, host = remaining.pop(), free.pop(0)
                     split = session.split_of.get(task.content_hash, "")
                     working[host.run.remote(program, settings, task, split, place)] = (task, host)
-                if not working:
+                if not working and cap is None:
                     raise ModelError(
                         "every host of the Ray cluster is gone; what was finished is in the store. "
                         "Continue with resume=True"
                     )
-                for reference in self.ray.wait(list(working), num_returns=1)[0]:
+                for reference in self.ray.wait(list(working), num_returns=1)[0] if working else ():
                     task, host = working.pop(reference)
                     report = self._fetch(reference, task, host)
                     if report is not None:
@@ -222,14 +229,27 @@ class RayExecutor:
                         yield task, self._record(report, session)
                         continue
                     lost[task.id] += 1
-                    if lost[task.id] > _LOSSES:
+                    if cap is None and lost[task.id] > _LOSSES:
                         raise ModelError(f"task {task.id}: {lost[task.id]} hosts were lost while they ran it")
-                    remaining.append(task)
+                    remaining += [task] if cap is None else []
                     self.hosts = [other for other in self.hosts if other is not host]
                     free = [other for other in free if other is not host]
+            if cap is not None:
+                raise cap
         finally:
-            for reference in working:
-                self.ray.cancel(reference, force=False)
+            self._end(working, session)
+
+    def _end(self, working: Mapping[Any, tuple[Task, Any]], session: Session) -> None:
+        """Records what the hosts at work still send; the others are cancelled."""
+        if not working:
+            return
+        sent, left = self.ray.wait(list(working), num_returns=len(working), timeout=LAST_CALLS_S)
+        for reference in sent:
+            with suppress(Exception):  # why the evaluation ended is raised already
+                if (report := self._fetch(reference, *working[reference])) is not None:
+                    self._record(report, session)
+        for reference in left:
+            self.ray.cancel(reference, force=False)
 
     def _fetch(self, reference: Any, task: Task, host: Any) -> Report | None:
         """A host's report; None where the host is lost."""

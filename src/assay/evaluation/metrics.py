@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
@@ -16,6 +17,7 @@ from assay.errors import ConfigError
 from assay.rubrics import Rubric
 from assay.rubrics.conversations import told_unasked
 from assay.rubrics.steps import is_used, passed_on, plain_text
+from assay.support.number_texts import parse_number, whole_number
 from assay.support.reprs import ReportRepr
 from assay.traces import Rollout, ToolCall, Transition
 from assay.traces.records import RUN_FIELDS
@@ -26,7 +28,6 @@ __all__ = [
     "run_of", "thinking_report",
 ]  # fmt: skip
 
-_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
 
 
@@ -158,10 +159,10 @@ def _follows(run: TaskRun) -> float | None:
     if run.answer is None or not run.reasoning.strip():
         return None
     answer = plain_text(run.answer)
-    numbers = _NUMBER.findall(run.reasoning.replace(",", ""))
-    number = _NUMBER.fullmatch(answer.replace(",", "").lstrip("$€£"))
-    if number and numbers:
-        return float(math.isclose(float(numbers[-1]), float(number.group()), rel_tol=1e-6, abs_tol=1e-9))
+    number, last_number = whole_number(answer), parse_number(run.reasoning)
+    if number is not None and last_number is not None:
+        difference = abs(Fraction(number) - Fraction(last_number))
+        return float(difference <= max(abs(Fraction(number)) / 10**6, Fraction(1, 10**9)))
     last = [plain_text(part) for part in _SENTENCE.split(run.reasoning) if part.strip()][-1:]
     return float(bool(answer) and any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", part) for part in last))
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
+from assay.support.terminal import escaped
+
 __all__ = ["Advance", "NotebookProgress", "Progress", "SilentProgress", "default_progress"]
 
 Advance = Callable[[int], None]
@@ -52,11 +54,11 @@ class NotebookProgress(Progress):
         self._tqdm, self._lock = tqdm, threading.Lock()
 
     def say(self, text: str) -> None:
-        self._tqdm.write(text, file=sys.stdout)
+        self._tqdm.write(escaped(text), file=sys.stdout)
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Advance]:
-        with self._tqdm(total=total, desc=name) as bar:
+        with self._tqdm(total=total, desc=escaped(name)) as bar:
 
             def advance(count: int) -> None:
                 with self._lock:

@@ -7,7 +7,9 @@ at least 95 % probability, whenever the comparison stops.
 Does not run programs: `assay.evaluation.comparison` does.
 """
 
+import bisect
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.errors import ConfigError
+from assay.evaluation.statistics import FEWEST, interval_of, unseen_pairs
 
-__all__ = ["Decision", "SequentialTest", "detectable_difference", "nominal_levels", "spread_of", "tasks_needed"]
+__all__ = [
+    "Decision",
+    "SequentialTest",
+    "detectable_difference",
+    "fewest_to_accept",
+    "nominal_levels",
+    "spread_of",
+    "tasks_needed",
+]
 
 ALPHA = 0.05  # two-sided error of all evaluations together
 POWER = 0.8
@@ -29,15 +40,15 @@ _FIRST = 10  # pairs under which nothing is decided early
 _INFLATION = 1.03  # tasks that a sequential design needs more, for this spending function and up to 5 evaluations
 _FUTILE = 0.2  # conditional power below which a comparison stops
 _GRID = 2001
+_MOST_TASKS = 10**9  # that `tasks_needed` answers
 
 
 def tasks_needed(difference: float, *, spread: float = WORST_SPREAD, power: float = POWER, alpha: float = ALPHA) -> int:
     """Tasks with which a paired comparison shows a true `difference` with probability `power`.
 
-    n = ((z(1 - alpha / 2) + z(power)) * spread / difference)^2, plus 3 % for the interim analyses and 2 tasks for the t
-    distribution.
+    The smallest number whose `detectable_difference` is at most that.
 
-    Worked: difference 0.1, spread 0.5: (2.80 * 5)^2 = 196.2; * 1.03 = 202.1; 205 tasks.
+    Worked: difference 0.1, spread 0.5: 215 tasks.
 
     Args:
         difference: of mean scores, in (0, 1].
@@ -46,7 +57,11 @@ def tasks_needed(difference: float, *, spread: float = WORST_SPREAD, power: floa
     """
     if not 0 < difference <= 1:
         raise ConfigError(f"difference={difference!r} must be above 0 and at most 1")
-    return math.ceil(_INFLATION * (_reach(power, alpha) * spread / difference) ** 2) + 2
+
+    def shows(tasks: int) -> bool:
+        return detectable_difference(tasks, spread=spread, power=power, alpha=alpha) <= difference
+
+    return bisect.bisect_left(range(_MOST_TASKS), True, lo=FEWEST, key=shows)
 
 
 def detectable_difference(
@@ -54,17 +69,30 @@ def detectable_difference(
 ) -> float:
     """The true difference of mean scores that a comparison of `tasks` pairs shows with probability `power`.
 
-    The inverse of `tasks_needed`, in (0, 1]. Fewer than 5 tasks cannot show any difference: 1.0.
+    (z(1 - alpha / 2) * s + z(power) * spread) / sqrt(n), with n 2 tasks less for the t distribution and 3 % less for
+    the interim analyses, and s the deviation with the pairs of values that `interval_of` adds: s^2 = spread^2 + 2 k /
+    tasks, k = `unseen_pairs(alpha)`. In (0, 1]; fewer than 5 tasks cannot show any difference: 1.0.
+
+    Worked: 215 tasks, spread 0.5: s^2 = 0.25 + 4 / 215, s = 0.518; (1.960 * 0.518 + 0.842 * 0.5) * sqrt(1.03 / 213) =
+    0.0999.
     """
-    if tasks < 5:
+    if tasks < FEWEST:
         return 1.0
-    return min(1.0, _reach(power, alpha) * spread * math.sqrt(_INFLATION / (tasks - 2)))
+    from scipy import special
+
+    widened = math.sqrt(spread**2 + 2 * unseen_pairs(alpha) / tasks)
+    reach = float(special.ndtri(1 - alpha / 2)) * widened + float(special.ndtri(power)) * spread
+    return min(1.0, reach * math.sqrt(_INFLATION / (tasks - 2)))
 
 
-def _reach(power: float, alpha: float) -> float:
-    from scipy import stats
+@functools.cache
+def fewest_to_accept(*, alpha: float = ALPHA) -> int:
+    """Tasks from which on a comparison can show a gain at all: with fewer not even if every task goes from 0 to 1.
 
-    return float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(power))
+    With n tasks the interval's lower end is 1 - t(1 - alpha / 2, n - 1) * s / sqrt(n), with s the deviation of n values
+    of 1 and the added pairs. Six at 95 %.
+    """
+    return next(n for n in itertools.count(FEWEST) if interval_of([1.0] * n, -1.0, 1.0, level=alpha)[0] > 0)
 
 
 def spread_of(differences: Sequence[float]) -> float:
@@ -164,15 +192,13 @@ class SequentialTest:
             differences: paired differences of the tasks scored so far.
             done: number of tasks at each evaluation so far, this one included.
         """
-        from assay.evaluation.statistics import interval_of
-
         level = self.level(done)
         if done[-1] >= self.tasks:
             return Decision(True, level)
         values = np.array(differences, dtype=float)
         if len(values) < _FIRST:
             return Decision(False, level)
-        low, high = interval_of(values, -1.0, 1.0, level=level, guarded=True)
+        low, high = interval_of(values, -1.0, 1.0, level=level)
         if low > 0 or high < 0:
             return Decision(True, level, "decided")
         if self.futility and self._chance(values, done[-1] / self.tasks) < _FUTILE:

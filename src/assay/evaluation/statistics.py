@@ -12,6 +12,7 @@ import numpy as np
 
 __all__ = [
     "BOOTSTRAP_MIN_LEVEL",
+    "FEWEST",
     "Gain",
     "differences_of",
     "interval_of",
@@ -21,23 +22,29 @@ __all__ = [
     "mean_difference",
     "mean_interval",
     "paired_gain",
+    "unseen_pairs",
 ]
 
 _RESAMPLES = 4999
 _AT_ONCE = 500_000  # drawn values in memory
 BOOTSTRAP_MIN_LEVEL = 0.005  # smallest level of a bootstrap with so many resamples
-_FEWEST = 5  # pairs under which no interval is claimed
+FEWEST = 5  # pairs under which no interval is claimed
 _ONE_SIDED = 0.05  # error of a one-sided interval
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Mean of the paired differences with its 95 % interval. With fewer than 5 pairs the interval is all of [-1, 1]."""
+    """Mean of the paired differences with its interval. With fewer than 5 pairs the interval is all of [-1, 1].
+
+    Attributes:
+        level: two-sided error of the interval: 0.05, or less where a comparison may stop early.
+    """
 
     mean: float
     low: float
     high: float
     n: int
+    level: float = 0.05
 
     @property
     def is_gain(self) -> bool:
@@ -47,49 +54,58 @@ class Gain:
     @classmethod
     def of(cls, data: Mapping[str, Any] | None) -> "Gain | None":
         """What `to_dict` gave; None of None."""
-        return (
-            None
-            if data is None
-            else cls(math.nan if data["mean"] is None else data["mean"], data["low"], data["high"], data["n"])
-        )
+        return None if data is None else cls(**{**data, "mean": math.nan if data["mean"] is None else data["mean"]})
 
     def to_dict(self) -> dict[str, float | int | None]:
+        """For JSON; `level` only where it is not 0.05."""
         return {
             key: None if isinstance(value, float) and math.isnan(value) else value
             for key, value in asdict(self).items()
+            if key != "level" or value != 0.05
         }
 
 
 def interval_of(
-    values: np.ndarray, lowest: float, highest: float, *, level: float = 0.05, guarded: bool = False
-) -> tuple[float, float]:  # fmt: skip
-    """The wider of the t interval and the BCa bootstrap (Efron 1987, JASA 82:171) of the mean, of confidence 1 -
-    `level`.
+    values: Sequence[float] | np.ndarray, lowest: float, highest: float, *, level: float = 0.05
+) -> tuple[float, float]:
+    """The interval of the mean of bounded values, of confidence 1 - `level`: for scores, gates, comparisons and tests
+    that are stopped early. Its ends do not depend on the order of the values.
 
-    The bootstrap alone is too narrow for few tasks: for 3 wins and 5 ties of 8 it gave [0.125, 0.75]. If all values are
-    equal, a share of -ln(level) / n of the tasks may still differ (3 / n at 95 %, the rule of three), by at most the
-    range. `guarded` adds one value at each end of the range to the deviation: a rare large loss that is not among a few
-    tasks must not make the interval too short. Below a level of 0.005 the bootstrap has too few resamples in its tails
-    and is not used.
+    It is the widest of three:
+
+    - the t interval of the values;
+    - the t interval with `unseen_pairs(level)` added pairs of values at the ends of the range in the deviation, but not
+      in the mean: a large loss on few tasks is often not among those that were run, and the deviation then says nothing
+      of it;
+    - the BCa bootstrap (Efron 1987, JASA 82:171), which is skewed as the values are. Below a level of 0.005 it has too
+      few resamples in its tails and is not used. If all values are equal, the rule of three is used instead: a share of
+      -ln(level) / n of the tasks may still differ, by at most the range.
 
     Args:
         lowest, highest: range of the values.
     """
-    n, mean = len(values), float(values.mean()) if len(values) else math.nan
-    if n < _FEWEST:
+    values = np.sort(np.asarray(values, dtype=float))
+    n, added = len(values), [lowest, highest] * unseen_pairs(level)
+    if n < FEWEST:
         return lowest, highest
-    if np.ptp(values) == 0:
-        share = min(1.0, -math.log(level) / n)
-        return mean - share * (mean - lowest), mean + share * (highest - mean)
-    spread = float(np.append(values, [lowest, highest]).std(ddof=1)) if guarded else float(values.std(ddof=1))
+    mean, spread = float(values.mean()), max(float(v.std(ddof=1)) for v in (values, np.append(values, added)))
     reach = _student(1 - level / 2, n - 1) * spread / math.sqrt(n)
     low, high = mean - reach, mean + reach
-    if level < BOOTSTRAP_MIN_LEVEL:
-        return max(lowest, low), min(highest, high)
-    ends = _bootstrapped(values, level)
-    if all(map(math.isfinite, ends)):
+    if np.ptp(values) == 0:
+        share = min(1.0, -math.log(level) / n)
+        low, high = min(low, mean - share * (mean - lowest)), max(high, mean + share * (highest - mean))
+    elif level >= BOOTSTRAP_MIN_LEVEL and all(map(math.isfinite, ends := _bootstrapped(values, level))):
         low, high = min(low, ends[0]), max(high, ends[1])
     return max(lowest, low), min(highest, high)
+
+
+def unseen_pairs(level: float) -> int:
+    """Pairs of values at the ends of the range that an interval of confidence 1 - `level` adds to the deviation.
+
+    By the rule of three, -ln(level) of n tasks may be of a kind that none of them shows. Half of these are put at each
+    end of the range: two pairs at 95 %, three at 99 %.
+    """
+    return math.ceil(-math.log(level) / 2)
 
 
 def _student(share: float, freedom: int) -> float:
@@ -127,8 +143,7 @@ def _bootstrapped(values: np.ndarray, level: float) -> tuple[float, float]:
 
 def mean_interval(scores: Sequence[float]) -> tuple[float, float]:
     """95 % interval of a mean of scores in [0, 1]; unscored ones are left out."""
-    values = np.array([score for score in scores if not math.isnan(score)])
-    return interval_of(values, 0.0, 1.0)
+    return interval_of([score for score in scores if not math.isnan(score)], 0.0, 1.0)
 
 
 def differences_of(before: Mapping[str, float], after: Mapping[str, float]) -> np.ndarray:
@@ -137,26 +152,23 @@ def differences_of(before: Mapping[str, float], after: Mapping[str, float]) -> n
     return np.array([b - a for a, b in pairs if not (math.isnan(a) or math.isnan(b))])
 
 
-def paired_gain(
-    before: Mapping[str, float], after: Mapping[str, float], *, level: float = 0.05, guarded: bool = False
-) -> Gain:
+def paired_gain(before: Mapping[str, float], after: Mapping[str, float], *, level: float = 0.05) -> Gain:
     """`after` minus `before` over the tasks scored in both, by task id.
 
     Args:
         level: error of the interval; below 0.05 for one of several interim analyses, see `assay.evaluation.sequential`.
-        guarded: see `interval_of`.
     """
     differences = differences_of(before, after)
     if len(differences) == 0:
-        return Gain(math.nan, -1.0, 1.0, 0)
-    low, high = interval_of(differences, -1.0, 1.0, level=level, guarded=guarded)
-    return Gain(float(differences.mean()), low, high, len(differences))
+        return Gain(math.nan, -1.0, 1.0, 0, level)
+    low, high = interval_of(differences, -1.0, 1.0, level=level)
+    return Gain(float(differences.mean()), low, high, len(differences), level)
 
 
 def mean_difference(differences: Sequence[float]) -> tuple[float, float | None, float | None]:
     """The mean of paired differences without bounds, such as tokens, with a 95 % t interval; none under 5 pairs."""
     values = np.array(differences, dtype=float)
-    if len(values) < _FEWEST:
+    if len(values) < FEWEST:
         return (float(values.mean()) if len(values) else math.nan), None, None
     reach = _student(0.975, len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     mean = float(values.mean())
@@ -173,13 +185,13 @@ def largest_loss(before: Mapping[str, float], after: Mapping[str, float]) -> flo
     Worked: no score differs on 300 tasks: 2.996 / 300 = 0.00999.
     """
     differences = differences_of(before, after)
-    if len(differences) < _FEWEST:
+    if len(differences) < FEWEST:
         return 1.0
     if np.ptp(differences) == 0:
         mean = float(differences[0])
         return min(1.0, -math.log(_ONE_SIDED) / len(differences)) * (mean + 1) - mean
-    # the lower end of an interval whose two tails are 5 % each; a rare loss is likely to be missing among few tasks
-    return -interval_of(differences, -1.0, 1.0, level=2 * _ONE_SIDED, guarded=True)[0]
+    # the lower end of an interval whose two tails are 5 % each
+    return -interval_of(differences, -1.0, 1.0, level=2 * _ONE_SIDED)[0]
 
 
 def lossless_tasks(margin: float) -> int:
@@ -187,7 +199,7 @@ def lossless_tasks(margin: float) -> int:
 
     Worked: margin 0.01, 2.996 / 0.01 = 299.6, so 300 tasks.
     """
-    return max(_FEWEST, math.ceil(-math.log(_ONE_SIDED) / margin))
+    return max(FEWEST, math.ceil(-math.log(_ONE_SIDED) / margin))
 
 
 def losing_evidence(leader: Mapping[str, float], other: Mapping[str, float], *, order: Sequence[str]) -> float:

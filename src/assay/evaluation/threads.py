@@ -1,4 +1,4 @@
-"""Jobs in daemon threads. After Ctrl-C nothing waits for those in progress.
+"""Jobs in daemon threads. At a cap, jobs in progress are waited for; after Ctrl-C they are not.
 
 `ThreadPoolExecutor` waits for them at the end of its `with` block and at the end of the process: for a slow server up
 to the time limit of a call.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
-from assay.errors import Cancelled
+from assay.errors import BudgetExceeded, Cancelled
 
 __all__ = ["as_finished", "in_background", "in_order"]
 
@@ -25,12 +25,14 @@ def as_finished(
 ) -> Iterator[tuple[int, T]]:
     """Calls `job(0)` to `job(count - 1)`, `threads` at a time; yields (index, result) as they finish.
 
-    An exception ends the iteration after the jobs finished before it were yielded. Jobs in progress are dropped if the
-    user stopped the run or with `drop`, otherwise waited for.
+    An exception ends the iteration after the jobs finished before it were yielded. At a cap, jobs in progress are
+    waited for and yielded too: their calls are answered and paid for. Otherwise they are dropped if the user stopped
+    the run or with `drop`, else waited for.
 
     Args:
         job: called in a copy of the caller's context; what it sets is its own.
         around: entered once in each thread.
+        drop: an exception other than a cap does not wait for jobs in progress.
     """
     jobs = _Jobs(job, count, around)
     jobs.start(threads)
@@ -79,17 +81,16 @@ class _Jobs(Generic[T]):
                 self.finished.wait(_MAX_WAIT_S)
                 self.finished.clear()
                 failed = self.failed  # read first, so that every job that finished before the failure is among `done`
+                if isinstance(failed, BudgetExceeded) or not (
+                    drop or isinstance(failed, KeyboardInterrupt | Cancelled | None)
+                ):
+                    for thread in self.threads:
+                        thread.join()
                 while self.done:
                     yield self.done.popleft()
                     remaining -= 1
                 if failed is not None:
                     raise failed
-        except BaseException as error:
-            self.stopped = True
-            if not drop and not isinstance(error, KeyboardInterrupt | Cancelled | GeneratorExit):
-                for thread in self.threads:
-                    thread.join()
-            raise
         finally:
             self.stopped = True
 

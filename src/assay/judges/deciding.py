@@ -14,7 +14,7 @@ from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.quality.ranking import bradley_terry, pairings, win_rates
 from assay.judges.questions import one_of, output_of
-from assay.judges.reading import GUARD, fenced_text, meanings
+from assay.judges.reading import GUARD, WrittenAdapter, fenced_text, meanings
 from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.protocols import JointResolver
@@ -178,7 +178,7 @@ class Together(_JudgeCall):
         """Returns a grade, or `NoGrade` with the reason, per criterion name. Makes one call."""
         inputs = {"task_input": fenced_text(one_of(task.inputs)), "output": fenced_text(output_of(prediction))}
         context, judge_rollout = self.recording(task, inputs, rollout)
-        with context, self.named_failure(judge_rollout), dspy.context(adapter=dspy.JSONAdapter()):
+        with context, self.named_failure(judge_rollout), dspy.context(adapter=WrittenAdapter()):
             result = self.judge(**inputs)
             judge_rollout.prediction = {name: result.get(name) for name in self.specs}
         return {name: self._grade(name, spec, result.get(name)) for name, spec in self.specs.items()}

@@ -2,11 +2,11 @@
 
 One row per rating: `item_id` (by default the hash of the judged content), `input` (optional), `output` or `output_a`
 and `output_b`, `rater`, `label`, `rationale` (optional). A judge can see further columns if its `shows` names them.
+Instead of `rater` and `label`, a row may have a column per rater.
 """
 
 import hashlib
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +17,10 @@ from assay.datasets.sources import iter_rows
 from assay.datasets.splits import SHARES, renamed, split_of
 from assay.datasets.tasks import content_hash
 from assay.errors import DataError
+from assay.judges.label_texts import id_text, rater_columns, ratings_in, read_label
+from assay.support.missing import is_missing
 
-__all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "split_items"]
+__all__ = ["Item", "LabelSplits", "LabelledItems", "Rating", "load_labels", "make_items", "split_items"]
 
 _RATING_FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
@@ -79,21 +81,41 @@ class Item:
         return [rating_digest(self.id, rating.rater, rating.label) for rating in self.ratings]
 
 
+class LabelledItems(list[Item]):
+    """Items of a source of labels.
+
+    Attributes:
+        gaps: number of labels that were missing.
+    """
+
+    def __init__(self, items: Iterable[Item] = (), gaps: int = 0) -> None:
+        super().__init__(items)
+        self.gaps = gaps
+
+
 def rating_digest(item_id: str, rater: str, label: str) -> str:
     """Identifies one rating in an artifact without the rater's name: 16 hex digits."""
     return hashlib.sha256(json.dumps([item_id, rater, label]).encode()).hexdigest()[:16]
 
 
 def load_labels(
-    spec: str, *, labels: Sequence[str], rename: Mapping[str, str] | None = None, shows: Sequence[str] = ()
-) -> list[Item]:
+    spec: str,
+    *,
+    labels: Sequence[str],
+    rename: Mapping[str, str] | None = None,
+    shows: Sequence[str] = (),
+    anchors: Mapping[str, str] | None = None,
+) -> LabelledItems:
     """Loads items with their ratings from any source that `assay.datasets.iter_rows` reads.
 
-    Rows without a label are skipped. If a rater rated an item more than once, the last rating counts. Each row without
-    a rater counts as a different rater.
+    Rows have a column `label`, or a column per rater such as `rater_1`, `annotator A` or `score_2`, whose name is then
+    the rater's. Missing labels are counted (`LabelledItems.gaps`). If a rater rated an item more than once, the last
+    rating counts. Each row without a rater counts as a different rater.
 
     Args:
-        labels: the judge's scale; a label outside it is an error.
+        labels: the judge's scale; a label outside it is an error. `assay.judges.label_texts.read_label` documents which
+            spellings of a label are read.
+        anchors: label -> its meaning, which is read as the label.
         rename: old -> new column name.
         shows: judged columns in addition to `input`, `output`, `output_a` and `output_b`. Other columns are kept in
             `Item.columns` if all rows of an item have the same value.
@@ -102,7 +124,7 @@ def load_labels(
             line.
     """
     rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(spec))
-    return make_items(rows, labels=labels, spec=spec, shows=shows)
+    return make_items(rows, labels=labels, spec=spec, shows=shows, anchors=anchors)
 
 
 def make_items(
@@ -112,24 +134,25 @@ def make_items(
     spec: str = "labels",
     unrated: bool = False,
     shows: Sequence[str] = (),
-) -> list[Item]:
+    anchors: Mapping[str, str] | None = None,
+) -> LabelledItems:
     """Like `load_labels`, from rows.
 
     Args:
         rows: pairs of location (for error messages) and row.
         unrated: whether to keep items without a label.
     """
-    by_case = {label.casefold(): label for label in labels}
     judged = {*_JUDGED, *shows}
     contents: dict[str, dict[str, Any]] = {}
     columns: dict[str, dict[str, Any]] = {}
     ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
     splits: dict[str, str | None] = {}
-    count = 0
+    count = gaps = 0
     for where, row in rows:
         count += 1
+        given = ratings_in(row, judged)
         content, other = _content(row, judged, shows, where)
-        item_id = content_hash(content)[:16] if _missing(row.get("item_id")) else str(row["item_id"])
+        item_id = content_hash(content)[:16] if _is_empty(row.get("item_id")) else id_text(row["item_id"])
         if contents.setdefault(item_id, content) != content:
             differing = sorted(key for key in judged if content.get(key) != contents[item_id].get(key))
             raise DataError(
@@ -138,36 +161,41 @@ def make_items(
             )
         common = columns.setdefault(item_id, other)
         columns[item_id] = {key: value for key, value in common.items() if other.get(key) == value}
-        if row.get("split") not in (None, "", *SPLITS):
+        if not _is_empty(row.get("split")) and row["split"] not in SPLITS:
             raise DataError(f"{where}: unknown split {row['split']!r}; splits are {', '.join(SPLITS)}")
-        label = row.get("label")
-        if _missing(label):
-            continue
-        if str(label).strip().casefold() not in by_case:
-            raise DataError(f"{where}: the label {label!r} is not on the judge's scale {list(labels)}")
-        rater = f"{_ANONYMOUS}{len(ratings[item_id]) + 1}" if _missing(row.get("rater")) else str(row["rater"])
-        ratings[item_id][rater] = Rating(
-            rater=rater, label=by_case[str(label).strip().casefold()], rationale=str(row.get("rationale") or "")
-        )
-        splits[item_id] = row.get("split") or None
+        for column, rater, value in given:
+            try:
+                label = read_label(value, labels, anchors)
+            except DataError as error:
+                raise DataError(f"{where}: {error} (column {column!r})") from None
+            if label is None:
+                gaps += 1
+                continue
+            rater = rater or f"{_ANONYMOUS}{len(ratings[item_id]) + 1}"
+            rationale = "" if column != "label" or is_missing(row.get("rationale")) else str(row["rationale"])
+            ratings[item_id][rater] = Rating(rater=rater, label=label, rationale=rationale)
+            splits[item_id] = None if _is_empty(row.get("split")) else row["split"]
     if unrated:
         ratings = defaultdict(dict, {key: ratings.get(key, {}) for key in contents})
     if not ratings:
-        raise DataError(f"{spec} has no ratings" + (f": none of its {count} rows has a label" if count else ""))
-    return [
+        way = f": none of its {count} rows has a label in 'label', or in a column per rater such as 'rater_1'"
+        raise DataError(f"{spec} has no ratings{way if count else ''}")
+    items = [
         Item(id=key, fields=contents[key], ratings=tuple(entries.values()), split=splits.get(key), columns=columns[key])
         for key, entries in ratings.items()
     ]
+    return LabelledItems(items, gaps)
 
 
 def _content(
     row: Mapping[str, Any], judged: set[str], shows: Sequence[str], where: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The judged fields of a row, and its other fields except those of the rating."""
+    ratings = _RATING_FIELDS.union(rater_columns(row, judged))
     fields = {
         (_TASK_INPUT if key == "input" else key): value
         for key, value in row.items()
-        if key not in _RATING_FIELDS and not _is_null(value)
+        if key not in ratings and not is_missing(value)
     }
     content = {key: value for key, value in fields.items() if key in judged}
     other_names = [name for name in shows if name not in _JUDGED]  # a judge may see the output under another name
@@ -181,12 +209,8 @@ def _content(
     return content, {key: value for key, value in fields.items() if key not in judged}
 
 
-def _is_null(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _missing(value: Any) -> bool:
-    return _is_null(value) or value == ""
+def _is_empty(value: Any) -> bool:
+    return is_missing(value) or value == ""
 
 
 @dataclass

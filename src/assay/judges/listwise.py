@@ -21,6 +21,7 @@ from assay.judges.reading import (
     READINGS,
     NoProbabilities,
     VerdictAdapter,
+    WrittenAdapter,
     fenced_text,
     gave_no_probabilities,
     reads_probabilities,
@@ -152,7 +153,7 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
 
     def _graded(self, inputs: Mapping[str, str], by_name: Mapping[str, Key]) -> dict[Key, float]:
         try:
-            with dspy.context(adapter=dspy.JSONAdapter()):
+            with dspy.context(adapter=WrittenAdapter()):
                 answers: Sequence[GradedOutput] = self.grade(**inputs).grades
         except AdapterParseError as error:
             raise NoGrade(f"the judge answered {error.lm_response[:200]!r}, not a list of ids and grades") from error

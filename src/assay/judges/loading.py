@@ -14,11 +14,14 @@ from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
 from assay.judges.panel import Cascade, Jury
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.reading import MIN_MASS
+from assay.models.roles import address_in, is_loopback
 from assay.rubrics import JudgeSpec
 from assay.rubrics.criteria import JudgeFields
 from assay.rubrics.files import JudgeFile, StrictModel
 from assay.rubrics.loading import import_check, load_rubric, parse_yaml
 from assay.rubrics.yaml_files import read_text
+from assay.sources import trust
+from assay.sources.artifact_code import around
 from assay.support.settings import nearest
 
 __all__ = ["AnyJudge", "load_judge", "members_of"]
@@ -129,6 +132,9 @@ def _from_yaml(path: Path, find: Find) -> AnyJudge:
     )
     if parsed.use:
         raise RubricError(f"{path}: use is only for criteria of a rubric; a judge file needs a text")
+    address = address_in(parsed.model)
+    if address is not None and not is_loopback(address) and around(path) is None:  # an artifact has its own trust
+        trust.demand(trust.hash_of_file(path), path, f"sends prompts, and the key of their provider, to {address}")
     try:
         if parsed.jury or parsed.cascade:
             return _panel(parsed, path, find)

@@ -1,5 +1,6 @@
 """`PointwiseJudge`: one question about one output, decided by a model."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -12,10 +13,11 @@ from dspy.utils.exceptions import (
     LMUnsupportedFeatureError,
 )
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, DataError
 from assay.judges.base import Judge, Reading
 from assay.judges.calibration import Calibration
 from assay.judges.decision import asks_decisions, decision_reading
+from assay.judges.label_texts import read_label
 from assay.judges.reading import (
     EMPTY,
     GUARD,
@@ -25,6 +27,7 @@ from assay.judges.reading import (
     STYLES,
     NoProbabilities,
     VerdictAdapter,
+    WrittenAdapter,
     fence,
     fenced,
     fenced_text,
@@ -34,6 +37,7 @@ from assay.judges.reading import (
     reads_probabilities,
 )
 from assay.rubrics import JudgeSpec, NoGrade
+from assay.support.json_texts import is_json
 from assay.support.settings import one_of
 
 __all__ = ["PointwiseJudge"]
@@ -115,7 +119,7 @@ class PointwiseJudge(Judge):
                 "no language model is configured: call dspy.configure(lm=assay.get_lm(NAME)), or set the judge's model"
             )
         if self.reasoning:
-            with dspy.context(adapter=dspy.JSONAdapter()):
+            with dspy.context(adapter=WrittenAdapter()):
                 fields["reasoning"] = fence(self.think(**fields, demos=_fenced(self.think)).reasoning)
         if asks_decisions(lm):
             return decision_reading(lm, self.decide.signature, self.spec, fields, _fenced(self.decide)), None
@@ -163,16 +167,28 @@ class PointwiseJudge(Judge):
 
     def _ask(self, fields: Mapping[str, str], override: Mapping[str, Any]) -> str:
         try:
-            with dspy.context(adapter=dspy.JSONAdapter(), **override):
+            with dspy.context(adapter=WrittenAdapter(), **override):
                 verdict = self.decide(**fields, demos=_fenced(self.decide)).verdict
         except AdapterParseError as error:
-            answer = error.lm_response.strip().strip("\"'.*`").casefold()
-            if answer in (by_case := {label.casefold(): label for label in self.labels}):
-                return by_case[answer]  # the label alone, without JSON
+            if (label := self._label_in(error.lm_response)) is not None:
+                return label
             raise NoGrade(f"the judge answered {error.lm_response[:200]!r}, not one of {list(self.labels)}") from error
         if verdict not in self.labels:
             raise NoGrade(f"the judge answered {verdict!r}, not one of {list(self.labels)}")
         return str(verdict)
+
+    def _label_in(self, answer: str) -> str | None:
+        """The label in an answer that is another spelling of it, or the label without JSON; None if it has none."""
+        text: Any = answer.strip().strip("\"'.*`")
+        if is_json(text):
+            try:
+                text = json.loads(text).get("verdict")
+            except (ValueError, AttributeError):
+                return None
+        try:
+            return read_label(text, self.labels, self.spec.anchors)
+        except DataError:
+            return None
 
 
 def _fenced(predictor: dspy.Predict) -> list[dict[str, Any]]:

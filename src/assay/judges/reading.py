@@ -20,7 +20,8 @@ from assay.errors import ConfigError
 from assay.models import LanguageModel, supports
 from assay.models.roles import is_embedded
 from assay.rubrics import JudgeSpec, NoGrade
-from assay.support.values import value_text
+from assay.support.thoughts import without_thoughts
+from assay.support.values import json_text
 
 __all__ = [
     "EMPTY",
@@ -31,6 +32,7 @@ __all__ = [
     "STYLES",
     "NoProbabilities",
     "VerdictAdapter",
+    "WrittenAdapter",
     "fence",
     "fenced",
     "fenced_text",
@@ -71,7 +73,7 @@ def fence(value: Any) -> str:
     Special tokens of chat templates are escaped, because a tokenizer would interpret them. A text of more than 6000
     characters is cut in the middle.
     """
-    text = value_text(value)
+    text = value if isinstance(value, str) else json_text(value)
     if len(text) > _MAX_CHARACTERS:
         half = _MAX_CHARACTERS // 2 - 25  # the note in the middle has fewer than 50 characters
         text = f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
@@ -194,6 +196,13 @@ def scale_masses(readings: Sequence[Mapping[str, Any] | None]) -> list[float]:
 
 class NoProbabilities(NoGrade):
     """The model answered without token probabilities."""
+
+
+class WrittenAdapter(dspy.JSONAdapter):  # type: ignore[misc]
+    """DSPy's JSONAdapter; what a thought says is no verdict, in particular if the answer was cut within it."""
+
+    def parse(self, signature: Any, completion: str) -> Any:
+        return super().parse(signature, without_thoughts(completion))
 
 
 class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,26 @@ class ResponseCache:
         except sqlite3.Error as error:
             raise CacheError(f"cannot erase answers in {self.path}: {error}") from error
         return removed
+
+    def forget_texts(self, found: Callable[[str], bool]) -> int:
+        """Erase the answers whose JSON `found` accepts; return their number.
+
+        Raises:
+            CacheError: the file could not be written.
+        """
+        try:
+            with self._lock:
+                self._db.execute("PRAGMA secure_delete=ON")
+                keys = [
+                    key
+                    for key, answer in self._db.execute("SELECT key, answer FROM answers")
+                    if found(zlib.decompress(answer).decode("utf-8", "surrogatepass"))
+                ]
+                for key in keys:
+                    self._db.execute("DELETE FROM asked WHERE key = ?", (bytes.fromhex(key),))
+                return sum(map(self._delete, keys))
+        except (sqlite3.Error, zlib.error) as error:
+            raise CacheError(f"cannot erase answers in {self.path}: {error}") from error
 
     def forget_unowned(self) -> int:
         """Erase the answers without a recorded request and return their number: their owner is unknown.

@@ -4,6 +4,9 @@ A limited call runs in a thread of its own, because a thread that hangs can be a
 exception stops an abandoned thread at the next line of Python that it executes, and is raised again every 5 s until the
 thread ends. A call that hangs in C code keeps its thread until that code returns. Code that never releases the
 interpreter lock (Python's `re` on a bad pattern) cannot be limited from within the process.
+
+A model call is never interrupted: its answer is paid for. An abandoned thread ends after the model call in progress,
+once that is recorded, and makes no further one.
 """
 
 import contextvars
@@ -21,6 +24,7 @@ from assay.errors import ConfigError
 
 __all__ = [
     "DEFAULT_S",
+    "LAST_CALLS_S",
     "STOP_AGAIN_S",
     "TOOL_SHARE",
     "Abandoned",
@@ -36,12 +40,16 @@ __all__ = [
     "giving_up",
     "innermost",
     "inside",
+    "is_overdue",
+    "leave_if_abandoned",
     "limited",
     "run_of",
+    "uninterrupted",
     "within_limit",
 ]
 
 DEFAULT_S = 600.0
+LAST_CALLS_S = 30.0  # for the answers to calls in flight when a run is stopped; a second Ctrl-C ends at once
 STOP_AGAIN_S = 5.0  # time for the `finally` clauses of an abandoned call
 TOOL_SHARE = 0.25  # share of a run's limit: after a tool that hangs, the agent has time for other tools and its answer
 T = TypeVar("T")
@@ -133,6 +141,7 @@ class LimitedCall:
     def __init__(self, outer: "LimitedCall | None") -> None:
         self.outer = outer
         self.in_model_call, self.called_model = 0, False  # model calls in progress; whether there was any
+        self.abandoned = self.overdue = False  # nobody waits for it any more; because it exceeded its limit
 
 
 class _Job(LimitedCall):
@@ -148,7 +157,7 @@ class _Job(LimitedCall):
         self.running = threading.Lock()
         self.running.acquire()
         self.lock = threading.Lock()
-        self.done = self.abandoned = False
+        self.done = False
 
     def run(self) -> None:
         _job.set(self)
@@ -193,7 +202,8 @@ class _Job(LimitedCall):
 
     def _stop(self, thread: StoppableThread) -> None:
         with self.lock:
-            if not self.done:  # afterwards the thread has the job of somebody else
+            # once done, the thread has the job of somebody else; a model call ends first, see `asking_model`
+            if not self.done and not self.in_model_call:
                 thread.stop()
 
 
@@ -332,6 +342,7 @@ def _in_thread(call: Callable[[], T], seconds: float, late: Callable[[_Job], Ove
         raise
     over = over or job.over
     if over is not None and job.abandon(worker.thread):
+        job.overdue = True
         raise over
     if job.error is not None:
         try:
@@ -342,17 +353,51 @@ def _in_thread(call: Callable[[], T], seconds: float, late: Callable[[_Job], Ove
     return result
 
 
+def uninterrupted(call: Callable[[], T]) -> T:
+    """Result of a model call, in another thread if this is the main one: Ctrl-C raises an exception in the main
+    thread, and the call has to end all the same."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    return _in_thread(call, threading.TIMEOUT_MAX, lambda job: None)
+
+
+_asking_lock = threading.Lock()
+
+
 @contextmanager
 def asking_model() -> Iterator[None]:
-    """Inside, a model call is in progress on behalf of all enclosing limited calls."""
-    jobs, job = [], _job.get()
-    while job is not None:
-        jobs.append(job)
-        job = job.outer
-    for open_job in jobs:
-        open_job.in_model_call, open_job.called_model = open_job.in_model_call + 1, True
+    """Inside, a model call is in progress on behalf of all enclosing limited calls.
+
+    Raises:
+        Abandoned: at either end, if one of them was abandoned.
+    """
+    jobs = list(_enclosing(_job.get()))
+    leave_if_abandoned()
+    with _asking_lock:
+        for open_job in jobs:
+            open_job.in_model_call, open_job.called_model = open_job.in_model_call + 1, True
     try:
         yield
     finally:
-        for open_job in jobs:
-            open_job.in_model_call -= 1
+        with _asking_lock:
+            for open_job in jobs:
+                open_job.in_model_call -= 1
+    leave_if_abandoned()
+
+
+def is_overdue(call: LimitedCall | None) -> bool:
+    """Whether a limited call, or one around it, exceeded its limit."""
+    return any(outer.overdue for outer in _enclosing(call))
+
+
+def leave_if_abandoned() -> None:
+    """Raise `Abandoned` in a call that nobody waits for any more."""
+    if any(outer.abandoned for outer in _enclosing(_job.get())):
+        raise Abandoned
+
+
+def _enclosing(call: LimitedCall | None) -> Iterator[LimitedCall]:
+    """A limited call and those around it."""
+    while call is not None:
+        yield call
+        call = call.outer

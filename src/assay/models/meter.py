@@ -1,20 +1,25 @@
 """Counts calls, tokens and dollars by phase, and stops a run at its caps.
 
-A call is counted before it is sent. A cap on calls is therefore never exceeded; a cap on tokens or dollars is exceeded
-by the calls in flight at most. Answers from the response cache cost nothing and are counted separately. With a ledger
-the counts survive a kill.
+A call is counted before it is sent, and what it may cost at most is reserved. A cap on calls is therefore never
+exceeded; a cap on tokens or dollars is exceeded by what calls in flight cost beyond their reservation at most. Where a
+call does not fit, the calls in flight are waited for first: they may cost less than was reserved, and their answers
+are recorded before the run stops. Answers from the response cache cost nothing and are counted separately. With a
+ledger the counts survive a kill.
 """
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
+from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
 
-__all__ = ["Caps", "Meter", "Usage", "spent_before"]
+__all__ = ["Caps", "Meter", "Reservation", "Usage", "spent_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +70,38 @@ class Usage:
         return None if self.unpriced else self.cost_usd
 
 
+@dataclass(frozen=True)
+class Reservation:
+    """What is reserved for a call before it is sent.
+
+    Attributes:
+        exact: the request limits its answer (`max_tokens`). Otherwise the amounts are an estimate.
+    """
+
+    tokens: int = 0
+    cost_usd: float = 0.0
+    exact: bool = False
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A call that was sent and is not recorded yet."""
+
+    reserved: Reservation
+    run: LimitedCall | None  # limited call that it belongs to
+
+
+_ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
+_CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
+_nested: ContextVar[tuple[_Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
+
+
 def ignore(count: int) -> None:
     """Default of `Meter.on_call`."""
+
+
+def no_obstacle() -> None:
+    """Default of `Meter.obstacle`."""
 
 
 def none_unrecorded() -> int:
@@ -89,12 +124,18 @@ class Meter:
         self.phases: dict[str, Usage] = dict(spent or {})
         self.phase = "search"
         self._lock = threading.RLock()
+        self._landed = threading.Condition(self._lock)  # a call in flight was recorded
+        self._flights: list[_Flight] = []
         self._cancelled = False
+        self.longest_answer = 0  # completion tokens
         self._made_calls: dict[str, int] = {}
         self._later_phases: dict[str, Usage] = {}
         self._aside = Usage()
         self._sharing: list[Meter] = []
         self.unrecorded: Callable[[], int] = none_unrecorded  # number of unrecorded calls, which count as `calls` too
+        self.obstacle: Callable[[], str | None] = (
+            no_obstacle  # why no further call can be made; ends the run as a cap does
+        )
         self.on_call: Callable[[int], None] = ignore  # called for each call, answered by a model or by the cache
 
     def __deepcopy__(self, memo: object) -> "Meter":
@@ -191,18 +232,84 @@ class Meter:
         """
         return self._made_calls.get(phase, 0)
 
-    def reserve(self, key: str = "") -> Sent:
+    @contextmanager
+    def sending(self, key: str = "", reserved: Reservation | None = None) -> Iterator[Sent]:
+        """The call is in flight inside. Pass the value to `settle`, and record the answer, before leaving.
+
+        Args:
+            key: as in `reserve`.
+            reserved: what the call may cost.
+        Raises:
+            BudgetExceeded: the call would exceed a cap; no other call is in flight any more.
+            ConfigError: the call alone would exceed a cap, and nothing was spent.
+            Cancelled: the run was cancelled.
+        """
+        flight = _Flight(reserved or Reservation(), innermost())
+        with self._landed:
+            while True:
+                try:
+                    sent = self.reserve(key, flight.reserved)
+                    break
+                except BudgetExceeded:
+                    if not self._awaited():
+                        raise
+                leave_if_abandoned()
+                self._landed.wait(_CHECK_S)
+            self._flights.append(flight)
+        token = _nested.set((*_nested.get(), flight))
+        try:
+            yield sent
+        finally:
+            _nested.reset(token)
+            with self._landed:
+                self._flights.remove(flight)
+                self._landed.notify_all()
+
+    def _awaited(self) -> bool:
+        """Whether another call is in flight, of this meter or one that shares its caps, whose end can be waited for."""
+        nested = _nested.get()
+        return any(flight not in nested and not is_overdue(flight.run) for flight in self._in_flight())
+
+    def _in_flight(self) -> list[_Flight]:
+        return [flight for meter in (self, *self._sharing) for flight in meter._flights.copy()]
+
+    def land(self, timeout_s: float) -> int:
+        """Wait until no call is in flight; return the number of those that are waited for in vain after `timeout_s`.
+
+        A call whose run exceeded its time limit is not waited for.
+        """
+        end = time.monotonic() + timeout_s
+        with self._landed:
+            while awaited := sum(not is_overdue(flight.run) for flight in self._flights):
+                if (remaining := end - time.monotonic()) <= 0:
+                    return awaited
+                self._landed.wait(min(remaining, _CHECK_S))
+        return 0
+
+    @property
+    def reserves(self) -> bool:
+        """Whether the cost of a call is reserved before it is sent."""
+        return self.caps.tokens is not None or self.caps.cost_usd is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Number of calls that were sent and are not recorded yet."""
+        return len(self._flights)
+
+    def reserve(self, key: str = "", reserved: Reservation | None = None) -> Sent:
         """Count a call before it is sent; pass the result to `settle`.
 
         Args:
             key: key of the request in the response cache; without one, no earlier process can have sent the call.
+            reserved: what the call may cost.
         Raises:
             BudgetExceeded: the call would exceed a cap.
+            ConfigError: the call alone would exceed a cap, and nothing was spent.
             Cancelled: the run was cancelled.
         """
         with self._lock:  # one lock for check and count, or two threads would both take the last call
             before = self.ledger.known(key) if self.ledger is not None and key else None
-            self.check(counted=before is not None)
+            self.check(counted=before is not None, reserved=reserved)
             sent = (
                 self.ledger.send(key or uuid.uuid4().hex, self.phase)
                 if self.ledger is not None
@@ -216,18 +323,22 @@ class Meter:
             self._made_calls[self.phase] = self._made_calls.get(self.phase, 0) + 1
         return sent
 
-    def check(self, *, counted: bool = False) -> None:
+    def check(self, *, counted: bool = False, reserved: Reservation | None = None) -> None:
         """Raise what `reserve` would raise, without reserving: for calls that are metered elsewhere and added later.
 
         Args:
             counted: the call is already in `calls`, because an earlier process of this run sent it.
+            reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight.
         """
         if self._cancelled:
             raise Cancelled("the run was cancelled")
+        if (reason := self.obstacle()) is not None:
+            raise BudgetExceeded(reason, what="rows")
         if not self.caps.any:
             return
+        call = reserved or Reservation()
         with self._lock:
-            used = self._used()
+            used, flights = self._used(), self._in_flight()
             search = self.of("search").calls if self.phase == "search" else 0
             if self.caps.cost_usd is not None and used.unpriced:
                 raise BudgetExceeded(
@@ -235,26 +346,43 @@ class Meter:
                     "Cap calls or tokens instead",
                     what="dollars",
                 )
-            later = self._reserved(spent=True)
-            for unit, value, cap, reserved in (
-                ("calls", used.calls + self.unrecorded(), None if counted else self.caps.calls, later.calls),
-                ("tokens", used.tokens, self.caps.tokens, later.tokens),
-                ("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd),
-                (
-                    "search calls",
-                    search,
-                    None if counted or self.phase != "search" else self.caps.search_calls,
-                    self._aside.calls,
-                ),
-            ):
-                if cap is None or value < cap - reserved:
-                    continue
-                if reserved and value < cap:  # the search's part of the cap is spent, the rest is not
-                    raise BudgetExceeded(
-                        f"{value:g} of {cap:g} {unit} are spent; the rest is reserved for {self._later()}",
-                        what="search calls",
-                    )
-                raise BudgetExceeded(f"the cap of {cap:g} {unit} is reached", what=unit)
+            later, calls = self._reserved(spent=True), None if counted else self.caps.calls
+            searches = None if counted or self.phase != "search" else self.caps.search_calls
+            self._fit("calls", used.calls + self.unrecorded(), calls, later.calls)
+            self._fit("search calls", search, searches, self._aside.calls)
+            amounts = Reservation() if not flights and not call.exact else call
+            tokens, usd = sum(f.reserved.tokens for f in flights), sum(f.reserved.cost_usd for f in flights)
+            self._fit("tokens", used.tokens, self.caps.tokens, later.tokens, tokens, amounts.tokens)
+            self._fit("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
+
+    def _fit(self, unit: str, value: float, cap: float | None, kept: float, held: float = 0, amount: float = 0) -> None:
+        """Raise `BudgetExceeded` unless the next call fits under a cap.
+
+        Args:
+            value: spent so far.
+            kept: part of the cap that is reserved for later phases.
+            held: reserved for the calls in flight.
+            amount: reserved for the next call.
+        """
+        if cap is None or (value + held < cap - kept and value + held + amount <= cap - kept + _ROUNDING * cap):
+            return
+        if amount > cap and not value and not held:
+            raise ConfigError(
+                f"max_{'cost_usd' if unit == 'dollars' else unit}={cap:g} is less than one call may take: "
+                f"{amount:g} {unit} for its prompt and an answer of max_tokens. Raise the cap, or lower the model's "
+                "max_tokens",
+                flag=f"--max-{'cost-usd' if unit == 'dollars' else unit}",
+            )
+        if kept and value < cap:  # the search's part of the cap is spent, the rest is not
+            raise BudgetExceeded(
+                f"{value:g} of {cap:g} {unit} are spent; the rest is reserved for {self._later()}", what="search calls"
+            )
+        if value < cap:
+            raise BudgetExceeded(
+                f"the cap of {cap:g} {unit} is reached: {value:g} are spent, and the next call may take {amount:g}",
+                what=unit,
+            )
+        raise BudgetExceeded(f"the cap of {cap:g} {unit} is reached", what=unit)
 
     def add(self, spent: Usage, *, name: str = "") -> None:
         """Add the usage of another meter to the current phase.
@@ -293,6 +421,7 @@ class Meter:
             usage.completion_tokens += sent.completion_tokens - was_completion
             usage.cost_usd += sent.cost_usd - was_cost
             usage.unpriced += sent.unpriced - was_unpriced
+            self.longest_answer = max(self.longest_answer, completion_tokens or 0)
         if self.ledger is not None and sent.key:
             self.ledger.settled(sent)
 

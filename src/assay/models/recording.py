@@ -22,9 +22,10 @@ from assay.models.calls import Call, Observer
 from assay.models.embedded import LlamaBackend
 from assay.models.failures import failure_of_call, is_refused
 from assay.models.hosted import HostedBackend
-from assay.models.ledger import Ledger
-from assay.models.limits import asking_model
+from assay.models.ledger import Ledger, Sent
+from assay.models.limits import asking_model, uninterrupted
 from assay.models.meter import Meter
+from assay.models.reservations import reservation_of
 from assay.models.roles import Endpoint
 from assay.models.scope import current_answers, current_field, current_prices, current_sample, waits_for_servers
 from assay.models.streaming import events_in_pieces
@@ -74,6 +75,9 @@ class RecordingEngine:
         raise AttributeError(name)
 
     def complete(self, request: lm15.Request) -> lm15.Response:
+        return uninterrupted(lambda: self._complete(request)) if self.observers else self._complete(request)
+
+    def _complete(self, request: lm15.Request) -> lm15.Response:
         thinking = current_thinking.get()
         if thinking is not None and not thinking.is_auto:
             request = self.backend.with_thinking(request, thinking)
@@ -131,14 +135,23 @@ class RecordingEngine:
 
     def _send(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
         """An answer of the model, counted before the request is sent."""
-        sent, started, clock = self.meter.reserve(key), time.time(), time.perf_counter()
+        reserved = (
+            reservation_of(self.backend, self.model, fields, self.meter.longest_answer) if self.meter.reserves else None
+        )
+        with asking_model(), self.meter.sending(key, reserved) as sent:
+            return self._answer(sent, request, fields, key, sample)
+
+    def _answer(
+        self, sent: Sent, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None
+    ) -> lm15.Response:
+        started, clock = time.time(), time.perf_counter()
         response: lm15.Response | None = None
         cost: float | None = None
         error: BaseException | None = None
         try:
             if not self.observers:
                 went_by()
-            with accounted(), asking_model():
+            with accounted():
                 response, cost = self.backend.complete(request)
             response = pruned(response, current_field.get())
             if (looped := stopped_loop(response)) is not None:

@@ -13,11 +13,23 @@ from urllib.parse import parse_qsl, urlsplit
 from assay.errors import ConfigError
 from assay.support.scrubbing import add_secrets, is_credential
 
-__all__ = ["PROVIDER", "Endpoint", "check_address", "check_variables", "is_embedded", "is_local", "with_local_key"]
+__all__ = [
+    "PROVIDER",
+    "Endpoint",
+    "address_in",
+    "check_address",
+    "check_variables",
+    "is_embedded",
+    "is_local",
+    "is_loopback",
+    "with_local_key",
+]
 
 PROVIDER = "provider"  # value for `api_base` that selects the provider's own address
 _NO_KEY = "none"  # clients require a key; servers on this machine or in a private network mostly do not
 _KEYS = frozenset(("key", "sig", "signature", "code"))  # query parameters that are credentials too
+_ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*)?://.*|\bhttps?:.*", re.IGNORECASE | re.DOTALL)
+_LOOPBACK = re.compile(r"(?:\w+://)?(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::\d+)?(?:[/?#]|\Z)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -37,6 +49,24 @@ def is_local(address: str) -> bool:
         return ip.is_loopback or ip.is_private or ip.is_unspecified
     except ValueError:
         return host.endswith((".local", ".localhost", ".internal")) or (host != "" and "." not in host)
+
+
+def address_in(model: Any) -> str | None:
+    """The address of a server in a model's name; some providers' clients send prompts there. None without one."""
+    found = _ADDRESS.search(model) if isinstance(model, str) else None
+    return None if found is None else found[0]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is certainly on this machine. One that clients may read in several ways is not."""
+    match = _LOOPBACK.match(address)
+    if match is None:
+        return False
+    host = match["host"].strip("[]").lower()
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_address(address: str | None, name: str = "api_base", instead: str = "") -> None:

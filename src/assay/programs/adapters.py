@@ -19,6 +19,7 @@ from assay.errors import ConfigError
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
 from assay.support.settings import one_of
+from assay.support.thoughts import without_thoughts
 
 __all__ = [
     "ADAPTERS",
@@ -88,13 +89,20 @@ def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "outputs", "schema": schema, "strict": True}}
 
 
-class SectionsAdapter(LimitsThoughts, dspy.ChatAdapter):  # type: ignore[misc]
+class _AnswersAlone:
+    """Mixin of adapters: a thought in the text of an answer has no fields, in particular one that was cut."""
+
+    def parse(self, signature: Any, completion: str) -> Any:
+        return super().parse(signature, without_thoughts(completion))  # type: ignore[misc]
+
+
+class SectionsAdapter(_AnswersAlone, LimitsThoughts, dspy.ChatAdapter):  # type: ignore[misc]
     """DSPy's ChatAdapter, which can leave a thought out but not limit it."""
 
     limits_fields = False
 
 
-class SchemaAdapter(LimitsThoughts, dspy.JSONAdapter):  # type: ignore[misc]
+class SchemaAdapter(_AnswersAlone, LimitsThoughts, dspy.JSONAdapter):  # type: ignore[misc]
     """DSPy's JSONAdapter with patterns and lengths in the schema; DSPy itself drops them."""
 
     def _prepare_response_format(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> None:
@@ -163,7 +171,7 @@ class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
         return messages
 
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
-        names = list(signature.output_fields)
+        completion, names = without_thoughts(completion), list(signature.output_fields)
         starts = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:[ \t]*", re.MULTILINE)
         marks = list(starts.finditer(completion))
         texts: dict[str, str] = {}

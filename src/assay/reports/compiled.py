@@ -118,9 +118,18 @@ def compile_page(
     page.split = split if split in pairs else next(iter(pairs), "")
     if page.split:
         before, after = pairs[page.split]
-        page.sides = sides_of(store, (run_id, run_id), before, after, rows=rows, better_first=better_first)
+        page.sides = sides_of(
+            store, (run_id, run_id), before, after, rows=rows, better_first=better_first,
+            level=_level(report, page.split),
+        )  # fmt: skip
         page.prompts = list(_prompts(store, before, after))
     return page
+
+
+def _level(report: Mapping[str, Any], split: str) -> float:
+    """Error of the stored interval of a split."""
+    gain = (report.get("test") or {}).get("gain") if split == "test" else report.get("gate")
+    return float((gain or {}).get("level", 0.05))
 
 
 def _search_state(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from assay.errors import ConfigError
 from assay.reports.rendering import page_environment, stylesheet
 from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
 from assay.reports.texts import preview
-from assay.support.places import is_other_file
+from assay.support.places import is_other_file, write_whole
 from assay.traces.store.evaluations import Evaluated
 from assay.traces.store.reads import StoreReads
 
@@ -93,6 +93,7 @@ def write_report(
         facts: names and texts of the list at its top.
     Raises:
         ConfigError: the file cannot be written, or it exists and its name does not end in `.html`.
+        WriteFailed: the disk is full.
     """
     if is_other_file(path, ".html"):
         raise ConfigError(f"{path} exists and is not overwritten, because its name does not end in .html")
@@ -101,10 +102,7 @@ def write_report(
     text = _environment().get_template(template).render(
         title=title, facts=facts, style=Markup(style), style_sha256=digest, **values
     )  # fmt: skip
-    try:
-        Path(path).write_text(text.encode("utf-8", "replace").decode(), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the report cannot be written to {path}: {error.strerror or error}") from error
+    write_whole(path, text.encode("utf-8", "replace"))
     return Path(path)
 
 

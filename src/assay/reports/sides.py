@@ -85,13 +85,15 @@ class Sides:
 
 
 def sides_of(
-    store: StoreReads, run_ids: tuple[str, str], before: Evaluated, after: Evaluated, *, rows: int, better_first: bool
-) -> Sides:
+    store: StoreReads, run_ids: tuple[str, str], before: Evaluated, after: Evaluated, *, rows: int, better_first: bool,
+    level: float = 0.05,
+) -> Sides:  # fmt: skip
     """Compares two evaluations task by task.
 
     Args:
         run_ids: of the runs that they belong to.
         rows: maximum number of tasks.
+        level: error of the intervals, as the stored gain of a comparison has it that could stop early.
     """
     from assay.evaluation.statistics import paired_gain
 
@@ -101,9 +103,9 @@ def sides_of(
     return Sides(
         before=before,
         after=after,
-        gain=paired_gain(before.scores, after.scores),
-        criteria=differences_by_part(*(by_criterion(of) for of in grades)),
-        types=differences_by_part(by_type(before), by_type(after)),
+        gain=paired_gain(before.scores, after.scores, level=level),
+        criteria=differences_by_part(*(by_criterion(of) for of in grades), level=level),
+        types=differences_by_part(by_type(before), by_type(after), level=level),
         tasks=tasks[:rows],
         left_out=max(0, len(tasks) - rows),
         better=sum(change > 0 for change in changes),
@@ -123,19 +125,20 @@ def mean_of(values: Mapping[str, float]) -> tuple[float, float, float] | None:
 
 
 def differences_by_part(
-    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], *, level: float = 0.05
 ) -> list[Difference]:
     """Differences by criterion or type of task, in the order of the evaluations.
 
     Args:
         before, after: values in [0, 1] by part and task.
+        level: error of the intervals of the differences.
     """
     from assay.evaluation.statistics import paired_gain
 
     differences = []
     for name in list(dict.fromkeys([*before, *after]))[:_MOST_PARTS]:
         first, second = before.get(name, {}), after.get(name, {})
-        gain = paired_gain(first, second)
+        gain = paired_gain(first, second, level=level)
         mean = None if math.isnan(gain.mean) else gain.mean
         low, high = (gain.low, gain.high) if gain.n >= FEWEST_TASKS else (None, None)
         differences.append(

@@ -10,7 +10,7 @@ from assay.reports.sides import Sides, sides_of
 from assay.traces.store.evaluations import before_and_after
 from assay.traces.store.reads import StoreReads
 
-__all__ = ["TrainedTasks", "trained_tasks"]
+__all__ = ["TrainedTasks", "compared_runs", "trained_tasks"]
 
 _FEWEST_ROWS = 20  # tasks of one comparison, however many comparisons there are
 
@@ -40,6 +40,11 @@ def trained_tasks(store: StoreReads, validation: Mapping[str, Any]) -> list[Trai
         TrainedTasks(program=program, mode=mode, sides=_sides(store, runs, mode, rows))
         for program, mode, runs in compared
     ]
+
+
+def compared_runs(validation: Mapping[str, Any]) -> list[str]:
+    """Ids of the evaluations of all comparisons."""
+    return [run for _, _, runs in _compared(validation) for run in runs or ()]
 
 
 def _compared(validation: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[str, str] | None]]:

@@ -3,6 +3,7 @@
 `prediction` is a dict of the output fields. `field` names the field to check; the default is the task's only expected
 field. Rollouts recorded from outside (gateway, imports) have one field whose name the recorder chose; without `field`,
 that field is read whatever its name. A check without the data it needs raises `NoGrade`; the criterion is unscored.
+Where null is expected (`assay.datasets.tasks.NULL`), a field that is null has the grade 1, any other 0.
 """
 
 import json
@@ -13,9 +14,12 @@ from fractions import Fraction
 from typing import Any
 
 from assay.datasets import Task
+from assay.datasets.tasks import UNKNOWN
 from assay.rubrics.comparison import same
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
+from assay.support.number_texts import parse_number
+from assay.support.thoughts import without_thoughts
 from assay.support.values import json_value, value_text
 from assay.traces.records import RUN_FIELDS, Rollout
 from assay.traces.thinking import thinking_of
@@ -35,8 +39,6 @@ __all__ = [
     "token_use",
     "tool_adoption",
 ]
-
-_NUMBER = re.compile(r"[-+\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?")
 
 
 def _validate_pattern(pattern: str, **_: Any) -> None:
@@ -69,7 +71,8 @@ def _validate_texts(text: Any = None, values: Any = None, **_: Any) -> None:
 
 
 def _expected(task: Task, field: str | None) -> tuple[str, Any]:
-    name = field or (next(iter(task.expected)) if len(task.expected) == 1 else "answer")
+    only = next(iter(task.expected)) if len(task.expected) == 1 else "answer"
+    name = field or str(task.metadata.get(UNKNOWN, only))
     if name not in task.expected:
         way = "" if task.expected else ". Give the row as {'inputs': {…}, 'expected': {…}}"
         text = f"task {task.id!r} has no expected {name!r}; it has {', '.join(sorted(task.expected)) or 'none'}{way}"
@@ -90,9 +93,17 @@ def _field_name(prediction: dict[str, Any], rollout: Rollout | None, field: str 
 
 
 def _value(prediction: dict[str, Any], name: str) -> Any:
-    if name not in prediction or prediction[name] is None:
-        return None
-    return prediction[name]
+    """The answer in a field, without the thoughts in its text; None if there is none."""
+    value = prediction.get(name)
+    return without_thoughts(value) if isinstance(value, str) else value
+
+
+def _is_equal(prediction: dict[str, Any], name: str, expected: Any, case: bool) -> bool:
+    """Whether a field has the expected value; where null is expected, whether it is null."""
+    value = _value(prediction, name)
+    if expected is None:
+        return value is None and name in prediction
+    return value is not None and same(value, expected, case=case)
 
 
 def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
@@ -118,8 +129,7 @@ def exact(
     """
     name, expected = _expected(task, field)
     name = _field_name(prediction, rollout, field, name)
-    value = _value(prediction, name)
-    equal = value is not None and same(value, expected, case=case)
+    equal = _is_equal(prediction, name, expected, case)
     return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, expected)[1:]}.")
 
 
@@ -138,37 +148,10 @@ def fields_match(
     wrong = [
         f"{name}: {_difference(prediction, name, expected)}"
         for name, expected in task.expected.items()
-        if (value := _value(prediction, name)) is None or not same(value, expected, case=case)
+        if not _is_equal(prediction, name, expected, case)
     ]
     share = 1 - len(wrong) / len(task.expected)
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
-
-
-def parse_number(value: Any) -> float | int | None:
-    """Parses the number in a text: the one after `####` if present, otherwise the last one; None if there is none.
-
-    Accepts `1,200`, `3/4`, `$5` and `12 %`. Integers of any length are exact.
-    """
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    content = value_text(value)
-    text = content.rpartition("####")[2] or content
-    matches = _NUMBER.findall(text[-2000:])
-    if not matches:
-        return None
-    digits = matches[-1].replace(",", "").replace("\u2212", "-")
-    try:
-        numerator, _, denominator = digits.partition("/")
-        if digits.lstrip("+-").isdigit():
-            return int(digits)
-        number = float(Fraction(numerator.strip()) / Fraction(denominator.strip())) if denominator else float(numerator)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 @arguments_rule(_validate_tolerance)
@@ -181,10 +164,15 @@ def numeric(
 ) -> Grade:
     """Grade 1 if |number - expected| <= tolerance * max(1, |expected|).
 
+    `assay.support.number_texts.parse_number` reads both numbers and documents which spellings it reads. An answer
+    without a number has the grade 0.
+
     Args:
         tolerance: default 0 for an expected integer, 1e-6 otherwise.
     """
     name, expected = _expected(task, field)
+    if expected is None:
+        return exact(task, prediction, rollout, field)
     target = parse_number(expected)
     if target is None:
         raise NoGrade(f"task {task.id!r}: the expected {name}={expected!r} contains no number")
@@ -225,6 +213,8 @@ def contains(
 ) -> Grade:
     """Share of the texts contained in the field (default `answer`), ignoring case. The default is the expected value,
     or each item of an expected list."""
+    if text is None and _expected(task, None)[1] is None:
+        return exact(task, prediction, rollout, field)
     wanted = _expected(task, None)[1] if text is None else text
     parts = list(map(value_text, wanted if isinstance(wanted, list | tuple | set) else [wanted]))
     content = _field_text(prediction, _field_name(prediction, rollout, field, "answer")).casefold()

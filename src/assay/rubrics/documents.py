@@ -14,6 +14,8 @@ from typing import Any
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, NotApplicable
 from assay.rubrics.steps import plain_text
+from assay.support.number_texts import with_plain_numbers
+from assay.support.thoughts import without_thoughts
 from assay.traces.records import Rollout, Transition
 
 __all__ = ["abstained", "answer_correct", "answer_supported", "retrieval_gain", "retrieved"]
@@ -24,7 +26,8 @@ _ABSTENTIONS = re.compile(
     r"\bno answer\b|\bunknown\b",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"[^\W_]+(?:[.,]\d+)*")
+_WORD = re.compile(r"(?:(?<![\w)])-(?=\d))?[^\W_]+(?:[.,]\d+)*")
+_MOST_WORDS = 10_000  # `_has_words` compares each position
 
 
 def is_answerable(task: Task) -> bool:
@@ -45,19 +48,26 @@ def is_answerable(task: Task) -> bool:
     )
 
 
+def _answer(prediction: Mapping[str, Any]) -> str:
+    answer = prediction.get("answer")
+    return "" if answer is None or answer == [] else without_thoughts(str(answer))
+
+
 def has_abstained(prediction: Mapping[str, Any]) -> bool:
     """Whether a prediction says that the documents have no answer: by `abstained`, else by the words of its answer."""
     abstained = prediction.get("abstained")
     if isinstance(abstained, bool):
         return abstained
-    answer = str(prediction.get("answer") or "")
+    answer = _answer(prediction)
     return not answer.strip() or _ABSTENTIONS.search(answer[:1000]) is not None
 
 
 def words(text: Any) -> list[str]:
-    """The words and numbers of a text, without case and grouping commas."""
-    # bounded, because `_has_words` compares each position
-    return [word.replace(",", "") for word in _WORD.findall(plain_text(text)[:20_000])]
+    """The words and numbers of a text or of the values in a structure, without case; numbers in one spelling."""
+    parts = text.values() if isinstance(text, Mapping) else text if isinstance(text, list | tuple) else None
+    if parts is not None:
+        return [word for part in parts for word in words(part)][:_MOST_WORDS]
+    return _WORD.findall(plain_text(with_plain_numbers(str(text)[:20_000])))[:_MOST_WORDS]
 
 
 def _has_words(text: Any, part: Any) -> bool:
@@ -82,7 +92,7 @@ def answer_correct(task: Task, prediction: dict[str, Any], rollout: Rollout | No
         raise NoGrade(
             f"task {task.id!r} has no expected 'answer'; it has {sorted(task.expected)}", missing_field="answer"
         )
-    answer = "" if has_abstained(prediction) else prediction.get("answer")
+    answer = "" if has_abstained(prediction) else _answer(prediction)
     right = _is_right(task.expected["answer"], answer, spare_words)
     return Grade(
         value=float(right),
@@ -190,11 +200,11 @@ def answer_supported(task: Task, prediction: dict[str, Any], rollout: Rollout | 
     passage = next((part for part in _passages(prediction) if identity and _identity(part) == identity), None)
     if passage is None:
         return Grade(value=0.0, reason=f"The citation {str(identity)[:100]!r} is none of the retrieved passages.")
-    answer, known = words(prediction.get("answer")), set(words(passage.get("text", "")))
+    answer, known = words(_answer(prediction)), set(words(passage.get("text", "")))
     if not answer:
         return Grade(value=0.0, reason="The answer has no words.")
     # a number is never a paraphrase
-    if invented := [word for word in answer if word[0].isdigit() and word not in known]:
+    if invented := [word for word in answer if word.lstrip("-")[0].isdigit() and word not in known]:
         return Grade(value=0.0, reason=f"{invented[0]} is not in the cited passage.")
     known |= set(words(list(task.inputs.values())[:1]))  # the first input is the question
     missing = [word for word in answer if word not in known]
@@ -238,9 +248,7 @@ def retrieval_gain(
         draft = {"abstained": True} if at < 0 else searches[at]
         if not answerable:
             return float(has_abstained(draft))
-        return float(
-            not has_abstained(draft) and _is_right(task.expected.get("answer"), draft.get("answer"), spare_words)
-        )
+        return float(not has_abstained(draft) and _is_right(task.expected.get("answer"), _answer(draft), spare_words))
 
     gain = score(mine[-1]) - score(mine[0] - 1)
     return Grade(value=max(0.0, -gain if losses else gain))

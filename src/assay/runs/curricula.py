@@ -9,6 +9,7 @@ from assay.datasets.schedule import Schedule
 from assay.errors import ConfigError
 from assay.evaluation import Progress
 from assay.runs.jobs import Job
+from assay.support.places import write_whole
 
 __all__ = ["FILE", "keep_schedule", "schedule_of", "scheduled"]
 
@@ -42,10 +43,9 @@ def schedule_of(job: Job, *, seed: int, steps: int | None, progress: Progress) -
 
 def keep_schedule(schedule: Schedule) -> dict[str, Any]:
     """Writes the report of the schedule to its log, and returns it."""
-    report, scratch = schedule.report(), schedule.log.with_name(f".{FILE}")
-    scratch.parent.mkdir(parents=True, exist_ok=True)
-    scratch.write_text(json.dumps(report), encoding="utf-8")
-    scratch.replace(schedule.log)  # a killed process leaves no partial file
+    report = schedule.report()
+    schedule.log.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(schedule.log, json.dumps(report))
     return report
 
 

@@ -8,15 +8,18 @@ have no stored report: they are resumed.
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import is_artifact
-from assay.errors import ArtifactError, StopRun
+from assay.errors import ArtifactError, AssayError, StopRun
 from assay.evaluation import Progress
 from assay.models import Caps
+from assay.support.places import write_whole
+from assay.support.refused import note_full_disk
 from assay.support.scrubbing import error_text, results
 from assay.support.values import json_text, json_value
 from assay.traces.store.listing import FAILURE
@@ -39,8 +42,9 @@ def keep_failure(folder: Path, error: BaseException | None) -> str:
         file.unlink(missing_ok=True)
         return "running"
     if text := error_text(error).strip():
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(text[:_LONGEST], encoding="utf-8")
+        with suppress(OSError, AssayError):  # the disk may be full, and the run ends with this error anyway
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(file, text[:_LONGEST])
     return "stopped" if isinstance(error, StopRun | KeyboardInterrupt) else "failed"
 
 
@@ -84,12 +88,12 @@ class FinishedRun:
 
     def keep(self, report: Mapping[str, Any]) -> None:
         """Writes the report of a run that is done, or that was stopped by a cap."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Written to another file and renamed: a killed process leaves no partial report.
-        scratch = self.path.with_name(f".{_FILE}")
         content = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
-        scratch.write_text(json_text(content), "utf-8")
-        scratch.replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, json_text(content))
+        except (OSError, AssayError):  # the report itself must not be lost: it is returned all the same
+            note_full_disk()
 
     def _raised(self, before: Mapping[str, float | None]) -> bool:
         caps = self.caps

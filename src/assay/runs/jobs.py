@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import inspect
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,6 +34,7 @@ from assay.runs.loading import load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import ProgramSettings
 from assay.runs.settings.shared import CurriculumSettings
+from assay.sources.artifact_files import read_json
 from assay.sources.trust import accept, entries
 from assay.traces import Recorder, Store
 from assay.traces.carried import carried_by
@@ -93,7 +93,7 @@ class Job:
         """Shortened content hashes of the tasks the artifact was made with, by split; empty without an artifact."""
         if self.artifact is None:
             return {}
-        tasks = json.loads((self.artifact.path / "splits.json").read_text(encoding="utf-8")).get("tasks") or {}
+        tasks = read_json(self.artifact.path / "splits.json", self.artifact.path).get("tasks") or {}
         return {name: hashes for name, hashes in tasks.items() if name in SPLITS}
 
     def training_splits(self) -> set[str]:

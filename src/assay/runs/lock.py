@@ -1,52 +1,21 @@
-"""The lock of a running job, signals that cancel its meter, and the time limit of a prediction.
+"""The lock of a running job, and the time limit of a prediction.
 
 Does not open stores or models.
 """
 
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 from assay.errors import ConfigError, ProgramFailed
-from assay.models import Meter
 from assay.models.limits import OverTime, limited, within_limit
 
-__all__ = ["answered_within", "cancelled_by_signals", "exclusive_lock"]
+__all__ = ["answered_within", "exclusive_lock"]
 
 T = TypeVar("T")
-
-
-@contextmanager
-def cancelled_by_signals(meter: Meter) -> Iterator[None]:
-    """Makes Ctrl-C and SIGTERM cancel the meter as well.
-
-    Running threads then stop at their next LM call. Without this a thread pool, such as DSPy's, would first finish all
-    of its tasks.
-    """
-    if threading.current_thread() is not threading.main_thread():  # signal.signal is allowed in the main thread only
-        yield
-        return
-    before: dict[int, Any] = {}
-
-    def cancel(number: int, frame: Any) -> None:
-        meter.cancel()
-        if callable(before[number]):
-            before[number](number, frame)
-        else:
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, cancel)
-    try:
-        yield
-    finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)
 
 
 @contextmanager

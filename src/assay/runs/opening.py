@@ -4,7 +4,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +12,38 @@ from typing import Any
 
 import dspy
 
-from assay.errors import ConfigError, StopRun
+from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
 from assay.models.lm import check_thinking
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.models.thinking import ThinkingError
+from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
-from assay.runs.lock import cancelled_by_signals, exclusive_lock
+from assay.runs.lock import exclusive_lock
 from assay.runs.settings import CommonSettings
+from assay.support.names import place_in
 from assay.traces import Recorder, Store, store_url
 from assay.traces.missed import Unrecorded
-from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
+from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
+from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt
 
-__all__ = ["Run", "budgeted", "client_of", "home_of", "new_run_id", "open_run", "opened_store", "pinned"]
+__all__ = [
+    "Run",
+    "artifact_place",
+    "budgeted",
+    "client_of",
+    "home_of",
+    "new_run_id",
+    "open_run",
+    "opened_store",
+    "pinned",
+]
+
+
+_FULL = "the disk of the store is full: free space, and continue with resume=True"
 
 
 @dataclass
@@ -60,10 +76,12 @@ def open_run(
     """Opens a run, holds its lock while it is open, and stores how it ended (`Run.status`)."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
     home = home_of(store)
-    with exclusive_lock(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
+    lock = exclusive_lock(home / "runs" / f"{config.key}.lock")
+    with lock, ExitStack() as after, opened_store(store, progress) as opened:
         if config.salt is not None:
             claim_salt(opened, config.salt)
         run_id, resumed = new_run_id(opened, config.key, resume=resume, cache=config.cache)
+        folder = run_folder(store, run_id)
         started, status, ended = time.time(), "failed", False
         stored = config.without_passwords
         was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
@@ -73,9 +91,10 @@ def open_run(
         unrecorded = before if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
         recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
-        ledger = opened_ledger(home / "runs" / run_id / "calls.db", recorder, opened, cache)
+        ledger = opened_ledger(folder / "calls.db", recorder, opened, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.unrecorded.calls
+        meter.obstacle = lambda: _FULL if opened.full else None
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             model = (
@@ -86,29 +105,42 @@ def open_run(
             model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
-            keep_failure(home / "runs" / run_id, None)
+            keep_failure(folder, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
+            opened.keep_room()
             run = Run(
-                run_id, home / "runs" / run_id, opened, recorder, meter, model,
+                run_id, folder, opened, recorder, meter, model,
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
                 config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
-            with cancelled_by_signals(meter):
+            with ended_in_order(meter, recorder, progress):
                 yield run
             status = run.status
             recorder.finish()
             ended = run.ended
             if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
-        except (Exception, KeyboardInterrupt, StopRun) as error:
-            status = keep_failure(home / "runs" / run_id, error)
+        except BaseException as error:
+            status = keep_failure(folder, error)
             raise
         finally:
+            ledger.close()
+            if not opened.full:
+                _flushed(opened)
+            opened.use_room(whole=True)
+            if opened.full:  # before the rows that wait take the space
+                end_on_full_disk(opened, run_id, status, recorder.unrecorded)
             missed = before if ended else recorder.unrecorded
             opened.put_run(
                 run_id, kind=config.kind, config=stored, status=status, started_at=started, unrecorded=missed
             )
-            ledger.close()
+            if opened.full:  # again once it is closed: its last rows may have fitted, or not
+                after.callback(lambda: end_on_full_disk(opened, run_id, status, recorder.unrecorded))
+
+
+def _flushed(store: Store) -> None:
+    with suppress(StoreError):  # its rows are counted
+        store.flush()
 
 
 def _reflection_lm(config: CommonSettings, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:
@@ -181,6 +213,15 @@ def home_of(store: str | Path | None) -> Path:
     """The folder of runs, cache and artifacts: that of the SQLite file, or `.assay` if the store is a server."""
     url = store_url(store)
     return Path(url.removeprefix("sqlite:///")).parent if url.startswith("sqlite:///") else Path(".assay")
+
+
+def artifact_place(store: str | Path | None, out: str | Path | None, name: str) -> Path:
+    """The folder of an artifact: the named one, or that of a name in the store's folder.
+
+    Raises:
+        ConfigError: the name is no name of a folder.
+    """
+    return Path(out) if out else place_in(home_of(store) / "artifacts", name)
 
 
 _pin: ContextVar[str | None] = ContextVar("assay_pinned_run", default=None)

@@ -1,10 +1,13 @@
 """`assay.toml`: the settings of a project, by command and by role.
 
-The command line reads it; Python functions use it only through `assay.project_settings`.
+The command line reads it; Python functions use it only through `assay.project_settings`. A file that may be somebody
+else's, or that sends keys or data to another host, must be trusted (`assay.sources.trust`).
 """
 
 import functools
 import operator
+import os
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +17,7 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
+from assay.models.roles import PROVIDER, address_in, is_loopback
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
@@ -50,10 +54,14 @@ from assay.runs.settings import (
     ViewSettings,
 )
 from assay.runs.settings.export import OF_KIND, RowSettings
+from assay.sources import trust
+from assay.sources.trust import hash_of_file, trusts
 from assay.support.keywords import takes
 from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
-__all__ = ["FILE", "find_project", "is_of_project", "project_settings"]
+__all__ = [
+    "FILE", "demand_trust", "find_project", "is_of_project", "project_settings", "read_project",
+]  # fmt: skip
 
 FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
@@ -99,11 +107,14 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
 }
 _SIZE_KEYS = {f"{split}_size": split for split in SPLITS}
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
+_ROOTS = (".git", ".hg", ".svn", ".jj")  # in the root of a project under version control
+_HAVE_ADDRESS = re.compile(r"(?:.*_)?model|embedder|sft|grpo|optimizer_settings")  # settings besides those of a URL
 _read_values: set[tuple[str, str]] = set()  # name and `repr` of every setting that a project file has given
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 
 
 @takes()
+@trusts
 def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     """Settings of `assay.toml` for a command, as keywords: `assay.compile(**assay.project_settings("compile"))`.
 
@@ -120,12 +131,21 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
         ConfigError: there is no such command.
         ProjectError: the file cannot be read, has an unknown table or key (the message names the nearest one), or a
             value of the wrong type.
+        UntrustedArtifact: see `demand_trust`.
     """
+    path, values = read_project(command, folder)
+    if path is not None:
+        demand_trust(path, command, values, folder)
+    return values
+
+
+def read_project(command: str, folder: str | Path = ".") -> tuple[Path | None, dict[str, Any]]:
+    """The project file of a folder and its settings for a command, as `project_settings`. Demands no trust."""
     if command not in COMMANDS:
         raise ConfigError(f"there is no command {command!r} with settings; {_hint(str(command), COMMANDS)}")
     path = find_project(folder)
     if path is None:
-        return {}
+        return None, {}
     tables = _read(path)
     paths, merged = _keys(command), dict[str, Any]()
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
@@ -136,7 +156,75 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
         sizes[merged.get("split", _settings(command)["split"].default)] = merged.pop("size")
     located = {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
     _read_values.update((name, repr(form)) for name, value in located.items() for form in _forms(name, value, command))
-    return located | ({"sizes": sizes} if sizes else {})
+    return path, located | ({"sizes": sizes} if sizes else {})
+
+
+def demand_trust(path: Path, command: str, values: Mapping[str, Any], folder: str | Path = ".") -> None:
+    """Demands that the user trusts a project file, if values that it gives to a command need it.
+
+    They do if the file is outside of the project of `folder`, or if they choose a host that gets keys or data. Hosts of
+    a model's provider and loopback addresses need no trust.
+
+    Raises:
+        UntrustedArtifact: the user has not trusted the content of the file.
+    """
+    start = Path(folder).resolve()
+    if values and not path.parent.is_relative_to(root := _project_root(start)):
+        why = f"is outside of this project ({root}) and sets {', '.join(values)}"
+    elif places := _places(command, values):
+        why = f"sends keys or data elsewhere: {', '.join(places)}"
+    else:
+        return
+    trust.demand(hash_of_file(path), path, why)
+
+
+def _project_root(start: Path) -> Path:
+    """The user's own project around a folder: the root of its version control, else the home folder, else itself.
+
+    The root counts only if the user owns it: everybody may make a `.git` in a shared folder such as /tmp.
+    """
+    for place in (start, *start.parents):
+        if any((place / name).exists() and _is_owned(place / name) for name in _ROOTS):
+            return place
+    home = Path.home().resolve()
+    return home if start.is_relative_to(home) else start
+
+
+def _is_owned(path: Path) -> bool:
+    return not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
+
+
+def _places(command: str, values: Mapping[str, Any]) -> list[str]:
+    """Hosts and variables of keys that settings choose, as `name='value'`."""
+    settings, places = _settings(command), list[str]()
+    for name, value in values.items():
+        if name.endswith("api_key_env"):
+            role = name.removesuffix("api_key_env")
+            # a key of another provider; one that goes to an address is named with the address
+            provider = str(values.get(f"{role}model") or values.get("model") or "openai").partition("/")[0]
+            address = values.get(f"{role}api_base") or values.get("api_base") or PROVIDER
+            if address == PROVIDER and provider.partition("_")[0].lower() not in str(value).lower():
+                places.append(f"{name}={value!r}")
+        elif name in settings:
+            places += [f"{name}={address!r}" for address in _addresses(settings[name], value) if _leaves(address)]
+    return places
+
+
+def _addresses(setting: Setting, value: Any) -> list[str]:
+    """Addresses in a setting: of a server, in the name of a model, or anywhere in the settings of a step."""
+    if isinstance(value, Mapping):
+        return [address for item in value.values() for address in _addresses(setting, item)]
+    if isinstance(value, list | tuple):
+        return [address for item in value for address in _addresses(setting, item)]
+    if setting.declared.metavar == "URL":
+        return [str(value)]
+    found = address_in(value) if _HAVE_ADDRESS.fullmatch(setting.name) else None
+    return [] if found is None else [found]
+
+
+def _leaves(address: str) -> bool:
+    """Whether what is sent to an address goes to another machine than this one and the provider's."""
+    return not (address == PROVIDER or address.startswith("sqlite:") or is_loopback(address))
 
 
 def _forms(name: str, value: Any, command: str) -> list[Any]:

@@ -8,13 +8,15 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.evaluation.progress import Advance
 from assay.evaluation.stored import Graded, grade_rollout, task_of
-from assay.models import LanguageModel
+from assay.models import LanguageModel, Meter
+from assay.models.limits import LAST_CALLS_S
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.coverage import coverage_report
 from assay.runs.preflight import preflight_scoring
@@ -23,6 +25,7 @@ from assay.traces import Recorder, Rollout, Store
 __all__ = ["Rescoring", "threads_for"]
 
 _AHEAD = 4  # rollouts in progress per thread: how far others may run ahead of a slow one
+_READ_S = 0.2  # for judges to read their last answers
 _UNKNOWN = 4  # concurrent calls to a user's own client, which does not state its concurrency
 
 
@@ -50,10 +53,11 @@ class Rescoring:
 
     Args:
         advance: called with 1 for each rollout whose score is written.
+        meter: of the judges' model, if one is named; where it is interrupted, its calls in flight are waited for.
     """
 
-    def __init__(self, rubric: Rubric, store: Store, advance: Advance) -> None:
-        self.rubric, self.advance = rubric, advance
+    def __init__(self, rubric: Rubric, store: Store, advance: Advance, meter: Meter | None = None) -> None:
+        self.rubric, self.advance, self._meter = rubric, advance, meter or Meter()
         self._recorder = Recorder(store)
         self._counts, self._values, self._results = Counter[str](), list[float](), list[ScoreResult]()
 
@@ -78,7 +82,9 @@ class Rescoring:
             while under_way:
                 self._keep_first(under_way)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
+            pool.shutdown(wait=False, cancel_futures=True)
+            if self._meter.land(LAST_CALLS_S) == 0:  # answers are paid for
+                wait_for([future for _, future in under_way if future.running()], _READ_S)
             for rollout, future in under_way:
                 if future.done() and not future.cancelled() and future.exception() is None:
                     self._keep(rollout, future.result())

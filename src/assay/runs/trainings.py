@@ -16,10 +16,12 @@ from assay.evaluation import Progress
 from assay.models import Caps, Meter
 from assay.optimizers.finetuning.run_folder import rank
 from assay.reports.training_log import TrainingLog
+from assay.runs.ending import cancelled_by_signals
 from assay.runs.finished import FinishedRun, keep_failure
-from assay.runs.lock import cancelled_by_signals, exclusive_lock
+from assay.runs.lock import exclusive_lock
 from assay.runs.opening import home_of, new_run_id, opened_store
 from assay.support.values import json_text
+from assay.traces.store.listing import run_folder
 
 __all__ = ["TrainingRun", "open_training"]
 
@@ -61,7 +63,7 @@ def open_training(
     home, started, status = home_of(store), time.time(), "failed"
     with exclusive_lock(home / "runs" / f"{key}.lock"):
         run_id = _begun(key, stored, started, store, progress, resume=resume)
-        folder = home / "runs" / run_id
+        folder = run_folder(store, run_id)
         keep_failure(folder, None)
         try:
             with cancelled_by_signals(Meter()):

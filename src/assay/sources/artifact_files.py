@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.errors import ArtifactError, NoArtifact
 from assay.support.formats import check_format
+from assay.support.names import is_within
 
 __all__ = [
     "FORMAT",
@@ -27,6 +28,7 @@ __all__ = [
     "hash_of_text",
     "read_json",
     "read_manifest",
+    "resealed",
     "verified",
 ]
 
@@ -34,6 +36,7 @@ FORMAT = 2
 SOURCE, RUBRIC = "source", "rubric"
 _FILES = ("program.json", "splits.json", "report.md")
 MAX_FILES = 10_000  # files in the whole folder
+_MOST_DEPTH = 100  # of lists and objects within each other; code that reads them may be recursive
 _MOST_BYTES = 256 * 2**20  # bytes of one file; the state of a program with its demonstrations is a few MB
 _CHANGED = (
     "was changed after the artifact was written. Compile again, or restore the file: "
@@ -84,6 +87,29 @@ def verified(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def resealed(folder: Path, shown: Mapping[str, Any]) -> str:
+    """Writes the hashes of an artifact's files, of which some were changed on purpose, into its manifest.
+
+    Args:
+        shown: the manifest's entry about the tasks that its demonstrations show.
+    Returns:
+        The new hash of the manifest.
+    """
+    manifest = read_json(folder / "manifest.json", folder)
+    groups: dict[str, dict[str, Any]] = {
+        "": manifest.get("files") or {},
+        RUBRIC: manifest.get("rubric_files") or {},
+        SOURCE: (manifest.get("source") or {}).get("files") or {},
+    }
+    for kind, files in groups.items():
+        for place in files:
+            files[place] = _hash_of_file(folder / kind / place, folder)
+    manifest |= {"shown": dict(shown)} if shown else {}
+    manifest["sha256"] = hash_of_manifest(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    return str(manifest["sha256"])
+
+
 def code_of(manifest: Mapping[str, Any], kind: str = SOURCE) -> list[str]:
     """Paths of the files of an artifact's source, or of its rubric, that run as code; data files are left out."""
     if kind == RUBRIC:
@@ -111,7 +137,7 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
 
     Raises:
         NoArtifact: the file is missing.
-        ArtifactError: it is too large, or not a JSON object.
+        ArtifactError: it is too large, nested too deeply, or not a JSON object.
     """
     try:
         value = json.loads(_content(path, folder))
@@ -130,7 +156,24 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"cannot read {path}: {error}") from None
     if not isinstance(value, dict):
         raise ArtifactError(f"{path} is not a JSON object")
+    if _is_deeper(value, _MOST_DEPTH):
+        raise ArtifactError(f"{path} has more than {_MOST_DEPTH} lists and objects within each other")
     return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether JSON is nested deeper than this. Visits every value once."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            part
+            for whole in level
+            for part in (whole.values() if isinstance(whole, dict) else whole)
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _mapping(mapping: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
@@ -192,7 +235,7 @@ def _check_files(folder: Path, kind: str, files: Mapping[str, Any]) -> None:
     if extra := sorted(present - files.keys()):
         raise ArtifactError(f"{folder}: {kind}/{extra[0]} is not in the manifest: remove it, or compile again")
     for place, sha in files.items():
-        if Path(place).is_absolute() or ".." in Path(place).parts:
+        if not is_within(place):
             raise ArtifactError(f"{folder}: {kind}/{place} is outside of the artifact")
         if _hash_of_file(home / place, folder) != sha:
             raise ArtifactError(f"{folder}: {kind}/{place} {_CHANGED}")

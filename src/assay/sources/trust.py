@@ -1,10 +1,11 @@
-"""Artifacts that may run code: the content hashes that the user has trusted, stored in one file per user.
+"""Artifacts and project files of others: the content hashes that the user has trusted, in one file per user.
 
 Trust applies to exactly one content: an artifact that differs in one byte is another one. Does not read artifacts:
 `assay.deployment.artifact` does, and calls this module before it imports any of their files.
 """
 
 import functools
+import hashlib
 import inspect
 import json
 import os
@@ -26,6 +27,7 @@ __all__ = [
     "allow",
     "demand",
     "entries",
+    "hash_of_file",
     "is_trusted",
     "remember",
     "remove",
@@ -41,7 +43,7 @@ _accepted: set[str] = set()  # trusted in this process only: if the file cannot 
 
 
 class UntrustedArtifact(ArtifactError):
-    """An artifact would run code, or send a key to an address, and the user has not trusted its content."""
+    """A file of others would run code, or send a key to an address, and the user has not trusted its content."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,11 @@ def accept(hashes: Iterable[str]) -> None:
     _accepted.update(hashes)
 
 
+def hash_of_file(path: Path) -> str:
+    """sha256 of a file that is trusted by itself: a project file, or a judge's YAML file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def allow(sha256: str, path: str | Path) -> None:
     """Trust an artifact that the user has just compiled; in this process only if the list cannot be written."""
     if _mode.get() == "once":
@@ -163,7 +170,7 @@ def demand(sha256: str, path: str | Path, why: str) -> None:
     """Require that a content is trusted; inside of `trusting` it becomes trusted.
 
     Args:
-        why: what the artifact would do, as a predicate after its path.
+        why: what it would do, as a predicate after its path.
     Raises:
         UntrustedArtifact: the content is not trusted.
     """
@@ -171,8 +178,8 @@ def demand(sha256: str, path: str | Path, why: str) -> None:
     if _mode.get() == "once" or is_trusted(sha256):
         return
     raise UntrustedArtifact(
-        f"{path} {why}. You have not compiled this artifact, and its content (sha256 {sha256[:12]}…) is not trusted. "
-        "Read it first; trust=True then loads it, and is remembered for exactly this content",
+        f"{path} {why}. Its content (sha256 {sha256[:12]}…) is not trusted. Read it first; trust=True then loads it, "
+        "and is remembered for exactly this content",
         flag=f"--trust, or: assay trust add {path}",
     )
 

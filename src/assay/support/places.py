@@ -3,13 +3,16 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, WriteFailed
 from assay.support.settings import nearest
 
-__all__ = ["check_writable", "is_other_file", "no_such_file", "similar_name"]
+__all__ = ["check_writable", "is_other_file", "no_such_file", "similar_name", "write_whole", "writing"]
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
 def no_such_file(path: str | Path) -> str:
@@ -50,6 +53,32 @@ def check_writable(path: str | Path, argument: str, *, inputs: Iterable[object] 
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"{argument}={str(path)!r} cannot be written: {reason}. Name another file") from None
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """A file to write to, which replaces `path` at the end. After an exception, `path` is as it was before.
+
+    Raises:
+        ConfigError: nothing can be written there: the folder is missing, or write-protected.
+        WriteFailed: it could not be written to its end, for instance because the disk is full.
+    """
+    place = Path(path).absolute()
+    scratch = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        yield scratch
+        scratch.replace(place)
+    except OSError as error:
+        kind = ConfigError if error.errno in _NOT_THERE else WriteFailed
+        raise kind(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file that is never there in part; raises as `writing`."""
+    with writing(path) as scratch:
+        scratch.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def is_other_file(path: str | Path, ending: str) -> bool:

@@ -3,6 +3,8 @@
 Each attempt is a forked process that receives SIGKILL. The model is `assay.testing.scripted_server`; trainings use the
 embedded model. Compared are the report without its timings, the rollouts and transitions in the store, the rows of an
 export, and the hash of trained weights.
+
+`stopped` ends a job by a cap, a signal or a full disk, and compares what the server answered with what was stored.
 """
 
 import hashlib
@@ -11,18 +13,34 @@ import multiprocessing
 import os
 import random
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from assay.errors import ConfigError
 from assay.support.values import json_text
 from assay.testing.scripted_server import running
 
-__all__ = ["JOBS", "TRAININGS", "Outcome", "Server", "chaos", "differences", "serving"]
+__all__ = [
+    "JOBS",
+    "STOPS",
+    "TRAININGS",
+    "Accounts",
+    "Outcome",
+    "Server",
+    "Stop",
+    "chaos",
+    "differences",
+    "serving",
+    "stopped",
+]
 
 PROGRAM = """
 import dspy
@@ -53,7 +71,7 @@ _VOLATILE = (
 )  # fmt: skip
 _IDS = ("rollout", "rollout_id", "group", "group_id", "run", "run_id", "id", "trajectory", "trajectory_id", "episode")
 
-Job = Callable[[str, bool], dict[str, Any]]
+Job = Callable[..., dict[str, Any]]  # of the server's address, whether to resume, and further settings
 
 
 @dataclass
@@ -70,7 +88,7 @@ class Outcome:
     spent: dict[str, int] = field(default_factory=dict)  # calls that the report counts: `calls`, `repeated`
 
 
-def _common(address: str, resume: bool) -> dict[str, Any]:
+def _common(address: str, resume: bool, **more: Any) -> dict[str, Any]:
     return {
         "rubric": "r.yaml",
         "data": "d.jsonl",
@@ -79,44 +97,45 @@ def _common(address: str, resume: bool) -> dict[str, Any]:
         "threads": _THREADS,
         "resume": resume,
         "seed": 7,
+        **more,
     }
 
 
-def _compile(address: str, resume: bool) -> dict[str, Any]:
+def _compile(address: str, resume: bool, **more: Any) -> dict[str, Any]:
     from assay.api.compile import compile
 
-    return compile("p.py:Sums", **_common(address, resume), max_search_calls=60).to_dict()
+    return compile("p.py:Sums", **_common(address, resume, **more), max_search_calls=60).to_dict()
 
 
-def _tune(address: str, resume: bool) -> dict[str, Any]:
+def _tune(address: str, resume: bool, **more: Any) -> dict[str, Any]:
     from assay.api.tune import tune
 
-    return tune("p.py:Sums", **_common(address, resume), trials=6, prompt_format="chat").to_dict()
+    return tune("p.py:Sums", **_common(address, resume, **more), trials=6, prompt_format="chat").to_dict()
 
 
-def _collect(address: str, resume: bool) -> dict[str, Any]:
+def _collect(address: str, resume: bool, **more: Any) -> dict[str, Any]:
     from assay.api.collect import collect
 
     return collect(
-        "p.py:Sums", **_common(address, resume), n=3, prompt_format="chat", parameters={"temperature": 1.0}
+        "p.py:Sums", **_common(address, resume, **more), n=3, prompt_format="chat", parameters={"temperature": 1.0}
     ).to_dict()
 
 
-def _improve(address: str, resume: bool) -> dict[str, Any]:
+def _improve(address: str, resume: bool, **more: Any) -> dict[str, Any]:
     from assay.api.improve.run import improve
 
-    options = {**_common(address, resume), "max_search_calls": 80}
+    options = {**_common(address, resume, **more), "max_search_calls": 80}
     return improve("p.py:Sums", name="better", order=("prompts", "prompts"), **options).to_dict()
 
 
-def _sft(address: str, resume: bool) -> dict[str, Any]:
+def _sft(address: str, resume: bool, **more: Any) -> dict[str, Any]:
     from assay.optimizers.finetuning import SFTSettings, train_sft
 
     config = SFTSettings(epochs=2, batch=2, lora_r=2, max_length=128, evaluations=3, eval_fraction=0.2, seed=7)
     return train_sft("sft.jsonl", "trained", config, resume=resume).to_dict()
 
 
-def _grpo(address: str, resume: bool) -> dict[str, Any]:
+def _grpo(address: str, resume: bool, **more: Any) -> dict[str, Any]:
     from assay.api.train import train
 
     settings: dict[str, Any] = {
@@ -166,7 +185,7 @@ def _prepare(folder: Path, tasks: int) -> None:
     (folder / "spread.yaml").write_text("name: spread\ncriteria:\n- {name: spread, check: 'checks.py:spread'}\n")
 
 
-def _attempt(job: str, folder: Path, address: str, resume: bool) -> None:
+def _attempt(job: str, folder: Path, address: str, resume: bool, **more: Any) -> None:
     """Runs the job and writes its report to a file. Called in a process of its own."""
     os.chdir(folder)
     os.environ["OPENAI_API_KEY"] = "none"
@@ -174,7 +193,7 @@ def _attempt(job: str, folder: Path, address: str, resume: bool) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     try:
-        report = JOBS[job](address, resume)
+        report = JOBS[job](address, resume, **more)
     except ConfigError as error:
         if not resume:
             raise
@@ -224,6 +243,99 @@ def chaos(
             raise RuntimeError(f"{job} exited with {code}: {(folder / 'output.txt').read_text()[-3000:]}")
     requests = server.requests - requests_before
     return _outcome(folder, kills=killed, requests=requests, seconds=time.monotonic() - start)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A way to stop a job.
+
+    Attributes:
+        signal: sent once `after` requests were answered; None: the settings or the disk stop the job.
+        disk_kb: size of the disk for the store; None: that of the folder. Needs `unshare` of util-linux.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    signal: Signals | None = None
+    after: int = 20
+    disk_kb: int | None = None
+
+
+STOPS = {
+    "calls": Stop(settings={"max_calls": 60}),
+    "tokens": Stop(settings={"max_tokens": 12_000}),
+    "SIGINT": Stop(signal=signal.SIGINT),
+    "SIGTERM": Stop(signal=signal.SIGTERM),
+    "full disk": Stop(disk_kb=1700),
+}
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Calls of a job that was stopped: `answered` by the server, `stored`, and counted as `unrecorded`."""
+
+    answered: int
+    stored: int
+    unrecorded: int
+    settled: int  # in the ledgers of its runs
+    exact_ledger: bool  # no full disk refused its rows
+    running: int  # rollouts, and runs
+
+    def problems(self) -> Iterator[str]:
+        if self.answered != self.stored + self.unrecorded:
+            yield f"{self.answered} calls were answered: {self.stored} are stored, {self.unrecorded} unrecorded"
+        if self.settled != self.answered and self.exact_ledger:
+            yield f"{self.answered} calls were answered, {self.settled} are paid for in the ledger"
+        if self.running:
+            yield f"{self.running} rollouts or runs are still running"
+
+
+def stopped(job: str, folder: Path, server: "Server", stop: Stop, *, tasks: int = 60) -> tuple[Accounts, list[str]]:
+    """Runs a job in a new folder until it is stopped; returns its accounts, and what is wrong with them."""
+    _prepare(folder, tasks)
+    before, settings = server.requests, {"threads": 16, **stop.settings}
+    if stop.disk_kb is not None:
+        _on_small_disk(job, folder, server.address, stop.disk_kb, settings)
+    else:
+        process = multiprocessing.get_context("fork").Process(
+            target=_attempt, args=(job, folder, server.address, False), kwargs=settings
+        )
+        process.start()
+        if stop.signal is not None:
+            while process.is_alive() and server.requests - before < stop.after:
+                time.sleep(0.01)
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, stop.signal)
+        process.join()
+    accounts = _accounts(folder, server.requests - before, exact_ledger=stop.disk_kb is None)
+    return accounts, list(accounts.problems())
+
+
+def _on_small_disk(job: str, folder: Path, address: str, disk_kb: int, settings: Mapping[str, Any]) -> None:
+    """Runs an attempt with the store on a disk of its own, which only its process sees; then copies the store."""
+    home, left = folder / ".assay", folder / "left"
+    home.mkdir()
+    script = f'mount -t tmpfs -o size={disk_kb}k tmpfs {home} && "$@"; cp -r {home} {left}'
+    attempt = [sys.executable, "-m", "assay.testing.chaos", job, str(folder), address, json.dumps(settings)]
+    subprocess.run(["unshare", "-r", "-m", "sh", "-c", script, "sh", *attempt], check=True)
+    home.rmdir()
+    left.rename(home)
+
+
+def _accounts(folder: Path, answered: int, *, exact_ledger: bool) -> Accounts:
+    """Read once the rows that wait in a file are written."""
+    from assay.traces import Store
+
+    Store(folder / ".assay" / "assay.db").close()
+    with closing(sqlite3.connect(folder / ".assay" / "assay.db")) as db:
+        count = lambda query: int(db.execute(query).fetchone()[0] or 0)  # noqa: E731
+        stored = count("SELECT count(*) FROM transitions WHERE NOT cached AND error IS NULL")
+        unrecorded = count("SELECT sum(unseen) FROM runs")
+        running = sum(count(f"SELECT count(*) FROM {table} WHERE status = 'running'") for table in ("rollouts", "runs"))
+    settled = 0
+    for ledger in folder.glob(".assay/runs/*/calls.db"):
+        with closing(sqlite3.connect(ledger)) as db:
+            settled += int(db.execute("SELECT sum(settled) FROM calls").fetchone()[0] or 0)
+    return Accounts(answered, stored, unrecorded, settled, exact_ledger, running)
 
 
 @dataclass(frozen=True)
@@ -345,3 +457,7 @@ def _rollout_differences(reference: dict[str, Any], killed: dict[str, Any]) -> I
         yield f"{len(changed)} rollouts differ: {killed[changed[0]]}, expected {reference[changed[0]]}"
     if running_still := sum(rollout["status"] == "running" for rollout in killed.values()):
         yield f"{running_still} rollouts are still running"
+
+
+if __name__ == "__main__":  # an attempt on a disk of its own
+    _attempt(sys.argv[1], Path(sys.argv[2]), sys.argv[3], False, **json.loads(sys.argv[4]))

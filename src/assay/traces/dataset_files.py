@@ -5,7 +5,6 @@ the data. Splits are not written: those of the store's salt apply, as to the rec
 files are next to the store, which has the same texts.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,11 @@ from typing import Any
 
 import orjson
 
-from assay.datasets.tasks import OWNERS, content_hash
+from assay.datasets.tasks import OWNERS, content_hash, written_outputs
 from assay.errors import ConfigError, DataError
-from assay.support.values import json_text
+from assay.support.names import check_name, is_name, place_in
+from assay.support.places import write_whole
+from assay.support.values import json_value
 from assay.traces.export.selection import consents
 from assay.traces.rating import why_not_rated
 from assay.traces.records import Rollout, subject_digest
@@ -23,7 +24,6 @@ from assay.traces.store import Store
 
 __all__ = ["DatasetFile", "add_task", "dataset_names", "why_not_added"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_BYTES = 32 << 20  # of a file that is read whole to add a task
 _MOST_NAMES = 50
 
@@ -42,7 +42,7 @@ def dataset_names(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     files = sorted(folder.glob("*.jsonl"), key=lambda file: -file.stat().st_mtime)
-    return [file.stem for file in files if _NAME.fullmatch(file.stem)][:_MOST_NAMES]
+    return [file.stem for file in files if is_name(file.stem, plain=True)][:_MOST_NAMES]
 
 
 def why_not_added(store: Store, rollout: Rollout) -> str | None:
@@ -74,18 +74,13 @@ def add_task(
         ConfigError: the name is invalid, the rollout may not be added, or has no answer.
         DataError: the file is too large, or no file of JSON lines.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"dataset={name[:80]!r} must be 1 to 64 letters, digits, dots, hyphens and underscores, "
-            "and begin with a letter or digit"
-        )
+    path = place_in(folder, check_name(name, "dataset", plain=True), ending=".jsonl")
     if (reason := why_not_added(store, rollout)) is not None:
         raise ConfigError(f"not added: {reason}")
     if answer_is_expected and not rollout.prediction:
         raise ConfigError(f"not added: {rollout.id} has no answer that could be the expected one")
     from filelock import FileLock
 
-    path = folder / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{name}.lock"):
         rows, key = list(_rows(path)), content_hash(rollout.inputs)
@@ -93,9 +88,7 @@ def add_task(
         others.append(_row(rollout, key, answer_is_expected=answer_is_expected))
         people = {subject_digest(str(row["data_subject"])) for row in others if row.get("data_subject")}
         store.put_artifact(str(path.resolve()), sorted(people))  # first, so that erasure finds it after a kill too
-        scratch = path.with_name(f".{path.name}")
-        scratch.write_bytes(b"".join(f"{json_text(row)}\n".encode() for row in others))
-        scratch.replace(path)
+        write_whole(path, b"".join(orjson.dumps(json_value(row, placeholders=True)) + b"\n" for row in others))
     return DatasetFile(path=path, tasks=len(others), replaced=len(others) == len(rows))
 
 
@@ -105,7 +98,7 @@ def _row(rollout: Rollout, key: str, *, answer_is_expected: bool) -> dict[str, A
     expected = rollout.prediction if answer_is_expected else rollout.expected
     return {
         "id": rollout.task_id or key[:16], "task_type": rollout.task_type, "inputs": dict(rollout.inputs),
-        "expected": dict(expected or {}), "metadata": metadata,
+        "expected": written_outputs(expected or {}), "metadata": metadata,
         **{name: value for name, value in owners.items() if value is not None},
     }  # fmt: skip
 

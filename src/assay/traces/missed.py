@@ -14,22 +14,29 @@ class Unrecorded:
     Args:
         calls: Calls that were detected.
         reason: Why there may be more, which makes the count unknown; None if it is exact.
+        refused: Recorded calls, of known price, whose row the store refused.
     """
 
     calls: int = 0
     reason: str | None = None
+    refused: int = 0
+
+    @property
+    def seen(self) -> int:
+        """The number of calls that are known."""
+        return self.calls + self.refused
 
     @property
     def count(self) -> int | None:
         """The number of calls; None if unknown."""
-        return self.calls if self.reason is None else None
+        return self.seen if self.reason is None else None
 
     def __add__(self, other: "Unrecorded") -> "Unrecorded":
-        return Unrecorded(self.calls + other.calls, self.reason or other.reason)
+        return Unrecorded(self.calls + other.calls, self.reason or other.reason, self.refused + other.refused)
 
     def __str__(self) -> str:
-        least = f", at least {self.calls}" if self.calls else ""
-        return str(self.calls) if self.reason is None else f"unknown ({self.reason}{least})"
+        least = f", at least {self.seen}" if self.seen else ""
+        return str(self.seen) if self.reason is None else f"unknown ({self.reason}{least})"
 
     def cost(self, recorded_usd: float | None) -> float | None:
         """Cost of a run in dollars; None if it has unrecorded calls, because their price is unknown.
@@ -37,7 +44,7 @@ class Unrecorded:
         Args:
             recorded_usd: Cost of the recorded calls.
         """
-        return recorded_usd if self.count == 0 else None
+        return recorded_usd if self.calls == 0 and self.reason is None else None
 
     def priced(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Report of an evaluation with its `cost_usd` corrected by `cost`.
@@ -50,7 +57,7 @@ class Unrecorded:
         """`unrecorded` (None if unknown, then also `unrecorded_seen` and `unrecorded_reason`)."""
         known: dict[str, Any] = {"unrecorded": self.count}
         return (
-            known if self.reason is None else {**known, "unrecorded_seen": self.calls, "unrecorded_reason": self.reason}
+            known if self.reason is None else {**known, "unrecorded_seen": self.seen, "unrecorded_reason": self.reason}
         )
 
 

@@ -16,7 +16,15 @@ from assay.traces.records import Rollout
 from assay.traces.shown import Carried
 from assay.traces.unrecorded import UnrecordedCalls
 
-__all__ = ["OpenRollout", "current_missed_calls", "current_open_rollout", "current_rollout", "opened", "others_open"]
+__all__ = [
+    "OpenRollout",
+    "current_missed_calls",
+    "current_open_rollout",
+    "current_rollout",
+    "opened",
+    "others_open",
+    "rollouts_of",
+]
 
 _KEY = "assay_rollout"
 _open: list["OpenRollout"] = []  # in this process
@@ -78,7 +86,12 @@ def others_open(recorder: object) -> list[OpenRollout]:
     """All open rollouts of a recorder, for a thread of unknown origin. Empty if DSPy's context is known here."""
     # A rollout of another recorder of the process, such as one that was abandoned at its time limit, made no call of
     # this recorder's engines.
-    return [] if has_listeners() else [place for place in _open if place.recorder is recorder]
+    return [] if has_listeners() else rollouts_of(recorder)
+
+
+def rollouts_of(recorder: object) -> list[OpenRollout]:
+    """All open rollouts of a recorder."""
+    return [place for place in _open.copy() if place.recorder is recorder]
 
 
 def current_rollout() -> Rollout | None:

@@ -30,6 +30,7 @@ from assay.traces.places import (
     current_rollout,
     opened,
     others_open,
+    rollouts_of,
 )
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.shown import Carried, TaskTexts, message_texts
@@ -123,6 +124,7 @@ class Recorder:
         self.carried = Carried()  # tasks of the demonstrations in the program's artifact
         self.demonstrated_tasks: set[str] = set()  # content hashes of all tasks in prompts so far
         self._lock = threading.Lock()
+        self._stopped = False
         self._running: set[int] = set()  # ids of the records of running tool calls
         self._loose: dict[tuple[str, str], Rollout] = {}
 
@@ -179,6 +181,25 @@ class Recorder:
         for rollout in loose:
             self._trim(rollout)
 
+    @property
+    def open(self) -> list[Rollout]:
+        """Rollouts that have not ended."""
+        return [place.rollout for place in rollouts_of(self)]
+
+    def stop(self, reason: str, *, unanswered: int = 0) -> None:
+        """End the open rollouts with status `error` and failure `cap`; later changes of their threads are not written.
+
+        Args:
+            unanswered: Calls in flight that are not waited for; they count as unrecorded.
+        """
+        self._missed.add(unanswered)
+        for rollout in self.open:
+            if rollout.status == "running":
+                rollout.status, rollout.error, rollout.failure = "error", reason, FailureKind.CAP
+            rollout.ended_at = rollout.ended_at or time.time()
+            self._write_rollout(rollout)
+        self._stopped = True
+
     def owner(self) -> str:
         """Id of the rollout to which a call made now belongs."""
         rollout = current_rollout()
@@ -230,8 +251,9 @@ class Recorder:
 
     @property
     def unrecorded(self) -> Unrecorded:
-        """LM calls that did not come through an observed engine, as far as they can be detected."""
-        return self._missed.total
+        """LM calls that are not in the store: those that did not come through an observed engine, as far as they can
+        be detected, and those whose row the store refused."""
+        return self._missed.total + Unrecorded(refused=getattr(self.store, "calls_not_stored", 0))
 
     def recorded_by_hand(self) -> None:
         """Decrement the unrecorded calls of the open rollout, after the caller has recorded one of them itself."""
@@ -314,7 +336,7 @@ class Recorder:
             return self._loose[key]
 
     def _write_rollout(self, rollout: Rollout, *, interim: bool = False) -> None:
-        if self.store is not None:
+        if self.store is not None and not self._stopped:
             self.store.put_rollout(rollout, interim=interim)
 
     # Methods of `Listener`

@@ -1,6 +1,7 @@
 """Cleans up after a killed run: closes its rollouts, settles its ledger and removes rollouts that were not replayed."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -9,11 +10,12 @@ from assay.errors import FailureKind
 from assay.models import ResponseCache
 from assay.models.ledger import Ledger
 from assay.models.recording import bill_answered
+from assay.traces.missed import Unrecorded
 from assay.traces.recorder import Recorder
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 
-__all__ = ["close_running", "drop_cut_off", "opened_ledger"]
+__all__ = ["close_running", "drop_cut_off", "end_on_full_disk", "opened_ledger"]
 
 _REASON = "interrupted: the process ended before the rollout did"
 
@@ -27,11 +29,24 @@ def close_running(store: Store, key: str) -> int:
         Number of closed rollouts.
     """
     store.flush()
+    return _close(store, key)
+
+
+def _close(store: Store, key: str) -> int:
     r = schema.rollouts
     abandoned = (r.c.run_id >= key, r.c.run_id < key + "\U0010ffff", r.c.status == "running")
     values = {"status": "error", "error": _REASON, "failure": FailureKind.CAP.value, "ended_at": time.time()}
     with store.engine.begin() as connection:
         return int(connection.execute(sa.update(r).where(*abandoned).values(**values)).rowcount)
+
+
+def end_on_full_disk(store: Store, run_id: str, status: str, unrecorded: Unrecorded) -> None:
+    """Write that a run and its rollouts have ended, in small changes of rows that are there, if the disk allows it."""
+    values = {"status": status, "ended_at": time.time(), "unseen": unrecorded.seen}
+    with suppress(sa.exc.SQLAlchemyError), store.engine.begin() as connection:
+        connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**values))
+    with suppress(sa.exc.SQLAlchemyError):
+        _close(store, run_id)
 
 
 def drop_cut_off(store: Store, run_id: str, before: float) -> int:

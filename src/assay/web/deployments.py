@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from assay.deployment.decisions import PAUSED, PROMOTED, RUNNING
 from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.readings import stated
 from assay.deployment.standing import order, status_of
 from assay.errors import ConfigError, DeploymentError, StoreError
 from assay.reports.charts import interval_bar
@@ -162,6 +163,7 @@ class _MetricRow:
     high: float | None
     counts: Mapping[str, int]
     missing: Mapping[str, int]
+    stated: str
     bar: Markup
 
 
@@ -175,6 +177,6 @@ def _metrics(readings: Any) -> Iterator[_MetricRow]:
         ends = [abs(value) for value in (gain, low, high) if value is not None]
         yield _MetricRow(
             name=reading.metric, champion=champion, candidate=candidate, gain=gain, low=low, high=high,
-            counts=reading.counts, missing=reading.missing,
+            counts=reading.counts, missing=reading.missing, stated=stated(reading.missing_by),
             bar=interval_bar(gain, low, high, reach=min(1.0, 1.2 * max(ends, default=1.0)) or 1.0),
         )  # fmt: skip

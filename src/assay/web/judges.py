@@ -12,6 +12,7 @@ import orjson
 import sqlalchemy as sa
 
 from assay.cli.flags import is_artifact
+from assay.datasets.files import is_data_file
 from assay.errors import AssayError, StoreError
 from assay.judges.labels import Item, load_labels
 from assay.judges.questions import Question, known_questions
@@ -178,7 +179,7 @@ def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: 
 def _missing_labels(judge: _Judge) -> str:
     """The name of the labels file that the judge was compiled with, if it is not found from here; otherwise empty."""
     name = str((judge.compiled_run["config"] if judge.compiled_run else {}).get("labels") or "")
-    return name if Path(name).suffix in (".jsonl", ".csv") and not Path(name).is_file() else ""
+    return name if is_data_file(name) and not Path(name).is_file() else ""
 
 
 def _sealed_items(judge: _Judge) -> list[Item]:
@@ -186,11 +187,13 @@ def _sealed_items(judge: _Judge) -> list[Item]:
     config = judge.compiled_run["config"] if judge.compiled_run else {}
     file = Path(str(config.get("labels") or ""))
     try:
-        if file.suffix not in (".jsonl", ".csv") or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        if not is_data_file(file.name) or not file.is_file() or file.stat().st_size > _MOST_BYTES:
             return []
         question = judge.question
         rename = config.get("rename") or {}
-        return load_labels(str(file), labels=question.spec.scale, rename=rename, shows=question.shows)
+        return load_labels(
+            str(file), labels=question.spec.scale, rename=rename, shows=question.shows, anchors=question.spec.anchors
+        )
     except (AssayError, OSError):
         return []
 

@@ -208,7 +208,7 @@ def expected_requests(plan: Plan, *, base: float = 0.7) -> dict[str, SimulationR
         steps=plan.steps,
         metrics=tuple(metric for metric in plan.metrics if metric.success_gain is not None)[:1],
         alpha=plan.alpha, test=plan.test, evaluations=plan.evaluations, max_missing=plan.max_missing,
-        covariate=plan.covariate,
+        missing=plan.missing, covariate=plan.covariate,
     )  # fmt: skip
     instant = replace(
         simulated, steps=tuple(replace(step, hold_s=0.0) for step in simulated.steps),

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from assay.evaluation.sequential import fewest_to_accept
+from assay.evaluation.statistics import FEWEST
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.optimizers import AUTO_SEARCH_CALLS
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.optimizers.prompts.reserve import FEWEST, ReportPlan
+from assay.optimizers.prompts.reserve import ReportPlan
 from assay.runs.settings.shared import PromptSettings
 
 __all__ = ["ROUNDING", "ImprovePlan", "StepPlan", "Turn", "plan_steps", "search_runs", "training_runs"]
@@ -168,8 +170,9 @@ class ImprovePlan:
         return replace(self.report, gates=gates).within(Meter(caps), searching=True)
 
     def _decides(self, report: ReportPlan) -> bool:
-        """Whether gate and test get enough tasks for an interval, as far as the splits have them."""
-        return report.gate >= min(FEWEST, self.report.gate) and report.test >= min(FEWEST, self.report.test)
+        """Whether gate and test get enough tasks to show a gain, as far as the splits have them."""
+        fewest = fewest_to_accept()
+        return report.gate >= min(fewest, self.report.gate) and report.test >= min(fewest, self.report.test)
 
 
 def _of(share: int | None, requested: int) -> str:

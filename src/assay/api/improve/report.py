@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.reports.markdown import with_interval
+from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
 from assay.support.values import json_text
@@ -73,6 +74,4 @@ def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file that is never there in part."""
-    scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json_text(results(content)), encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, json_text(results(content)))

@@ -3,7 +3,6 @@
 Alternates prompt compilation and weight training; keeps a step only if it passes the gate.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,23 +21,26 @@ from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
 from assay.evaluation import Progress, default_progress
 from assay.evaluation.comparison import Comparison, losses_behind_gain
+from assay.evaluation.statistics import FEWEST
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers.finetuning import SFTSettings
 from assay.optimizers.finetuning.comparison import compared
+from assay.optimizers.finetuning.run_folder import training_folder
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.optimizers.prompts.reserve import FEWEST
 from assay.programs.loading import full_name
 from assay.reports.training import interval
 from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.artifacts import keep_artifact
 from assay.runs.jobs import open_job
 from assay.runs.loading import load_rubric
-from assay.runs.opening import home_of
+from assay.runs.opening import artifact_place, home_of
 from assay.runs.settings import CollectSettings, CompileSettings, ImproveSettings, TrainSettings
 from assay.runs.settings.options import ImproveOptions
 from assay.runs.unused import settings_of_another_job
 from assay.sources.trust import trusts
+from assay.support.job_folders import remove_folder
 from assay.support.keywords import takes
+from assay.support.names import place_in
 from assay.support.settings import settings_of
 from assay.traces.export.gates import Gates
 from assay.traces.export.selection import Selection
@@ -94,8 +96,8 @@ def improve(
     watched = {} if monitor is None else {"monitor": str(monitor)}
     config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})
     check_improvement(config, model=settings.get("model"))
-    folder, order = home_of(store) / "improve" / name, config.order
-    progress, place = default_progress(progress), Path(out) if out else home_of(store) / "artifacts" / name
+    folder, order = place_in(home_of(store) / "improve", name), config.order
+    progress, place = default_progress(progress), artifact_place(store, out, name)
     check_place(place.resolve())
     shared = {key: value for key, value in settings.items() if key not in _IMPROVE_ONLY}
     training = dict(config.sft or {}), dict(config.grpo or {}), list(config.retention), monitor
@@ -138,7 +140,7 @@ class _Improvement(ImprovementState):
                 trial, part=self._part, options=self._start_options, store=self.store, progress=self.progress
             )
         except AssayError:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder, self._job)
             raise
         for step, options in (("sft", self.sft), ("grpo", self.grpo)):
             if options and step not in order:
@@ -194,7 +196,7 @@ class _Improvement(ImprovementState):
 
     def _prompts(self, at: int) -> tuple[str, str]:
         out = self.folder / f"prompts-{at + 1}"
-        shutil.rmtree(out, ignore_errors=True)  # of an interrupted process; the replay makes it again
+        remove_folder(out, self._job)  # of an interrupted process; the replay makes it again
         report = compile_program(
             self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.progress,
             gate=False, test=False, words=self.words, **{**self._capped(self.options), "model": self.report.model},
@@ -221,7 +223,7 @@ class _Improvement(ImprovementState):
         name = f"{self.name}-{at + 1}"
         if (adapter_home() / name).is_dir():  # made by an interrupted process
             return self.report.program, served_as(find_adapter(name))
-        begun = (adapter_home().parent / "training" / name / "job.json").is_file()
+        begun = (training_folder(name) / "job.json").is_file()
         if step == "grpo":
             settings = self._settings(PolicySettings, self.grpo, "grpo")
             policy_options = {
@@ -249,7 +251,7 @@ class _Improvement(ImprovementState):
                 **{**self._options_for(CollectSettings), "model": self.report.model},
             )  # fmt: skip
             self._note_cut(at, "sft", collected.stopped)
-            shutil.rmtree(rows, ignore_errors=True)
+            remove_folder(rows, self._job)
             chosen = Selection(programs=(program_name(self.program),))
             export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.progress)
         config = self._settings(SFTSettings, self.sft, "sft")
@@ -326,9 +328,7 @@ class _Improvement(ImprovementState):
         except BudgetExceeded as cap:
             report.stopped = report.stopped or f"sealed test: {cap}"
             return
-        report.test = compared(
-            comparison.before, comparison.after, level=comparison.level, guarded=comparison.ended != ""
-        )
+        report.test = compared(comparison.before, comparison.after, level=comparison.gain.level)
         report.notes += [note] if (note := ended_by(comparison, "test")) else []
         report.notes += losses_behind_gain(comparison, "test")
         if comparison.cap is not None and comparison.gain.n < FEWEST:

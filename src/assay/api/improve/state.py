@@ -1,7 +1,6 @@
 """State of an improvement: what is stored for resuming, and what the caps leave. Does not run steps."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,12 +14,14 @@ from assay.api.improve.steps import STATE, adapter_names, check_name, start_mode
 from assay.errors import ConfigError
 from assay.evaluation import Progress
 from assay.models import Caps
-from assay.models.lora.adapters import adapter_home
 from assay.models.meter import Usage
+from assay.optimizers.finetuning.run_folder import remove_training
 from assay.optimizers.finetuning.settings import settings_from
 from assay.runs.finished import FinishedRun
 from assay.runs.opening import home_of, pinned
 from assay.support.formats import check_format
+from assay.support.job_folders import claim_folder, remove_folder
+from assay.support.names import place_in
 from assay.support.settings import Settings, settings_of
 from assay.support.values import json_value
 from assay.traces.records import new_id
@@ -93,7 +94,8 @@ class ImprovementState:
         self.job, self.report = job, ImproveReport(None, self.program, self._start_model())
         for adapter in adapter_names(self.name, order):
             # an abandoned training of an earlier improvement with the same name
-            shutil.rmtree(adapter_home().parent / "training" / adapter, ignore_errors=True)
+            remove_training(adapter)
+        claim_folder(self.folder, self._job)
         self._keep()
         return None
 
@@ -108,6 +110,11 @@ class ImprovementState:
             self.part = before
 
     @property
+    def _job(self) -> str:
+        """The id by which its folder is its own."""
+        return f"improvement {self.name}"
+
+    @property
     def _runs(self) -> str:
         """Common prefix of the ids of its runs."""
         return f"improve-{self.opens_as.rpartition('-')[2]}"
@@ -118,7 +125,7 @@ class ImprovementState:
             self._ended.keep(self.report.to_dict())
         else:
             write_json(self._report_file, {"job": self.job, "report": self.report.to_dict()})
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder, self._job)
 
     @property
     def _caps(self) -> Caps:
@@ -135,7 +142,7 @@ class ImprovementState:
 
     @property
     def _report_file(self) -> Path:
-        return self.folder.parent / f"{self.name}.json"
+        return place_in(self.folder.parent, self.name, ending=".json")
 
     def _settings(self, kind: type[T], values: Mapping[str, Any], argument: str) -> T:
         return settings_from(
@@ -146,7 +153,6 @@ class ImprovementState:
         return start_model_of(self.program, self.options.get("model"))
 
     def _keep(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         state = {
             "job": self.job,
             "program": self.report.program,

@@ -4,7 +4,6 @@
 Opens nothing and calls no model.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from assay.optimizers.finetuning.run_folder import check_free
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.runs.independence import independent
 from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
+from assay.sources.artifact_files import read_manifest
 from assay.support.settings import nearest
 
 __all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "program_name", "start_model_of"]
@@ -88,17 +88,12 @@ def adapter_names(name: str, order: Sequence[str]) -> list[str]:
 
 def start_model_of(program: str, model: str | None) -> str:
     """The first model of an improvement: that of the artifact, the named one, or the default."""
-    return str(_manifest(program)["model"]) if is_artifact(program) else str(model or DEFAULT_MODEL)
+    return str(read_manifest(Path(program))["model"]) if is_artifact(program) else str(model or DEFAULT_MODEL)
 
 
 def program_name(program: str) -> str:
     """Name of the program in its rollouts."""
-    return str(_manifest(program)["program"]) if is_artifact(program) else program
-
-
-def _manifest(program: str) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((Path(program) / "manifest.json").read_text(encoding="utf-8"))
-    return manifest
+    return str(read_manifest(Path(program))["program"]) if is_artifact(program) else program
 
 
 def _trained(order: Sequence[str], model: str, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from assay.deployment import load_artifact
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import Progress, Session, default_progress
 from assay.judges import Judge, split_items
-from assay.judges.labels import Item, LabelSplits
+from assay.judges.labels import LabelledItems, LabelSplits
 from assay.judges.quality.audit import negatives
 from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
 from assay.programs import program_version
@@ -29,12 +29,13 @@ from assay.rubrics.criteria import JudgeFields
 from assay.runs.arguments import resolve_lm
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import compiled_parts, load_judge
-from assay.runs.opening import Run, home_of, open_run
+from assay.runs.opening import Run, artifact_place, open_run
 from assay.runs.preflight import preflight_judge
 from assay.runs.settings import JudgeCompileSettings
 from assay.runs.settings.options import JudgeCompileOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.numbers import counted
 from assay.traces.store.sealing import DEFAULT_SALT, Openings, open_test, resolve_salt
 
 __all__ = ["JudgeReport", "compile_judge"]
@@ -105,8 +106,10 @@ def compile_judge(
             return _as_stored(built, run, config, stored)
         _announce(splits, items, progress)
         report = _compiled(built, splits, session, search, run, config)
+        if items.gaps:
+            report.notes.append(f"{counted(items.gaps, 'labels')} missing in {labels}")
         name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
-        save_judge(report, splits, run, parents, Path(out) if out else home_of(store) / "artifacts" / name)
+        save_judge(report, splits, run, parents, artifact_place(store, out, name))
         finished.keep(report.to_dict())
     return report
 
@@ -192,13 +195,13 @@ def _built(judge: str | Judge, config: JudgeCompileSettings) -> Judge:
     return with_fields(built, config.shows) if config.shows else built
 
 
-def _announce(splits: LabelSplits, items: Sequence[Item], progress: Progress) -> None:
+def _announce(splits: LabelSplits, items: LabelledItems, progress: Progress) -> None:
     raters = {rating.rater for item in items for rating in item.ratings}
     ratings = sum(len(item.ratings) for item in items)
     sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
     progress.say(
-        f"labels: {ratings:,} ratings of {len(items):,} items by {len(raters):,} raters; {sizes}; the test items are "
-        "sealed"
+        f"labels: {ratings:,} ratings of {len(items):,} items by {len(raters):,} raters, {items.gaps:,} missing; "
+        f"{sizes}; the test items are sealed"
     )
     for warning in _thin(splits):
         progress.say(f"warning: {warning}")

@@ -6,17 +6,17 @@ from pathlib import Path
 from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels
 from assay.judges.base import rebuilt
-from assay.judges.labels import Item, make_items
+from assay.judges.labels import Item, LabelledItems, make_items
 from assay.judges.questions import key_of
 from assay.traces import Store
 
 __all__ = ["need_fields", "rated_items", "with_fields", "without_absent_fields"]
 
 
-def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str | Path | None) -> list[Item]:
+def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str | Path | None) -> LabelledItems:
     """Loads items with ratings from a source; `store` means the labels made with `assay judge label`."""
     if labels != "store":
-        return load_labels(labels, labels=judge.labels, rename=rename, shows=judge.shows)
+        return load_labels(labels, labels=judge.labels, rename=rename, shows=judge.shows, anchors=judge.spec.anchors)
     with Store(store) as opened:
         rows = [(f"label {index + 1} of the store", row) for index, row in enumerate(opened.labels(key_of(judge)))]
     if not rows:

@@ -17,6 +17,7 @@ from assay.judges import Judge
 from assay.judges.labels import LabelSplits
 from assay.judges.quality.drawing import draw_card
 from assay.judges.quality.drift import AnchorSet
+from assay.judges.questions import key_of
 from assay.models import Meter
 from assay.optimizers.judges.compile import JudgeOutcome
 from assay.programs import program_version
@@ -26,8 +27,9 @@ from assay.runs.opening import Run
 from assay.runs.settings import JudgeCompileSettings
 from assay.sources.modules import qualified_name
 from assay.support.package import __version__
+from assay.support.places import write_whole
 from assay.support.reprs import ReportDict, ReportRepr, measure_text, shortened
-from assay.traces.records import person_digest
+from assay.traces.records import person_digest, subject_digest
 from assay.traces.store.sealing import Openings, openings_line
 
 __all__ = ["JudgeReport", "save_judge", "shown_card"]
@@ -148,11 +150,12 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
     report.artifact = save_artifact(
         folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data)
     )
-    run.store.put_artifact(str(report.artifact), sorted(raters))
+    shown = run.store.labelled_subjects(key_of(judge)) if config.labels == "store" else ()
+    run.store.put_artifact(str(report.artifact), sorted({*raters, *map(subject_digest, shown)}))
     if (note := check_loads(report.artifact, judge)) is not None:
         report.notes.append(note)
     if report.card:
-        (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
+        write_whole(report.artifact / "card.json", json.dumps(report.card, indent=1))
         if report.anchors is not None:
             report.anchors.save(report.artifact / ANCHORS)
         try:

@@ -24,7 +24,7 @@ from assay.runs.settings import JudgeScoreSettings
 from assay.runs.settings.options import JudgeScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
-from assay.support.places import check_writable
+from assay.support.places import check_writable, writing
 from assay.support.reprs import ReportDict
 from assay.support.scrubbing import results
 from assay.support.values import json_text
@@ -59,7 +59,9 @@ def score_rows(
         check_writable(out, "out", inputs=(data, judge))
     built, progress, rename = built_judge(judge, config.scale), default_progress(progress), config.rename
     rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
-    items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
+    items = make_items(
+        rows, labels=built.labels, spec=data, unrated=True, shows=built.shows, anchors=built.spec.anchors
+    )
     need_fields(built, items, optional=OPTIONAL)
     if not built.spec.graded:
         progress.say("note: the words of this scale have no grades, so there is no mean value")
@@ -78,7 +80,7 @@ def score_rows(
     report = {
         "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_MAX_REASONS],
         **judged.coverage(judge_), "out": str(out) if out else None,
-        "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
+        "labelled": sum(bool(item.ratings) for item in items), "missing_labels": items.gaps, "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels},
         **_means(items, values, judge_), **spent,
     }  # fmt: skip
@@ -112,7 +114,7 @@ def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) 
 
 def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[float | None]) -> None:
     answers = judged.answers
-    with path.open("w", encoding="utf-8") as file:
+    with writing(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for index, item in enumerate(items):
             masses, verdict = answers.probabilities[index], answers.verdicts[index]
             confidence, reason = masses[verdict] if masses and verdict else None, judged.reasons[index] or None

@@ -7,6 +7,7 @@ from pathlib import Path
 from assay.errors import ConfigError
 from assay.runs.settings import LoopInstallSettings
 from assay.support.keywords import takes
+from assay.support.names import check_name
 from assay.traces.store.connection import password_of
 from assay.traces.store.location import store_url
 
@@ -39,7 +40,7 @@ def schedule_files(
     command = [sys.executable, "-m", "assay", "loop", "run", agent, *_flags(file, store)]
     if any("\n" in word for word in (*command, str(place))):
         raise ConfigError("a path with a line break cannot be written to a schedule")
-    name = f"assay-loop-{agent}"
+    name = f"assay-loop-{check_name(agent, 'agent', plain=True)}"
     return _systemd(name, agent, command, place, every_minutes) if kind == "systemd" else _cron(
         name, command, place, every_minutes
     )  # fmt: skip

@@ -22,11 +22,12 @@ from assay.deployment.pool import read_manifest
 from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, DataError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
-from assay.runs.opening import home_of
+from assay.runs.opening import artifact_place, home_of
 from assay.runs.settings import AdvanceSettings
 from assay.runs.settings.loop import LoopSettings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.names import place_in
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import error_text
 from assay.support.settings import settings_of
@@ -243,7 +244,7 @@ class _Run:
 
     # -- steps
     def _folder(self, cycle: int) -> Path:
-        return (home_of(self.store) / "loop" / self.agent / f"cycle-{cycle}").absolute()
+        return (place_in(home_of(self.store) / "loop", self.agent, "agent") / f"cycle-{cycle}").absolute()
 
     def _pool_settings(self, cycle: int) -> dict[str, Any]:
         """Settings of the pool; compared with the training data that was named, else with the newest pool that an
@@ -287,7 +288,7 @@ class _Run:
         calls, usd = self._left(now, without=at.cycle)  # caps of a resumed job hold for all of its attempts
         order = Order(
             name=f"{self.agent}-loop-{at.cycle}", champion=registry.folder_of(champion), data=data,
-            out=home_of(self.store).absolute() / "artifacts" / f"{self.agent}-loop-{at.cycle}", store=self.store,
+            out=artifact_place(self.store, None, f"{self.agent}-loop-{at.cycle}").absolute(), store=self.store,
             began=began, max_calls=calls, max_cost_usd=usd,
         )  # fmt: skip
         detail = {**improved(self.settings, order, self.progress), "champion": champion.name, "people": people}

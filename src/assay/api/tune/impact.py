@@ -27,6 +27,8 @@ from assay.runs.settings import ImpactSettings
 from assay.runs.settings.options import ImpactOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.names import place_in
+from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import resolve_salt
 
@@ -105,7 +107,7 @@ def parameter_impact(
         defaults = {**AgentParameters().model_dump(), **settings, **thresholds_of(job.recorded.program)}
         study = study_to_show(job, config, space, storage_of(config, store))
         class_name = job.session.program_name.rpartition(":")[2].lower()
-        folder = _create_folder(Path(out) if out else home_of(store) / "impact" / class_name)
+        folder = _create_folder(Path(out) if out else place_in(home_of(store) / "impact", class_name))
         measured = checked(job, job.splits.val, split="val")
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
         with job.session.phase("impact"):
@@ -123,7 +125,7 @@ def parameter_impact(
     _draw(report, config, study, facts)
     report.notes += [*([warning] if warning is not None else []), *(measured.warnings if measured else ())]
     report.notes += _notes(effects, study)
-    (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
+    write_whole(folder / "impact.json", json.dumps(report.to_dict(), indent=1))
     return report
 
 

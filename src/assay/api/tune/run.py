@@ -50,7 +50,7 @@ from assay.runs.arguments import program_settings, resolve_model, resolve_progra
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
-from assay.runs.opening import home_of
+from assay.runs.opening import artifact_place
 from assay.runs.preflight import checked
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
@@ -121,7 +121,7 @@ def tune(
         if report.stopped is None:
             job.status = "done"
         name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
-        _save(report, job, config, Path(out) if out else home_of(store) / "artifacts" / name, apply)
+        _save(report, job, config, artifact_place(store, out, name), apply)
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
         finished.keep(report.to_dict())

@@ -10,6 +10,7 @@ from assay.cli.options import dry_run_option, json_option, reason_option, rubric
 from assay.cli.shared import Console, open_store, print_json, show_judges
 from assay.cli.wording import in_flags
 from assay.runs.settings import AdvanceSettings
+from assay.support.terminal import echo
 
 __all__ = ["advance_command", "history_command", "order_commands", "status_command"]
 
@@ -48,29 +49,34 @@ def advance_command(
 
 
 def _show(data: dict[str, Any], as_json: bool) -> None:
+    from assay.deployment.readings import stated
+
     if as_json:
         print_json(data)
         return
-    click.echo(
+    echo(
         f"{data['agent']}@{data['candidate']} in place of {data['agent']}@{data['champion']}: {data['status']}, step "
         f"{data['step']} of {data['steps']} ({data['stage']}), {data['share']:.0%} on the candidate"
     )
     for arm, values in data["arms"].items():
         unscored = f", {values['unscored']} unscored" if values["unscored"] else ""
         score = "–" if values["score"] is None else f"{values['score']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
-        click.echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
+        echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
     for reading in data["readings"]:
         champion, candidate, gain, low, high = (
             "–" if (value := reading[name]) is None else f"{value:{sign}.3f}"
             for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
         )
-        click.echo(f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain} [{low}, {high}]")
+        echo(
+            f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain}, bounds [{low}, {high}]"
+            f"{stated(reading['missing_by'])}"
+        )
     if data["variance_removed"] is not None:
-        click.echo(f"  the covariate removed {data['variance_removed']:.0%} of the variance of the difference")
+        echo(f"  the covariate removed {data['variance_removed']:.0%} of the variance of the difference")
     show_judges(data["judges"])
     waits = data["decision"] == "continue" and data["status"] != "running"
     decision = f"last decision ({data['rule']})" if waits else f"decision: {data['decision']} ({data['rule']})"
-    click.echo(f"{decision}: {in_flags(data['reason'])}")
+    echo(f"{decision}: {in_flags(data['reason'])}")
 
 
 @click.command("history")
@@ -87,10 +93,10 @@ def history_command(deployment: str, store: str | None, as_json: bool) -> None:
         print_json({"decisions": rows})
         return
     if not rows:
-        click.echo("no decision so far", err=True)
+        echo("no decision so far", err=True)
     for row in rows:
         at = time.strftime("%m-%d %H:%M:%S", time.localtime(row["at"]))
-        click.echo(f"{at}  step {row['stage'] + 1}  {row['action']:9} {row['rule']:13} {row['by']}: {row['reason']}")
+        echo(f"{at}  step {row['stage'] + 1}  {row['action']:9} {row['rule']:13} {row['by']}: {row['reason']}")
 
 
 _HELP = {
@@ -115,7 +121,7 @@ def _order(action: str) -> click.Command:
         if as_json:
             print_json({"deployment": ordered.id, "status": ordered.state.status, "share": ordered.share})
         else:
-            click.echo(f"{ordered.id}: {ordered.state.status}, {ordered.share:.0%} on the candidate")
+            echo(f"{ordered.id}: {ordered.state.status}, {ordered.share:.0%} on the candidate")
 
     return order
 

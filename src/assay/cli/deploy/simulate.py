@@ -8,6 +8,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option
 from assay.cli.shared import Console, pop_values, print_json
 from assay.runs.settings import SimulateSettings
+from assay.support.terminal import echo
 
 __all__ = ["simulate_command"]
 
@@ -30,10 +31,10 @@ def simulate_command(**values: Any) -> None:
         return
     for name in ("promoted", "rolled_back", "undecided"):
         share = getattr(report, name)
-        click.echo(f"{name.replace('_', ' '):12} {share:6.1%} of {report.runs} simulated deployments")
-    click.echo(
+        echo(f"{name.replace('_', ' '):12} {share:6.1%} of {report.runs} simulated deployments")
+    echo(
         f"median of live requests: {report.requests_median:,.0f}, {report.candidate_requests_median:,.0f} of them on "
         "the candidate"
     )
-    click.echo("median by step: " + ", ".join(f"{count:,.0f}" for count in report.step_requests))
-    click.echo("ended by: " + ", ".join(f"{rule} {count}" for rule, count in sorted(report.rules.items())))
+    echo("median by step: " + ", ".join(f"{count:,.0f}" for count in report.step_requests))
+    echo("ended by: " + ", ".join(f"{rule} {count}" for rule, count in sorted(report.rules.items())))

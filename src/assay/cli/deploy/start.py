@@ -9,6 +9,7 @@ from assay.cli.options import dry_run_option, json_option, store_option, trust_o
 from assay.cli.shared import Console, open_store, pop_values, print_json
 from assay.runs.settings import StartSettings
 from assay.support.numbers import signed
+from assay.support.terminal import echo
 
 __all__ = ["start_command"]
 
@@ -37,27 +38,27 @@ def start_command(candidate: str, **values: Any) -> None:
         return
     for name, label in (("breaks", "breaks"), ("changes", "changes"), ("unchecked", "not checked:")):
         for text in data[name]:
-            click.echo(f"{label} {text}")
+            echo(f"{label} {text}")
     if data["replays"]["n"]:
-        click.echo(_replayed(data["replays"]))
+        echo(_replayed(data["replays"]))
     if data["suite"] is not None:
         suite = data["suite"]
         score = "unscored" if suite["score"] is None else f"{suite['score']:.3f}"
-        click.echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {suite['n']} tasks passed")
+        echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {suite['n']} tasks passed")
     for name, report in data["expected"].items():
         steps = ", ".join(f"{count:,.0f}" for count in report["step_requests"])
         cut = report["rules"].get("requests", 0)
         cut_off = f", {cut} of them cut off undecided because the plan is long" if cut else ""
-        click.echo(
+        echo(
             f"a candidate that is {'better by twice the goal' if name == 'better' else 'as good'}: promoted in "
             f"{report['promoted']:.0%}, rolled back in {report['rolled_back']:.0%}, after a median of "
             f"{report['requests_median']:,.0f} rollouts; by step: {steps} "
             f"({report['runs']} simulated deployments{cut_off}; base rate 0.7)"
         )
     for text in data["not_tried"]:
-        click.echo(f"not tried: {text}")
+        echo(f"not tried: {text}")
     if data["deployment"]:
-        click.echo(f"started: {data['deployment']}; next: assay deploy status {candidate.partition('@')[0]}")
+        echo(f"started: {data['deployment']}; next: assay deploy status {candidate.partition('@')[0]}")
 
 
 def _replayed(replays: dict[str, Any]) -> str:

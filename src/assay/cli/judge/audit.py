@@ -5,13 +5,14 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
-from assay.cli.judge.tables import rich_console, spent_text
+from assay.cli.judge.tables import spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.cli.wording import in_flags
 from assay.reports.cards import required_words
 from assay.runs.settings import JudgeAuditSettings
 from assay.support.numbers import counted
+from assay.support.terminal import rich_console
 
 __all__ = ["audit_command"]
 
@@ -44,6 +45,7 @@ def audit_command(judge: str, **values: Any) -> None:
 
 def _show_audit(data: dict[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     rich, table = (
         rich_console(),
@@ -61,25 +63,24 @@ def _show_audit(data: dict[str, Any]) -> None:
             f"{entry['share']:.0%}",
             str(entry["n"]),
             moved,
-            "passed" if entry["passed"] else "[bold]FAILED[/bold]",
+            "passed" if entry["passed"] else Text("FAILED", style="bold"),
         )
     rich.print(table)
     for note in data["notes"]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     for name in data["not_tried"]:
         reason = "in every case the text of the attack contains the right answer"
         if name == "truncation":
             reason = "for no good output is it known that its first half lacks the answer; add a column 'answer'"
-        rich.print(f"note: {name} was not tried: {reason}", markup=False)
+        rich.print(f"note: {name} was not tried: {reason}")
     for alarm in data["flip_alarms"]:
-        rich.print(f"alarm: {alarm}", markup=False)
+        rich.print(f"alarm: {alarm}")
     for name, entry in data["attacks"].items():
         for wrong in [] if entry["passed"] else entry["wrong"][:1]:
             value = "none" if wrong["value"] is None else f"{wrong['value']:.2f}"
-            rich.print(f"{name}: {wrong['output']!r} got {value}; required: {required_words(wrong)}", markup=False)
+            rich.print(f"{name}: {wrong['output']!r} got {value}; required: {required_words(wrong)}")
     verdict = "passed" if data["passed"] else "FAILED"
     alarms = f" (alarms: {len(data['flip_alarms'])})" if data["flip_alarms"] else ""
     rich.print(
         f"{verdict}{alarms}; {counted(data['verdicts'], 'verdicts')}, {data['unscored']} unscored; {spent_text(data)}",
-        markup=False,
     )

@@ -2,9 +2,10 @@
 
 import click
 
-from assay.cli.judge.tables import rich_console, show_agreement, show_card
+from assay.cli.judge.tables import show_agreement, show_card
 from assay.cli.options import json_option, report_option
 from assay.cli.shared import print_json
+from assay.support.terminal import rich_console
 
 __all__ = ["card_command"]
 
@@ -15,11 +16,10 @@ __all__ = ["card_command"]
 @json_option()
 def card_command(judge: str, report: str | None, as_json: bool) -> None:
     """Show the reliability card of a compiled JUDGE."""
-    import json
     from pathlib import Path
 
     from assay.errors import NoArtifact
-    from assay.sources.artifact_files import read_manifest
+    from assay.sources.artifact_files import read_json, read_manifest
 
     path = Path(judge) / "card.json"
     if not path.is_file():
@@ -28,7 +28,7 @@ def card_command(judge: str, report: str | None, as_json: bool) -> None:
             f"before the sealed test"
         )
     read_manifest(Path(judge))  # one of another format is refused
-    card = json.loads(path.read_text("utf-8"))
+    card = read_json(path, path.parent)
     if as_json:
         print_json(card)
     else:

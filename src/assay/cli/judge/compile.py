@@ -11,6 +11,7 @@ from assay.cli.shared import Console, pop_values, print_json, print_openings, re
 from assay.cli.wording import in_flags
 from assay.reports.markdown import cost_words
 from assay.runs.settings import JudgeCompileSettings
+from assay.support.terminal import rich_console
 
 __all__ = ["compile_command"]
 
@@ -39,10 +40,9 @@ def compile_command(judge: str, **values: Any) -> None:
 
 
 def _show(data: dict[str, Any]) -> None:
-    from rich.console import Console as Rich
     from rich.table import Table
 
-    rich = Rich(highlight=False)
+    rich = rich_console()
     before, after, ceiling, card = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"], data["card"]
     if before and after:
         table = Table(title=f"agreement with raters, {after['n']} sealed items", title_justify="left")
@@ -63,26 +63,25 @@ def _show(data: dict[str, Any]) -> None:
         for prefix, side in (("", after), ("raters' ", ceiling)):
             for name, reason in sorted(side["undefined"].items()):
                 if not prefix or name != "brier":  # raters give no probabilities
-                    rich.print(f"{prefix}{name.replace('_', ' ')} is undefined: {reason}", markup=False)
+                    rich.print(f"{prefix}{name.replace('_', ' ')} is undefined: {reason}")
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         measure = data["objective"].replace("_", " ")
-        rich.print(f"gain in {measure}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}", markup=False)
+        rich.print(f"gain in {measure}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}")
         show_card(rich, card, reported=after["undefined"])
     print_openings(rich, data["test_openings"])
     if data["gate"]:
         unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
-        rich.print(f"gate ({data['gate']['n']} items): {gain_text(data['gate'])}: {verdict}", markup=False)
+        rich.print(f"gate ({data['gate']['n']} items): {gain_text(data['gate'])}: {verdict}")
     rich.print(
         f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), "
         f"{cost_words(data['cost_usd'])}",
-        markup=False,
     )
     for note in [
         *data["notes"],
         *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
     ]:
-        rich.print(f"note: {in_flags(note)}", markup=False)
+        rich.print(f"note: {in_flags(note)}")
     for key in ("picture", "artifact"):
         if data[key]:
-            rich.print(f"{key}: {data[key]}", markup=False, soft_wrap=True)
+            rich.print(f"{key}: {data[key]}", soft_wrap=True)

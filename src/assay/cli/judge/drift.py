@@ -5,11 +5,12 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
-from assay.cli.judge.tables import rich_console, spent_text
+from assay.cli.judge.tables import spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeDriftSettings
 from assay.support.numbers import figure
+from assay.support.terminal import rich_console
 
 __all__ = ["drift_command"]
 
@@ -32,7 +33,7 @@ def drift_command(judge: str, **values: Any) -> None:
             f"froze {data['frozen']} verdicts in {data['anchors']}; "
             f"two runs differ by {data['noise']:.3f} of the scale; {spent_text(data)}"
         )
-        rich_console().print(text, markup=False)
+        rich_console().print(text)
     else:
         _show_drift(data)
     require_coverage(data)
@@ -43,11 +44,11 @@ def drift_command(judge: str, **values: Any) -> None:
 def _show_drift(data: dict[str, Any]) -> None:
     rich = rich_console()
     for name, (before, after) in data["changed"].items():
-        rich.print(f"changed: {name}: {before} -> {after}", markup=False)
+        rich.print(f"changed: {name}: {before} -> {after}")
     moved, psi = (figure(value) for value in (data["mean_difference"], data["psi"]))
     cusum = f"CUSUM {data['cusum']:.1f} (alarm over {data['cusum_limit']:.1f})"
     over = "" if data["psi"] is None else f" (alarm over {data['psi_limit']:.2f})"
-    rich.print(f"{data['n']} anchors: mean difference {moved}, {cusum}, PSI {psi}{over}", markup=False)
+    rich.print(f"{data['n']} anchors: mean difference {moved}, {cusum}, PSI {psi}{over}")
     for alarm in data["alarms"]:
-        rich.print(f"ALARM: {alarm}", markup=False)
-    rich.print(f"{'drifted' if data['alarms'] else 'no drift'}; {spent_text(data)}", markup=False)
+        rich.print(f"ALARM: {alarm}")
+    rich.print(f"{'drifted' if data['alarms'] else 'no drift'}; {spent_text(data)}")

@@ -5,11 +5,12 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.judge.tables import rich_console, spent_text
+from assay.cli.judge.tables import spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json
 from assay.runs.settings import FidelitySettings
 from assay.support.numbers import counted
+from assay.support.terminal import rich_console
 
 __all__ = ["fidelity_command"]
 
@@ -48,10 +49,10 @@ def _show_card(card: dict[str, Any]) -> None:
     rich.print(table)
     for name, fault in card["faults"].items():
         if fault["share"] is not None and fault["share"] > card["fail_over"]:
-            rich.print(f"{name}: {' | '.join(fault['example'])}", markup=False)
+            rich.print(f"{name}: {' | '.join(fault['example'])}")
     for reason in card["why_failed"]:
-        rich.print(f"note: the user failed: {reason}", markup=False)
+        rich.print(f"note: the user failed: {reason}")
     verdict = "passed" if card["passed"] else "FAILED"
     counts = f"{counted(card['n'], 'runs')}, {card['failed']} in which the user failed"
-    rich.print(f"{verdict}: at most {card['fail_over']:.0%} of the runs with a fault; {counts}; {spent_text(card)}",
-               markup=False)  # fmt: skip
+    limit = f"at most {card['fail_over']:.0%} of the runs with a fault"
+    rich.print(f"{verdict}: {limit}; {counts}; {spent_text(card)}")

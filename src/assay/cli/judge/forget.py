@@ -2,10 +2,10 @@
 
 import click
 
-from assay.cli.judge.tables import rich_console
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import print_json
 from assay.support.numbers import counted
+from assay.support.terminal import rich_console
 
 __all__ = ["forget_command"]
 
@@ -23,8 +23,6 @@ def forget_command(rater: str, store: str | None, as_json: bool) -> None:
         print_json(data)
         return
     rich = rich_console()
-    rich.print(f"{counted(data['removed'], 'labels')} of {rater} removed", markup=False)
+    rich.print(f"{counted(data['removed'], 'labels')} of {rater} removed")
     for judge in data["judges"]:
-        rich.print(
-            f"compiled from labels of {rater}, compile it again without them: {judge}", markup=False, soft_wrap=True
-        )
+        rich.print(f"compiled from labels of {rater}, compile it again without them: {judge}", soft_wrap=True)

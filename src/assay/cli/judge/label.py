@@ -1,7 +1,6 @@
 """`assay judge label`: a rater labels rollouts of the store."""
 
 import getpass
-import sys
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from assay.cli.options import json_option, store_option, trust_option
 from assay.cli.shared import print_json
 from assay.runs.settings import JudgeLabelSettings
 from assay.support.numbers import counted
+from assay.support.terminal import ask, echo, rich_console
 
 __all__ = ["label_command"]
 
@@ -48,14 +48,14 @@ def label_command(judge: str, for_page: bool, store: str | None, as_json: bool, 
             return _show_place(key_of(built), settings.run_id, len(waiting), as_json=as_json)
         words = list(built.spec.scale)
         if not waiting:
-            click.echo("there is nothing to label: no selected rollout is without your label", err=True)
+            echo("there is nothing to label: no selected rollout is without your label", err=True)
         for at, entry in enumerate(waiting, 1):
             _show_item(at, len(waiting), entry.fields, built.spec)
             label = _answer(words)
             if label is None:
                 break
             if label:
-                reason = _line("why? ") if settings.rationale else ""
+                reason = ask("why? ") or "" if settings.rationale else ""
                 opened.put_label(
                     key_of(built),
                     entry.item_id,
@@ -71,7 +71,7 @@ def label_command(judge: str, for_page: bool, store: str | None, as_json: bool, 
         print_json(data)
     else:
         hint = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
-        click.echo(f"{counted(done, 'labels')} of {rater} kept{hint}", err=True)
+        echo(f"{counted(done, 'labels')} of {rater} kept{hint}", err=True)
 
 
 def _show_place(key: str, run_id: str | None, waiting: int, *, as_json: bool) -> None:
@@ -83,23 +83,22 @@ def _show_place(key: str, run_id: str | None, waiting: int, *, as_json: bool) ->
         print_json({"judge": key, "path": place})
     else:
         some = "outputs are" if waiting else "so far no output is"
-        click.echo(f"{some} waiting for raters: start assay view, then Judges, or {place} of its address", err=True)
+        echo(f"{some} waiting for raters: start assay view, then Judges, or {place} of its address", err=True)
 
 
 def _show_item(at: int, count: int, fields: Any, spec: Any) -> None:
-    from rich.console import Console as Rich
     from rich.panel import Panel
     from rich.text import Text
 
-    rich = Rich(stderr=True, highlight=False)
+    rich = rich_console(err=True)
     rich.rule(f"{at} of {count}")
     for name, value in fields.items():
-        rich.print(Panel(Text(str(value)), title=name, title_align="left"))
-    rich.print(f"{spec.text}", markup=False)
+        rich.print(Panel(Text(str(value)), title=Text(str(name)), title_align="left"))
+    rich.print(spec.text)
     keys = {word: key for key, word in _numbers(list(spec.scale)).items()}
     for word in spec.scale:
         meaning = f": {spec.anchors[word]}" if word in spec.anchors else ""
-        rich.print(f"  {keys.get(word, '')} {word}{meaning}", markup=False)
+        rich.print(f"  {keys.get(word, '')} {word}{meaning}")
 
 
 def _numbers(words: list[str]) -> dict[str, str]:
@@ -111,11 +110,6 @@ def _numbers(words: list[str]) -> dict[str, str]:
     )
 
 
-def _line(prompt: str) -> str:
-    click.echo(prompt, nl=False, err=True)
-    return sys.stdin.readline().strip()
-
-
 def _answer(words: list[str]) -> str | None:
     """The typed word of the scale, "" to skip, None to stop or at the end of the input.
 
@@ -124,14 +118,13 @@ def _answer(words: list[str]) -> str | None:
     words_by_input = {**_numbers(words), **{word.casefold(): word for word in words}}
     skip, stop = (key if key not in words_by_input else f"/{key}" for key in ("s", "q"))
     while True:
-        click.echo(f"your verdict ({skip} skips, {stop} stops): ", nl=False, err=True)
-        line = sys.stdin.readline()
-        answer = line.strip().casefold()
+        line = ask(f"your verdict ({skip} skips, {stop} stops): ")
+        answer = (line or "").casefold()
         if answer in words_by_input:
             return words_by_input[answer]
-        if answer == stop or not line:
+        if line is None or answer == stop:
             return None
         if answer == skip:
             return ""
         numbers = f", or 1 to {len(words)}" if _numbers(words) else ""
-        click.echo(f"{line.strip()!r} is not on the scale: {', '.join(words)}{numbers}", err=True)
+        echo(f"{line!r} is not on the scale: {', '.join(words)}{numbers}", err=True)

@@ -2,10 +2,10 @@
 
 import click
 
-from assay.cli.judge.tables import rich_console
 from assay.cli.options import json_option, trust_option
 from assay.cli.shared import print_json
 from assay.support.numbers import counted
+from assay.support.terminal import rich_console
 
 __all__ = ["lint_command"]
 
@@ -24,7 +24,7 @@ def lint_command(rubric: str, as_json: bool) -> None:
         print_json({"findings": [each.to_dict() for each in findings]})
     else:
         for finding in findings:
-            rich_console().print(f"{finding.criterion}: {finding.rule}: {finding.text}", markup=False)
-        rich_console().print(counted(len(findings), "findings") if findings else "nothing found", markup=False)
+            rich_console().print(f"{finding.criterion}: {finding.rule}: {finding.text}")
+        rich_console().print(counted(len(findings), "findings") if findings else "nothing found")
     if findings:
         click.get_current_context().exit(1)

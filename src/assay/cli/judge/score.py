@@ -5,11 +5,12 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
-from assay.cli.judge.tables import rich_console, spent_text
+from assay.cli.judge.tables import spent_text
 from assay.cli.options import job_options, out_option
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeScoreSettings
 from assay.support.numbers import counted
+from assay.support.terminal import rich_console
 
 __all__ = ["score_command"]
 
@@ -41,13 +42,12 @@ def _show_scores(data: dict[str, Any]) -> None:
         if data["rows"] != data["n"]
         else ""
     )
-    rich.print(f"{counted(data['n'], 'items')}{several}: {shares}; unscored {data['unscored']}", markup=False)
+    rich.print(f"{counted(data['n'], 'items')}{several}: {shares}; unscored {data['unscored']}")
     for reason in data["why_unscored"]:
-        rich.print(f"note: unscored: {reason}", markup=False)
+        rich.print(f"note: unscored: {reason}")
     if data["interval"]:
         rich.print(
             "mean value {:.3f}, 95 % [{:.3f}, {:.3f}] by this judge".format(data["mean"], *data["interval"]),
-            markup=False,
         )
     if data["labelled"] > 0 and not data["corrected"]:
         cause = (
@@ -57,7 +57,6 @@ def _show_scores(data: dict[str, Any]) -> None:
         )
         rich.print(
             f"note: the mean is not corrected by the {counted(data['labelled'], 'items')} with human labels: {cause}",
-            markup=False,
         )
     if corrected := data["corrected"]:
         text = (
@@ -65,7 +64,7 @@ def _show_scores(data: dict[str, Any]) -> None:
             f"[{corrected['low']:.3f}, {corrected['high']:.3f}] "
             f"(raters alone {corrected['people_alone']:.3f}; weight of the verdicts {corrected['weight']:.2f})"
         )
-        rich.print(text, markup=False)
+        rich.print(text)
     if data["out"]:
-        rich.print(f"verdicts: {data['out']}", markup=False, soft_wrap=True)
-    rich.print(spent_text(data), markup=False)
+        rich.print(f"verdicts: {data['out']}", soft_wrap=True)
+    rich.print(spent_text(data))

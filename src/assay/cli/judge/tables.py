@@ -12,7 +12,6 @@ __all__ = [
     "gain_text",
     "interval_text",
     "number",
-    "rich_console",
     "show_agreement",
     "show_card",
     "spent_text",
@@ -45,19 +44,19 @@ def show_card(rich: Any, card: dict[str, Any], *, reported: Collection[str] = ()
     """Prints a card. `reported`: undefined measures that were reported before."""
     from assay.reports.cards import card_facts
 
-    rich.print("; ".join(f"{name}: {value}" for name, value in card_facts(card)), markup=False)
+    rich.print("; ".join(f"{name}: {value}" for name, value in card_facts(card)))
     for row in card.get("explained_by") or ():
         text = (
             f"{row['feature']} explains judge minus raters: {signed(row['effect'], 2)} of the scale, 95 % "
             f"[{signed(row['low'], 2)}, {signed(row['high'], 2)}], "
             f"corrected p {row['p']:.3f}, in {row['n']} outputs"
         )
-        rich.print(text, markup=False)
+        rich.print(text)
     rich.print(confusion_table(card["confusion"]))
     for name, reason in sorted((name, reason) for name, reason in card["undefined"].items() if name not in reported):
-        rich.print(f"{name.replace('_', ' ')} is undefined: {reason}", markup=False)
+        rich.print(f"{name.replace('_', ' ')} is undefined: {reason}")
     for alarm in card["alarms"]:
-        rich.print(f"alarm: this judge {alarm}", markup=False)
+        rich.print(f"alarm: this judge {alarm}")
 
 
 def confusion_table(agreement: dict[str, Any]) -> Any:
@@ -93,13 +92,6 @@ def gain_text(gain: dict[str, Any]) -> str:
         else f"95 % [{signed(gain['low'])}, {signed(gain['high'])}]"
     )
     return f"{signed(gain['mean'])}, {reach}"
-
-
-def rich_console() -> Any:
-    """A console on standard output."""
-    from rich.console import Console as Rich
-
-    return Rich(highlight=False)
 
 
 def spent_text(data: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, out_option, store_option
 from assay.cli.shared import open_store, pop_values, print_json
 from assay.deployment.pool_settings import PoolSettings
+from assay.support.terminal import echo
 
 __all__ = ["pool_command", "show_pool"]
 
@@ -36,20 +37,18 @@ def show_pool(data: dict[str, Any]) -> None:
     """Prints the report of a pool."""
     place = "not written" if data["path"] is None else f"{data['path']} ({data['sha256'][:12]})"
     splits = ", ".join(f"{name} {count}" for name, count in data["splits"].items())
-    click.echo(
+    echo(
         f"{data['tasks']} tasks from {data['rollouts']} rollouts, {data['hard']} hard or failed, {data['new_tasks']} "
         f"new ({splits}): {place}"
     )
     for gate in data["gates"]:
         value = f"{gate['value']:.3g}" if isinstance(gate["value"], float) else gate["value"]
-        click.echo(
-            f"  {'passed' if gate['passed'] else 'failed'}  {gate['gate']:10} {value}, required {gate['required']}"
-        )
+        echo(f"  {'passed' if gate['passed'] else 'failed'}  {gate['gate']:10} {value}, required {gate['required']}")
     for reason, count in data["left_out"].items():
-        click.echo(f"  {count} left out: {reason}")
+        echo(f"  {count} left out: {reason}")
     if (drift := data["drift"]) is not None:
         new = ", ".join(drift["new_task_types"]) or "none"
-        click.echo(
+        echo(
             f"  drift: {drift['distance']:.0%} of the task types (new: {new}); median length "
             f"{drift['length']['before']:g} -> {drift['length']['now']:g} characters (p = {drift['length']['p']:.2g})"
         )

@@ -12,6 +12,7 @@ from assay.cli.options import Decorator, dry_run_option, json_option, out_option
 from assay.cli.shared import Console, open_store, print_json, show_judges
 from assay.cli.wording import in_flags
 from assay.runs.settings import LoopInstallSettings
+from assay.support.terminal import echo
 
 __all__ = ["install_command", "run_command", "start_command", "status_command", "stop_command"]
 
@@ -43,8 +44,8 @@ def run_command(agent: str, file: str | None, dry_run: bool, store: str | None, 
         print_json(data)
     else:
         for step in data["steps"]:
-            click.echo(f"{step['step']:9} {step['status']:8} {in_flags(step['reason'])}")
-        click.echo(f"{data['action']}: {in_flags(data['reason'])}")
+            echo(f"{step['step']:9} {step['status']:8} {in_flags(step['reason'])}")
+        echo(f"{data['action']}: {in_flags(data['reason'])}")
     if data["action"] == "failed":
         sys.exit(1)
 
@@ -60,7 +61,7 @@ def start_command(agent: str, file: str, store: str | None, as_json: bool) -> No
 
     open_store(store).close()
     data = start_loop(agent, file, store=store)
-    print_json(data) if as_json else click.echo(
+    print_json(data) if as_json else echo(
         f"the loop of {agent} is started; next: assay loop run {agent} --dry-run, assay loop install {agent}"
     )
 
@@ -75,7 +76,7 @@ def stop_command(agent: str, store: str | None, as_json: bool) -> None:
 
     open_store(store).close()
     data = stop_loop(agent, store=store)
-    print_json(data) if as_json else click.echo(f"the loop of {agent} is stopped")
+    print_json(data) if as_json else echo(f"the loop of {agent} is stopped")
 
 
 @click.command("status")
@@ -96,20 +97,20 @@ def _show(data: dict[str, Any]) -> None:
     state = "started" if data["enabled"] else "stopped"
     holder = f", run by {data['holder']}" if data["holder"] else ""
     due = f", due in {data['due_in_s'] / 3600:.1f} h" if data["due_in_s"] else ""
-    click.echo(f"loop of {data['agent']}: {state}{holder}; cycle {data['cycle']}, next {data['next_step']}{due}")
+    echo(f"loop of {data['agent']}: {state}{holder}; cycle {data['cycle']}, next {data['next_step']}{due}")
     if data["problem"]:
-        click.echo(f"  {in_flags(data['problem'])}")
+        echo(f"  {in_flags(data['problem'])}")
     for step in data["steps"]:
         at = time.strftime("%m-%d %H:%M", time.localtime(step["started_at"]))
-        click.echo(f"  {at}  {step['step']:9} {step['status']:8} {step['reason'] or ''}")
+        echo(f"  {at}  {step['step']:9} {step['status']:8} {step['reason'] or ''}")
     if (active := data["deployment"]) is not None:
-        click.echo(f"  deployment {active['id'][:12]}: {active['status']}, {active['share']:.0%} on the candidate")
+        echo(f"  deployment {active['id'][:12]}: {active['status']}, {active['share']:.0%} on the candidate")
     for figure in data["figures"]:
         value = "–" if figure["value"] is None else f"{figure['value']:z.3f}"
         span = "" if figure["low"] is None else f" [{figure['low']:z.3f}, {figure['high']:z.3f}]"
         limit = "no limit" if figure["limit"] is None else f"limit {figure['limit']:g}"
         mark = {True: "ok", False: "ALARM", None: "–"}[figure["ok"]]
-        click.echo(f"{mark:5}  {figure['name']:12} {value}{span}, {limit} (n = {figure['n']})")
+        echo(f"{mark:5}  {figure['name']:12} {value}{span}, {limit} (n = {figure['n']})")
     show_judges(data["judges"])
 
 
@@ -126,20 +127,18 @@ def install_command(
     """Write a systemd service with its timer, or a cron line, that calls assay loop run AGENT. Installs nothing."""
     from assay.api.loop.install import schedule_files
     from assay.api.loop.state import has_loop
-    from assay.support.places import check_writable
+    from assay.support.places import check_writable, write_whole
 
     if out is not None:
         check_writable(Path(out) / "FILE", "out")
     files = schedule_files(agent, file=file, store=store, **command_settings(values, LoopInstallSettings))
     if out is not None:
         for name, text in files.items():
-            (Path(out) / name).write_text(text, encoding="utf-8")
+            write_whole(Path(out) / name, text)
     if not has_loop(agent, store=store):
-        click.echo(
-            f"note: this store has no loop of {agent}: assay loop start {agent} --file FILE starts one", err=True
-        )
+        echo(f"note: this store has no loop of {agent}: assay loop start {agent} --file FILE starts one", err=True)
     if as_json:
         print_json({"files": files, "out": out})
         return
     for name, text in files.items():
-        click.echo(f"{Path(out) / name}" if out is not None else f"# {name}\n{text}")
+        echo(f"{Path(out) / name}" if out is not None else f"# {name}\n{text}")

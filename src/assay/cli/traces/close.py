@@ -9,6 +9,7 @@ from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.runs.settings import TracesCloseSettings
 from assay.support.numbers import counted
+from assay.support.terminal import echo
 
 __all__ = ["close_command"]
 
@@ -30,9 +31,9 @@ def close_command(store: str | None, as_json: bool, **values: Any) -> None:
     if as_json:
         print_json(counts)
         return
-    click.echo(f"{counted(counts['done'], 'rollouts')} ended with their answer, {counts['error']} without one")
+    echo(f"{counted(counts['done'], 'rollouts')} ended with their answer, {counts['error']} without one")
     if counts["running"]:
-        click.echo(
+        echo(
             f"{counted(counts['running'], 'rollouts')} still running, with a call in the last "
             f"{settings.idle_minutes:g} minutes. "
             "A running gateway ends them itself (assay serve --idle-s, or when it is stopped); "

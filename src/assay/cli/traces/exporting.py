@@ -10,6 +10,7 @@ from assay.cli.shared import open_store, print_json
 from assay.cli.value_types import Choice
 from assay.runs.settings import TracesExportSettings
 from assay.support.numbers import counted
+from assay.support.terminal import echo
 
 __all__ = ["export_command"]
 
@@ -35,7 +36,7 @@ def export_command(kind: str, file: str | None, store: str | None, as_json: bool
         print_json(data)
         return
     withheld = f"; {counted(data['withheld'], 'rollouts')} left out (split, tenant or consent)"
-    click.echo(
+    echo(
         f"{counted(data['rollouts'], 'rollouts')} with {counted(data['transitions'], 'LM calls')}: {data['path']}"
         + (withheld if data["withheld"] else "")
     )

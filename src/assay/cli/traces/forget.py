@@ -9,6 +9,7 @@ from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.runs.settings import TracesForgetSettings
 from assay.support.numbers import counted
+from assay.support.terminal import echo
 
 __all__ = ["forget_command"]
 
@@ -31,34 +32,59 @@ def forget_command(subject: str, store: str | None, as_json: bool, **values: Any
     if as_json:
         print_json(report)
         return
-    click.echo(f"{counted(report['removed'], 'rollouts')} of {subject!r} removed")
-    click.echo(
+    echo(f"{counted(report['removed'], 'rollouts')} of {subject!r} removed")
+    echo(
         f"{counted(report['facts_removed'], 'remembered facts')}, "
         f"{counted(report['prompts_emptied'], 'prompts')} of other rollouts that contained their tasks emptied, "
         f"{counted(report['cached_answers_removed'], 'cached answers')} removed"
     )
     if report["unowned_answers_removed"]:
-        click.echo(
+        echo(
             f"{counted(report['unowned_answers_removed'], 'cached answers')} without a recorded request removed: "
             "whose they are is unknown"
         )
     for rollout in report["quoting_facts"]:
-        click.echo(f"quotes a remembered fact about them, and is kept: rollout {rollout}")
+        echo(f"quotes a remembered fact about them: rollout {rollout}")
     for fact in report["naming_facts"]:
-        click.echo(f"has their name, and is kept: fact {fact} about another person")
+        echo(f"has their name, and is kept: fact {fact} about another person")
     for path in report["made_from_them"]:
-        click.echo(f"made from them before: {path}")
+        echo(f"made from them before: {path}")
+    for run in report["runs_on_them"]:
+        echo(f"ran on what was made from them: {run}")
+    for table, count in report["emptied"]["rows"].items():
+        echo(f"repeated their texts, which were erased: {count:,} of {table}")
+    for path in report["emptied"]["files"]:
+        echo(f"repeated their texts, which were erased: {path}")
+    for path in report["holding"]:
+        echo(f"holds a text of theirs, and is not changed: {path}")
+    _show_unsearched(report["not_searched"])
     for row in report["versions"]:
         _show_version(row)
+
+
+def _show_unsearched(left: dict[str, Any]) -> None:
+    if left["short_texts"] or left["shared_texts"]:
+        echo(
+            f"not searched: {left['short_texts']:,} of their texts that are too short, {left['shared_texts']:,} that "
+            "others wrote too"
+        )
+    if left["tasks_without_texts"]:
+        echo(f"not searched: the texts of {counted(left['tasks_without_texts'], 'tasks')} that were never run")
+    for path in left["files"]:
+        echo(f"not searched: {path}")
+    for folder in left["models"]:
+        echo(f"not known of what it was made: the model {folder}, which a training started from")
+    if left["free_pages"]:
+        echo("WARNING: the database is in use, so its free pages were not removed: repeat this later", err=True)
 
 
 def _show_version(row: dict[str, Any]) -> None:
     aliases = f" ({', '.join(row['aliases'])})" if row["aliases"] else ""
     rolled_back = f"; its deployment {row['deployment']} is rolled back" if row["deployment"] else ""
     done = "retired" if row["retired"] else "holds their data"
-    click.echo(f"{row['version']}{aliases}: {done}{rolled_back}")
+    echo(f"{row['version']}{aliases}: {done}{rolled_back}")
     if row["is_champion"]:
-        click.echo(
+        echo(
             f"WARNING: {row['version']} is the champion and stays in production with data of the erased person. Deploy "
             "a version without it, or set the alias champion",
             err=True,

@@ -9,6 +9,7 @@ from assay.cli.options import json_option, store_option
 from assay.cli.shared import print_json
 from assay.cli.value_types import Choice
 from assay.runs.settings import TracesImportSettings
+from assay.support.terminal import echo
 
 __all__ = ["import_command"]
 
@@ -32,6 +33,6 @@ def import_command(kind: str, file: str, store: str | None, as_json: bool, **val
         return
     for name, value in report.items():
         if name != "reasons":
-            click.echo(f"{name:18} {value}")
+            echo(f"{name:18} {value}")
     for reason in report["reasons"]:
-        click.echo(f"skipped: {reason}", err=True)
+        echo(f"skipped: {reason}", err=True)

@@ -11,6 +11,7 @@ from assay.cli.options import json_option, store_option
 from assay.cli.shared import echo_line, open_store, print_json
 from assay.runs.settings import TracesListSettings
 from assay.support.numbers import figure
+from assay.support.terminal import echo
 
 __all__ = ["list_command"]
 
@@ -39,7 +40,7 @@ def list_command(store: str | None, as_json: bool, **values: Any) -> None:
         _show(rollouts)
     else:
         filters = {name: value for name, value in settings.items() if name != "limit"}
-        click.echo(_nothing(filters), err=True)
+        echo(_nothing(filters), err=True)
 
 
 def _nothing(filters: dict[str, Any]) -> str:

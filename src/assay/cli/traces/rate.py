@@ -10,6 +10,7 @@ from assay.cli.shared import open_store, print_json
 from assay.errors import ConfigError
 from assay.runs.settings import TracesRateSettings
 from assay.support.numbers import counted
+from assay.support.terminal import ask, echo
 
 __all__ = ["rate_command"]
 
@@ -41,7 +42,7 @@ def rate_command(rollout_id: str | None, rating: float | None, store: str | None
     if as_json:
         print_json({"rated": rated})
     else:
-        click.echo(f"{counted(len(rated), 'rollouts')} rated")
+        echo(f"{counted(len(rated), 'rollouts')} rated")
 
 
 def _ask_rating(opened: Any, settings: dict[str, Any]) -> dict[str, float]:
@@ -52,14 +53,9 @@ def _ask_rating(opened: Any, settings: dict[str, Any]) -> dict[str, float]:
     waiting = rollouts_to_rate(opened, **settings)
     for number, rollout in enumerate(waiting, 1):
         output = rollout.prediction if rollout.prediction is not None else rollout.error
-        click.echo(f"\n[{number} of {len(waiting)}] {rollout.inputs}\n  -> {output}", err=True)
-        try:
-            answer = click.prompt(
-                "rating 0 to 1 (Enter: skip, q: quit)", default="", show_default=False, err=True
-            ).strip()
-        except click.Abort:  # end of the input
-            break
-        if answer == "q":
+        echo(f"\n[{number} of {len(waiting)}] {rollout.inputs}\n  -> {output}", err=True)
+        answer = ask("rating 0 to 1 (Enter: skip, q: quit): ")
+        if answer is None or answer == "q":
             break
         if answer and (value := _number(answer)) is not None:
             rated[rate_rollout(opened, rollout.id, value)] = value
@@ -74,5 +70,5 @@ def _number(text: str) -> float | None:
         value = -1.0
     if 0 <= value <= 1:
         return value
-    click.echo(f"{text!r} is not a number from 0 to 1; the rollout was not rated", err=True)
+    echo(f"{text!r} is not a number from 0 to 1; the rollout was not rated", err=True)
     return None

@@ -9,6 +9,7 @@ from assay.cli.options import json_option, min_coverage_option, store_option, tr
 from assay.cli.shared import Console, open_store, print_json, require_coverage
 from assay.runs.settings import TracesScoreSettings
 from assay.support.numbers import counted
+from assay.support.terminal import echo
 
 __all__ = ["score_command"]
 
@@ -39,16 +40,16 @@ def score_command(store: str | None, as_json: bool, **values: Any) -> None:
 
 def _show(report: dict[str, Any]) -> None:
     mean = "" if report["mean"] is None else f", mean {report['mean']:.3f}"
-    click.echo(
+    echo(
         f"{counted(report['scored'], 'rollouts')} scored{mean}; {report['unscored']} could not be scored and are "
         f"unchanged, {report['skipped']} already had a score"
     )
     if by_rubric := report["skipped_of_other_rubrics"]:
         rubrics = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in by_rubric.items())
-        click.echo(f"note: existing scores of other rubrics than {report['rubric']}: {rubrics}. --again replaces them")
+        echo(f"note: existing scores of other rubrics than {report['rubric']}: {rubrics}. --again replaces them")
     if report["running"]:
         verb = "is" if report["running"] == 1 else "are"
-        click.echo(
+        echo(
             f"{counted(report['running'], 'rollouts')} {verb} still running and not scored. A gateway ends "
             f"rollouts when "
             "it is stopped, or --idle-s after their last call; assay traces close ends those of a killed gateway"

@@ -7,6 +7,7 @@ import click
 
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
+from assay.support.terminal import echo
 
 __all__ = ["show_command"]
 
@@ -30,8 +31,8 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
     score = "unscored" if rollout.score is None else f"{rollout.score:.3f}"
     program = "@".join(part for part in (rollout.program, rollout.program_version) if part) or f"from {rollout.source}"
     task = ", ".join(part for part in (rollout.task_type, rollout.split) if part)
-    click.echo(f"{rollout.id}  {program}  {rollout.model}  {rollout.status}  score {score}")
-    click.echo(f"task {rollout.task_id or '–'} ({task}): {rollout.inputs}")
+    echo(f"{rollout.id}  {program}  {rollout.model}  {rollout.status}  score {score}")
+    echo(f"task {rollout.task_id or '–'} ({task}): {rollout.inputs}")
     _show_tools(rollout.early_tools)
     for t in rollout.transitions:
         marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
@@ -39,36 +40,36 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
             marks.append(f"failure {t.failure}")
         tokens = f"{_counted(t.prompt_tokens)}+{_counted(t.completion_tokens)} tokens, {t.latency_ms:.0f} ms"
         named = f"{t.agent}: " if t.agent else ""
-        click.echo(f"\n[{t.t}] {named}{tokens}{', ' + ', '.join(marks) if marks else ''}")
+        echo(f"\n[{t.t}] {named}{tokens}{', ' + ', '.join(marks) if marks else ''}")
         for message in chat_messages(t.request):
             calls = "".join(
                 f" [calls {c['function']['name']}({c['function']['arguments']})]"
                 for c in message.get("tool_calls") or ()
             )
-            click.echo(f"  {message['role']}: {_flat(message.get('content') or '')}{calls}")
+            echo(f"  {message['role']}: {_flat(message.get('content') or '')}{calls}")
         response = t.response or {}
         answer = answer_of(t.request.get("dialect"), response.get("body", response))
         if answer.reasoning:
-            click.echo(f"  reasoning: {_flat(answer.reasoning)}")
-        click.echo(f"  -> {_flat(t.output or t.error or '')}{' (refusal)' if answer.refusal else ''}")
+            echo(f"  reasoning: {_flat(answer.reasoning)}")
+        echo(f"  -> {_flat(t.output or t.error or '')}{' (refusal)' if answer.refusal else ''}")
         if t.error and t.output:
-            click.echo(f"  error: {_flat(t.error)}")
+            echo(f"  error: {_flat(t.error)}")
         _show_tools(t.tools)
         if t.step_rewards:
-            click.echo(f"  step rewards: {', '.join(f'{name} {value:g}' for name, value in t.step_rewards.items())}")
-    click.echo(f"\nprediction: {rollout.prediction if rollout.prediction is not None else rollout.error}")
+            echo(f"  step rewards: {', '.join(f'{name} {value:g}' for name, value in t.step_rewards.items())}")
+    echo(f"\nprediction: {rollout.prediction if rollout.prediction is not None else rollout.error}")
     if rollout.human_rating is not None:
-        click.echo(f"human rating: {rollout.human_rating:g}")
+        echo(f"human rating: {rollout.human_rating:g}")
     for v in rollout.verdicts:
         grade = "not counted" if not v.applies else "unscored" if v.grade is None else f"{v.grade:.2f}"
-        click.echo(f"  {v.criterion} (weight {v.weight:g}): {grade} {v.reason}")
+        echo(f"  {v.criterion} (weight {v.weight:g}): {grade} {v.reason}")
 
 
 def _show_tools(tools: list[Any]) -> None:
     for tool in tools:
         result = tool.result if tool.error is None else f"error: {tool.error}"
         isolation = "" if tool.isolation is None else f" [isolation {tool.isolation}]"
-        click.echo(f"  tool {tool.name}({tool.arguments}){isolation} = {result}")
+        echo(f"  tool {tool.name}({tool.arguments}){isolation} = {result}")
 
 
 def _counted(tokens: int | None) -> str:

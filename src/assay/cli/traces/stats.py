@@ -9,6 +9,7 @@ from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.runs.settings import OfRunSettings
 from assay.support.numbers import counted
+from assay.support.terminal import echo
 
 __all__ = ["stats_command"]
 
@@ -36,7 +37,7 @@ def stats_command(store: str | None, as_json: bool, **values: Any) -> None:
         print_json(counts)
         return
     for label, text in _lines(counts):
-        click.echo(f"{label:18} {text}")
+        echo(f"{label:18} {text}")
 
 
 def _lines(counts: dict[str, Any]) -> list[tuple[str, str]]:

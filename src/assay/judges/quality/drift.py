@@ -12,6 +12,7 @@ import numpy as np
 from assay.errors import DataError
 from assay.support.formats import check_format
 from assay.support.numbers import signed
+from assay.support.places import write_whole
 
 __all__ = ["Anchor", "AnchorSet", "Cusum", "compare", "population_stability_index"]
 
@@ -59,7 +60,7 @@ class AnchorSet:
                 for anchor in self.anchors
             ],
         }
-        path.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
+        write_whole(path, json.dumps(content, ensure_ascii=False, indent=1))
 
     @classmethod
     def load(cls, path: Path) -> "AnchorSet":

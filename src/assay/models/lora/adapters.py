@@ -8,7 +8,6 @@ manifest. Trains nothing.
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -21,12 +20,13 @@ from assay.errors import ConfigError, ModelError
 from assay.models.lora.conversion import write_gguf
 from assay.models.registry import FILE_PREFIX, find_model, spec
 from assay.support.formats import check_format
+from assay.support.job_folders import MARKER
+from assay.support.names import check_name, place_in
 from assay.support.values import json_text
 
 __all__ = [
     "Adapter",
     "adapter_home",
-    "check_name",
     "find_adapter",
     "keep_adapter",
     "list_adapters",
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 FORMAT = 1
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PEFT = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -66,16 +65,6 @@ def adapter_home() -> Path:
     return Path(os.environ.get("ASSAY_ADAPTERS") or Path(".assay") / "adapters")
 
 
-def check_name(name: str) -> str:
-    """The name, if it is valid for an adapter; else raises `ConfigError`."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} cannot name an adapter: use at most 64 letters, digits, '.', '_' and '-', "
-            "beginning with a letter or digit"
-        )
-    return name
-
-
 def list_adapters() -> list[Adapter]:
     """All readable adapters, by name."""
     adapters = []
@@ -93,7 +82,7 @@ def find_adapter(name: str) -> Adapter:
     Raises:
         ModelError: no such adapter, a newer format, or its file was changed.
     """
-    adapter = _read(check_name(name))
+    adapter = _read(check_name(name, plain=True))
     if _sha(adapter.gguf) != adapter.sha256:
         raise ModelError(
             f"{adapter.gguf} does not match its sha256 ({adapter.sha256[:12]}…): train it again, or restore the file"
@@ -148,7 +137,7 @@ def keep_adapter(
     Raises:
         ConfigError: an adapter of this name exists.
     """
-    target, model = adapter_home() / check_name(name), spec(base)
+    target, model = place_in(adapter_home(), check_name(name, plain=True)), spec(base)
     if target.exists():
         raise ConfigError(f"there is an adapter {name!r} in {target}: choose another name, or remove that one")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,6 +158,8 @@ def keep_adapter(
             "made": dict(made or {}),
         }
         (ready / "adapter.json").write_text(json_text(manifest, indent=1) + "\n", encoding="utf-8")
+        if training := manifest["made"].get("training"):
+            (ready / MARKER).write_text(training, encoding="utf-8")  # it may be made again after a kill
         try:
             os.rename(ready, target)  # fails if another process has made the folder in the meantime: none is replaced
         except OSError as error:

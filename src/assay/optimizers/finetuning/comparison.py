@@ -120,14 +120,14 @@ def evaluation_report(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def compared(before: Evaluation, after: Evaluation, *, level: float = 0.05, guarded: bool = False) -> dict[str, Any]:
+def compared(before: Evaluation, after: Evaluation, *, level: float = 0.05) -> dict[str, Any]:
     """`before`, `after`, and the paired `gain` of the score, of each of `criteria` and of each of `task_types`.
 
     Args:
-        level, guarded: of all intervals; see `assay.evaluation.statistics.paired_gain`.
+        level: of all intervals; see `assay.evaluation.statistics.paired_gain`.
     """
-    paired = functools.partial(paired_gain, level=level, guarded=guarded)
-    by_criterion = gains_by_criterion(before, after, level=level, guarded=guarded)
+    paired = functools.partial(paired_gain, level=level)
+    by_criterion = gains_by_criterion(before, after, level=level)
     kinds = {
         kind: paired(
             *(

@@ -30,6 +30,7 @@ from assay.optimizers.finetuning.engines import serve
 from assay.optimizers.finetuning.rows import Row, Trajectory
 from assay.optimizers.finetuning.run_folder import check_free, ready
 from assay.optimizers.finetuning.settings import PolicySettings, settings_from
+from assay.support.names import check_name
 
 __all__ = ["TRLReinforceJob"]
 
@@ -142,6 +143,7 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint_name: str) -> None:
         """Saves the current adapter in PEFT's format, until the job ends."""
+        check_name(checkpoint_name, "checkpoint_name")
         self.checkpoints[checkpoint_name] = str(self._saved(Path("checkpoints") / checkpoint_name))
         self.last_checkpoint = checkpoint_name
 

@@ -7,7 +7,6 @@ generation of the trainer (transformers on CPU or GPU, or vLLM).
 import copy
 import itertools
 import math
-import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -96,8 +95,7 @@ class LlamaPolicy(PolicyEngine):
         self._served: Path | None = None
 
     def work_in(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
     def sync(self, trainer: Any) -> None:

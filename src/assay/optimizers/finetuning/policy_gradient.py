@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +23,10 @@ from assay.optimizers.finetuning.policy_report import HEADING, PolicyReport, tab
 from assay.optimizers.finetuning.run_folder import (
     POLICY_MEMORY,
     last_good,
+    model_path,
     rank,
     ready,
+    remove_training,
     report_agreement,
     restored,
     save_adapter,
@@ -81,7 +82,8 @@ def train_policy(
         **source.job,
         "retained": [job_of(task, [*task.val, *task.test]) for task in retained],
     }
-    with working_folder(name, job, resume=resume, last=_NOTES) as work, ready(POLICY_MEMORY):
+    made_from = {"model": model_path(config.model), **source.made_from()}
+    with working_folder(name, job, made_from=made_from, resume=resume, last=_NOTES) as work, ready(POLICY_MEMORY):
         if source.engine is not None:
             source.engine.work_in(work / f"policy-{rank()}")
         try:
@@ -200,7 +202,7 @@ class _Training:
         adapter = keep_adapter(self.name, adapter_dir, base=policy.embedded, after=policy.merged, made=origin)
         report.name, report.path = served_as(adapter), adapter.path
         report.agreement = report_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
-        shutil.rmtree(self.work, ignore_errors=True)
+        remove_training(self.name)
         report.write_page()
         return report
 

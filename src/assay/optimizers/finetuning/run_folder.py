@@ -8,7 +8,6 @@ import errno
 import gc
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -21,8 +20,10 @@ from filelock import FileLock, Timeout
 
 from assay.errors import AssayError, ConfigError, Diverged, MissingExtra, ModelError
 from assay.models.embedded import LlamaBackend
-from assay.models.lora.adapters import Adapter, adapter_home, check_name, served_as
+from assay.models.lora.adapters import Adapter, adapter_home, served_as
 from assay.optimizers.finetuning.base import Policy
+from assay.support.job_folders import check_claimable, claim_folder, remove_folder
+from assay.support.names import check_name
 from assay.support.values import json_value
 from assay.traces.records import new_id
 
@@ -31,12 +32,15 @@ __all__ = [
     "SFT_MEMORY",
     "check_free",
     "last_good",
+    "model_path",
     "rank",
     "ready",
+    "remove_training",
     "report_agreement",
     "restored",
     "save_adapter",
     "stoppable",
+    "training_folder",
     "training_id",
     "wait_for_all",
     "working_folder",
@@ -65,15 +69,40 @@ def wait_for_all() -> None:
         PartialState().wait_for_everyone()
 
 
+def training_folder(name: str) -> Path:
+    """The working folder of the training that makes the adapter `name`."""
+    return adapter_home().parent / "training" / check_name(name, plain=True)
+
+
+def model_path(model: str) -> str:
+    """A model's name; of a folder its absolute path."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
 def check_free(name: str) -> None:
-    """Raises ConfigError if an adapter of this name exists."""
-    if (adapter_home() / check_name(name)).exists():
+    """Raises ConfigError if an adapter of this name exists, or its working folder holds files of others."""
+    check_claimable(training_folder(name), _job(name))
+    if (adapter_home() / name).exists():
         raise ConfigError(f"there is an adapter {name!r} in {adapter_home()}: take another name, or remove that one")
+
+
+def remove_training(name: str) -> None:
+    """Removes the working folder of the training of an adapter."""
+    remove_folder(training_folder(name), _job(name))
+
+
+def _job(name: str) -> str:
+    return f"training {name}"
 
 
 @contextmanager
 def working_folder(
-    name: str, job: Mapping[str, Any], *, resume: bool, last: str = "trainer_state.json"
+    name: str,
+    job: Mapping[str, Any],
+    *,
+    made_from: Mapping[str, Any],
+    resume: bool,
+    last: str = "trainer_state.json",
 ) -> Iterator[Path]:
     """The working folder of the training that makes the adapter `name`, under a file lock.
 
@@ -82,12 +111,13 @@ def working_folder(
 
     Args:
         job: identifies the training; only the same job can be resumed.
+        made_from: model, export and data subjects of the training, by which an erasure finds the folder.
         last: file of a checkpoint that is written last; a checkpoint without it is incomplete.
     Raises:
         ConfigError: an adapter of this name exists, another process trains it, there is nothing to resume, or the job
             differs.
     """
-    work = adapter_home().parent / "training" / name
+    work = training_folder(name)
     if rank():  # the first process holds the lock; the others wait until the folder is ready
         wait_for_all()
         if not (work / "job.json").is_file():
@@ -97,14 +127,14 @@ def working_folder(
             )
         yield work
         return
-    check_name(name)
     work.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{work}.lock", timeout=0):
             if not (resume and (work / "job.json").exists()):
                 check_free(name)
-            _prepare(work, json_value(job, placeholders=True), resume, last)
-            _remove_unreported(name, work)
+            _prepare(work, json_value(job, placeholders=True), made_from, resume, last)
+            if (training := training_id(work)) is not None:  # kept by this training, but killed before its report
+                remove_folder(adapter_home() / name, training)
             check_free(name)
             wait_for_all()
             yield work
@@ -112,7 +142,7 @@ def working_folder(
         raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
 
 
-def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> None:
+def _prepare(work: Path, job: Mapping[str, Any], made_from: Mapping[str, Any], resume: bool, last: str) -> None:
     job_file = work / "job.json"
     if resume:
         if not job_file.exists():
@@ -127,11 +157,12 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
             try:
                 json.loads((folder / last).read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                shutil.rmtree(folder)
+                remove_folder(folder, _job(work.name))
+        for folder in work.glob("policy-*"):
+            remove_folder(folder, _job(work.name))
         return
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    job_file.write_text(json.dumps({**job, "training": new_id()}), encoding="utf-8")
+    claim_folder(work, _job(work.name))
+    job_file.write_text(json.dumps({**job, "training": new_id(), "made_from": dict(made_from)}), encoding="utf-8")
 
 
 def training_id(work: Path) -> str | None:
@@ -141,17 +172,6 @@ def training_id(work: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return training
-
-
-def _remove_unreported(name: str, work: Path) -> None:
-    """Removes the adapter that this training had kept when it was killed before its report: it is made again."""
-    adapter = adapter_home() / name
-    try:
-        training = json.loads((adapter / "adapter.json").read_text(encoding="utf-8"))["made"].get("training")
-    except (OSError, ValueError, KeyError):
-        return
-    if training is not None and training == training_id(work):
-        shutil.rmtree(adapter)
 
 
 def save_adapter(trainer: Any, folder: Path) -> None:

@@ -5,7 +5,6 @@ Keeps the checkpoint with the lowest loss on held-out tasks.
 
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,8 +22,10 @@ from assay.optimizers.finetuning.losses import LossMonitor
 from assay.optimizers.finetuning.run_folder import (
     SFT_MEMORY,
     last_good,
+    model_path,
     rank,
     ready,
+    remove_training,
     report_agreement,
     save_adapter,
     stoppable,
@@ -101,7 +102,9 @@ def train_sft(
     """
     progress = default_progress(progress)
     data = read_sft(source, min_quality=config.min_quality, eval_fraction=config.eval_fraction, seed=config.seed)
-    with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready(SFT_MEMORY):
+    job = {**asdict(config), "data": data.sha256}
+    made_from = {"model": model_path(config.model), "export": _folder(data)}
+    with working_folder(name, job, made_from=made_from, resume=resume) as work, ready(SFT_MEMORY):
         return _train(work, name, config, data, resume, progress, log)
 
 
@@ -170,7 +173,7 @@ def _train(
     origin = {
         **report.to_dict(),
         "data_sha256": data.sha256,
-        "export": str(data.folder.resolve()) if data.folder else None,
+        "export": _folder(data),
         "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
         "training": training_id(work),
     }
@@ -183,8 +186,12 @@ def _train(
     report.name, report.path = served_as(adapter), adapter.path
     prompts = [row["prompt"] for row in (evaluated or train)[:_PROMPTS]]
     report.agreement = report_agreement(trainer, policy, adapter, prompts, report.notes)
-    shutil.rmtree(work, ignore_errors=True)
+    remove_training(name)
     return report
+
+
+def _folder(data: TrainingData) -> str | None:
+    return str(data.folder.resolve()) if data.folder else None
 
 
 def _steps(rows: int, config: SFTSettings) -> int:

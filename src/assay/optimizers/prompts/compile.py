@@ -14,13 +14,13 @@ from assay.evaluation.comparison import Comparison, compare, ended_early, losses
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
 from assay.evaluation.session import RecordedProgram, Session
-from assay.evaluation.statistics import Gain, differences_of
+from assay.evaluation.statistics import FEWEST, Gain, differences_of
 from assay.optimizers.prompts.budgets import too_few_calls
 from assay.optimizers.prompts.candidates import Candidate
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.estimate import price_of
-from assay.optimizers.prompts.reserve import FEWEST, Decisions, ReportPlan, forecast_pair, pair_of, plan_report
+from assay.optimizers.prompts.reserve import Decisions, ReportPlan, forecast_pair, pair_of, plan_report
 from assay.optimizers.prompts.search import PromptSearch
 from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed

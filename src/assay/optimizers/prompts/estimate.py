@@ -8,8 +8,7 @@ import dspy
 from assay.datasets import Splits
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import count_tokens
-from assay.models.hosted import quiet_litellm
-from assay.models.roles import is_embedded
+from assay.models.reservations import price
 from assay.programs import ToolAgent
 from assay.support.numbers import counted
 
@@ -74,16 +73,5 @@ def estimate_compile(
 
 
 def price_of(lm: Any, prompt_tokens: int = 1, completion_tokens: int = 1) -> float | None:
-    """Dollars for so many tokens, 0 for embedded models, None where no price is known."""
-    if is_embedded(lm.model):
-        return 0.0
-    try:
-        return float(
-            sum(
-                quiet_litellm().cost_per_token(
-                    model=lm.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-                )
-            )
-        )
-    except Exception:  # litellm raises its own kinds for models it has no price for
-        return None
+    """As `assay.models.reservations.price`, for a model as an object."""
+    return price(lm.model, prompt_tokens, completion_tokens)

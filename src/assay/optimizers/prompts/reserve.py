@@ -11,15 +11,21 @@ from assay.datasets import Splits, Task
 from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.progress import Progress
-from assay.evaluation.sequential import POWER, WORST_SPREAD, detectable_difference, tasks_needed
+from assay.evaluation.sequential import (
+    POWER,
+    WORST_SPREAD,
+    detectable_difference,
+    fewest_to_accept,
+    tasks_needed,
+)
 from assay.evaluation.session import Session
+from assay.evaluation.statistics import FEWEST
 from assay.models import Meter
 from assay.models.meter import Usage
 from assay.optimizers.prompts.estimate import calls_per_run
 from assay.support.numbers import counted
 
 __all__ = [
-    "FEWEST",
     "Decisions",
     "ReportPlan",
     "announce_splits",
@@ -31,7 +37,6 @@ __all__ = [
     "too_small",
 ]
 
-FEWEST = 5  # pairs under which no interval is claimed, see `assay.evaluation.statistics`
 _LEAST = 20  # fewest tasks of gate and of test, whatever the difference to detect
 _SEARCH = 0.5  # share of a cap that the search has at least
 _GROWTH = 1.5  # prompts grow by demonstrations and instructions
@@ -85,17 +90,18 @@ class ReportPlan:
     @property
     def short(self) -> str | None:
         """A message if the caps leave too few tasks for a decision, else None."""
-        if not self.capped or min(self.gate, self.test if self.tested else FEWEST) >= FEWEST:
+        fewest = fewest_to_accept()
+        if not self.capped or min(self.gate, self.test if self.tested else fewest) >= fewest:
             return None
         test = f" and {self.test} for test" if self.tested else ""
         each = " of each" if test else ""
-        return f"the caps leave {self.gate} tasks for gate{test}, and a decision needs {FEWEST}{each}"
+        return f"the caps leave {self.gate} tasks for gate{test}, and a decision needs {fewest}{each}"
 
     @property
     def detectable_gain(self) -> str:
         """A message that says which gain the gate can detect with its size."""
-        if self.gate < FEWEST:
-            return f"gate: {self.gate} tasks, too few to show any gain"
+        if self.gate < fewest_to_accept():
+            return f"gate: {self.gate} tasks, too few to show any gain: at least {fewest_to_accept()} are needed"
         gain = detectable_difference(self.gate)
         return f"gate: up to {self.gate} tasks, which show a gain of {gain:.2f} or more with {POWER:.0%} power"
 
@@ -203,14 +209,14 @@ def _times(usage: Usage, count: int) -> Usage:
     return Usage(calls=usage.calls * count, prompt_tokens=usage.tokens * count, cost_usd=usage.cost_usd * count)
 
 
-def too_small(sizes: dict[str, int], *, of: tuple[str, ...] = ("val", "gate", "test")) -> str | None:
+def too_small(sizes: dict[str, int]) -> str | None:
     """A message that names the splits too small for a decision; None if all are large enough."""
-    small = {name: sizes[name] for name in of if sizes[name] < FEWEST}
+    small = {name: sizes[name] for name in ("val", "gate", "test") if sizes[name] < FEWEST}
     if not small:
         return None
     counts = ", ".join(f"{name} has {counted(count, 'tasks')}" for name, count in small.items())
     return (
-        f"too few tasks for a decision: {counts}; a gain needs at least {FEWEST} of gate and of test, "
+        f"too few tasks for a decision: {counts}; a gain needs at least {fewest_to_accept()} of gate and of test, "
         f"and {_LEAST} of each show one of {detectable_difference(_LEAST):.2f} or more. "
         "Add tasks, or name each task's split in a field 'split'"
     )

@@ -32,6 +32,7 @@ from assay.programs import ThinkingPolicy, program_version
 from assay.programs.budgets import with_policy
 from assay.programs.compose import EnsembleProgram
 from assay.support.numbers import signed
+from assay.support.places import write_whole
 from assay.support.values import json_text
 
 __all__ = ["PromptSearch"]
@@ -185,9 +186,7 @@ class PromptSearch:
     def _save(self) -> None:
         """Writes the state for pages that show the search, also while it is in progress."""
         state = {"candidates": self.summaries(), "explored": self.explored, "notes": self.notes}
-        scratch = self.folder / "search.json.new"
-        scratch.write_text(json_text(state, indent=1), encoding="utf-8")
-        scratch.replace(self.folder / "search.json")
+        write_whole(self.folder / "search.json", json_text(state, indent=1))
 
     def _named(self, name: str) -> None:
         val = self.val[: named_val(name, len(self.val), self.session, self.student)]
@@ -221,7 +220,7 @@ class PromptSearch:
             return
         evaluation = Evaluation()
         for example, prediction, _ in result.results:
-            task = self.session.tasks.get(content_hash(dict(example.inputs().items())))
+            task = self.session.tasks.get(content_hash(example.inputs().toDict()))
             if task is not None and hasattr(prediction, "_result"):
                 evaluation.add_run(task, prediction)
         if not len(evaluation):  # the traced batches of GEPA: their predictions are pairs with traces

@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from assay.errors import ConfigError
+from assay.support.names import is_within
 
 __all__ = ["disk_use", "group_members", "proportional_memory", "remove_folder", "write_files"]
 
@@ -26,10 +27,9 @@ def write_files(folder: Path, files: Mapping[str, str | bytes]) -> int:
     folder.mkdir()
     used = 0
     for name, content in files.items():
-        path = PurePosixPath(name)
-        if not name or "\0" in name or path.is_absolute() or ".." in path.parts or path == PurePosixPath("."):
-            raise ConfigError(f"the file name {name!r} must be relative, without '..'")
-        target = folder / path
+        if not is_within(name):
+            raise ConfigError(f"the file name {name!r} must be a relative path within the folder")
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
         target.write_bytes(data)

@@ -1,12 +1,14 @@
 """Settings of `assay index`."""
 
-import re
 from dataclasses import dataclass
 
 from assay.errors import ConfigError
+from assay.support.names import check_name
 from assay.support.settings import Settings, setting
 
 __all__ = ["IndexSettings"]
+
+_NAME = 64  # characters; the width of the column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class IndexSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r"[\w.-]{1,64}", self.name):
-            raise ConfigError(f"name={self.name!r} must have 1 to 64 letters, digits, dots, hyphens and underscores")
+        if len(check_name(self.name)) > _NAME:
+            raise ConfigError(f"name={self.name!r} must have at most {_NAME} characters")
         if self.remove and (others := self.changed("passage_chars", "max_file_mb", "embedder")):
             raise ConfigError(f"{others[0]}={getattr(self, others[0])!r} would have no effect with remove=True")

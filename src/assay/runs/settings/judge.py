@@ -157,7 +157,7 @@ class JudgeCompileSettings(SearchSettings, ReflectionSettings):
     kind: str = "judge compile"
     judge: str = named_setting("Judge: a YAML file, an artifact's folder, file.py:NAME, or a question in one sentence.")
     labels: str = named_setting(
-        "Human labels, one per row: a .jsonl, .csv or .parquet file, hf:…, or 'store'.",
+        "Human labels: a .jsonl, .json, .csv or .parquet file, hf:…, or 'store'.",
         flag="--labels",
         metavar="D",
         file=True,

@@ -154,7 +154,7 @@ class ProgramSettings(JudgeModelSettings, CommonSettings):
     )
     rubric: str = rubric_of()
     data: str = named_setting(
-        "Tasks: a .jsonl, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…, "
+        "Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…, "
         "arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…).",
         flag="--data",
         metavar="D",

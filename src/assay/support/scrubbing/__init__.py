@@ -9,7 +9,7 @@ byte-exact. Does not find secrets that users mention in a text: `assay.traces.pr
 
 from assay.support.scrubbing.names import credentials_in, is_credential
 from assay.support.scrubbing.shapes import MARK
-from assay.support.scrubbing.streams import scrub_logs, scrubbed, unscrubbed
+from assay.support.scrubbing.streams import Filtered, scrub_logs, scrubbed, unscrubbed
 from assay.support.scrubbing.texts import (
     add_secrets,
     all_secrets,
@@ -23,6 +23,7 @@ from assay.support.scrubbing.values import fields, may_hold, results
 
 __all__ = [
     "MARK",
+    "Filtered",
     "add_secrets",
     "all_secrets",
     "credentials_in",

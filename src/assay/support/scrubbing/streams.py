@@ -6,7 +6,7 @@ from typing import Any, TextIO, cast
 
 from assay.support.scrubbing.texts import mask_secrets, message
 
-__all__ = ["scrub_logs", "scrubbed", "unscrubbed"]
+__all__ = ["Filtered", "scrub_logs", "scrubbed", "unscrubbed"]
 
 
 def scrubbed(stream: TextIO, *, texts: bool = False) -> TextIO:
@@ -15,29 +15,33 @@ def scrubbed(stream: TextIO, *, texts: bool = False) -> TextIO:
     Args:
         texts: texts of models and agents are written, from which only known secrets are removed; else messages.
     """
-    return cast(TextIO, _Stream(stream, mask_secrets if texts else message))
+    return cast(TextIO, Filtered(stream, mask_secrets if texts else message))
 
 
 def unscrubbed(stream: TextIO) -> TextIO:
     """The underlying stream, for a secret that must be shown: a key generated for its owner."""
-    return stream._stream if isinstance(stream, _Stream) else stream
+    while isinstance(stream, Filtered):
+        stream = stream.inner
+    return stream
 
 
-class _Stream:
-    def __init__(self, stream: TextIO, scrub: Callable[[str], str]) -> None:
-        self._stream, self._scrub = stream, scrub
+class Filtered:
+    """A text stream that changes each text before it is written to the stream `inner`."""
+
+    def __init__(self, inner: TextIO, change: Callable[[str], str]) -> None:
+        self.inner, self._change = inner, change
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.inner, name)
 
-    def __enter__(self) -> "_Stream":
+    def __enter__(self) -> "Filtered":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def write(self, text: str) -> int:
-        self._stream.write(self._scrub(text))
+        self.inner.write(self._change(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

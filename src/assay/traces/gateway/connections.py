@@ -203,6 +203,11 @@ class Listener:
         self._checking = asyncio.create_task(self._check_forever())
         return int(self._sockets[0].getsockname()[1])
 
+    def abort(self) -> None:
+        """Ends all connections at once."""
+        for connection in self._open.values():
+            connection.transport.abort()
+
     async def close(self) -> None:
         """Ends all connections; those being answered after `shutdown_s` at the latest."""
         if self._checking is not None:

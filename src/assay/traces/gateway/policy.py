@@ -180,16 +180,17 @@ class PolicyUpstream(EmbeddedUpstream):
         backend, meter = self._backend, self.lm.recording.meter
         if tuple(backend.adapters) != self.adapters:
             raise ModelError("the weights that this rollout began with are no longer served")
-        sent, reply = meter.reserve(), dict[str, Any]()
-        try:
-            with accounted(), asking_model():
-                reply = backend.chat(chat)
-        finally:
-            usage = reply.get("usage") or {}
-            meter.settle(
-                sent, prompt_tokens=usage.get("prompt_tokens"), completion_tokens=usage.get("completion_tokens"),
-                cost_usd=0.0, failed="choices" not in reply,
-            )  # fmt: skip
+        reply = dict[str, Any]()
+        with asking_model(), meter.sending() as sent:
+            try:
+                with accounted():
+                    reply = backend.chat(chat)
+            finally:
+                usage = reply.get("usage") or {}
+                meter.settle(
+                    sent, prompt_tokens=usage.get("prompt_tokens"), completion_tokens=usage.get("completion_tokens"),
+                    cost_usd=0.0, failed="choices" not in reply,
+                )  # fmt: skip
         return reply
 
     def end(self) -> None:

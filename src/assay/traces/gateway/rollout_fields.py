@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.datasets import SPLITS
-from assay.datasets.tasks import consent_text
+from assay.datasets.tasks import consent_text, known_outputs
 from assay.errors import ConfigError, FailureKind, UnknownRollout
 from assay.support.settings import nearest, one_of
 from assay.traces.records import Rollout
@@ -105,7 +105,7 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         if key in _MAPPINGS:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{name}={value!r} must be an object")
-            checked[key] = dict(value)
+            checked[key] = known_outputs(value) if key == "expected" else dict(value)
         elif key == "split" and value not in ("", *SPLITS):
             raise ConfigError(f"split={value!r} {one_of(value, SPLITS, other='none')}")
         elif not isinstance(value, str) or len(value) > _SHORT.get(key, _TEXT_CHARS):

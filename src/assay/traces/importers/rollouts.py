@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import content_hash, known_outputs
 from assay.errors import FailureKind
+from assay.support.missing import is_missing
 from assay.traces.importers.chat import text_of
 from assay.traces.importers.envelopes import unwrapped
 from assay.traces.importers.fields import as_arguments, as_inputs
@@ -73,7 +74,7 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
         error=error,
         inputs=inputs,
         prediction=prediction,
-        expected=trace.expected,
+        expected=known_outputs(trace.expected),
         metadata={"trace_id": trace.id, **({"session_id": trace.session} if trace.session else {})},
         tenant=trace.tenant,
         data_subject=trace.user,
@@ -321,8 +322,8 @@ def _grade(value: Any) -> tuple[float | None, str]:
     """Grade in [0, 1], or None and the problem. `yes` and `no` are 1 and 0; other texts are labels without a grade."""
     if isinstance(value, str):
         return _YES_NO.get(value.strip().lower()), ""
-    if value is None or not isinstance(value, int | float):
-        return None, "" if value is None else "not a number"
+    if is_missing(value) or not isinstance(value, int | float):
+        return None, "" if is_missing(value) else "not a number"
     if not math.isfinite(value):
         return None, "not a finite number"
     return (float(value), "") if 0.0 <= value <= 1.0 else (None, "outside [0, 1]")

@@ -35,24 +35,29 @@ class Keeper:
     ) -> None:
         self._spill, self._write, self._write_leftovers, self._retry_s = spill, write, write_leftovers, retry_s
         self._job: _Job | None = None
-        self._in_hand = 0
+        self._in_hand: Rows = {}
         self.behind = not write_leftovers()
         self._tried = time.monotonic() if self.behind else -retry_s
 
     @property
     def waiting(self) -> int:
         """Approximate number of accepted rows that are not in the database yet."""
-        return self._in_hand + self._spill.rows
+        return sum(map(len, self._in_hand.values())) + self._spill.rows
+
+    @property
+    def calls_in_hand(self) -> int:
+        """Number of transitions that are neither in the database nor in the file yet."""
+        return len(self._in_hand.get("transitions", ()))
 
     def commit(self, rows: Rows) -> bool:
         """Writes a batch or puts it into the file. True if the database has taken or refused all rows so far."""
         while True:
-            self._in_hand = sum(map(len, rows.values()))
+            self._in_hand = rows
             job = self._job = self._job or self._begun(rows)
             if job is None:
                 return True
             if job.rows is not rows and rows and self._spill.put(rows):  # before waiting, so that a kill loses nothing
-                rows, self._in_hand = {}, 0
+                rows = self._in_hand = {}
             ended = job.ended.wait(_WITHIN_S)
             if ended:
                 self._end(job)
@@ -60,7 +65,7 @@ class Keeper:
             if job.rows is rows and rows and self._spill.put(rows):
                 job.copied, rows = not ended, {}
             if not rows:
-                self._in_hand = 0
+                self._in_hand = {}
                 return self._job is None and not self._before
             if ended and not job.done:
                 # The file or its disk is full: these rows wait here, later ones in memory.

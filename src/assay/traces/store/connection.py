@@ -15,6 +15,7 @@ from assay.traces.store.schema import create_or_check
 __all__ = [
     "LOCK_TIMEOUT_MS",
     "check_url",
+    "is_full",
     "open_engine",
     "passes",
     "password_of",
@@ -29,6 +30,7 @@ _LOCKED_OTHERS_MS = 30_000  # that every other statement waits
 # Transient result codes of SQLite: SQLITE_BUSY, SQLITE_LOCKED, SQLITE_IOERR, SQLITE_CANTOPEN, SQLITE_PROTOCOL.
 _PASSING_SQLITE = frozenset((5, 6, 10, 14, 15))
 _FULL_SQLITE = 13
+_WRITE_SQLITE = 778  # SQLITE_IOERR_WRITE: also for EDQUOT and EFBIG
 _MAGIC = b"SQLite format 3\0"  # how a database file begins; an empty file is a new one
 _LASTING_POSTGRES = ("3D", "28")  # SQLSTATE classes that do not pass: unknown database, invalid authorization
 
@@ -118,6 +120,12 @@ def short_waits(connection: sa.Connection) -> Iterator[None]:
         yield
     finally:  # the connection goes back to a pool that others use
         connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_OTHERS_MS}")
+
+
+def is_full(error: Exception) -> bool:
+    """Whether SQLite could not write rows because its disk, a quota or the largest size of a file is exhausted."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
+    return isinstance(code, int) and (code & 0xFF == _FULL_SQLITE or code == _WRITE_SQLITE)
 
 
 def passes(error: Exception, *, full_passes: bool) -> bool:

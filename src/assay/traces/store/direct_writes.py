@@ -5,12 +5,14 @@ They are few, and the caller depends on them: an error is raised here, not repor
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.errors import ConfigError, StoreError, UnknownRollout
 from assay.support.scrubbing import mask_secrets
+from assay.traces.records import subject_digest
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import QUESTION, StoreReads
 from assay.traces.store.rows import as_json, clean
@@ -91,6 +93,15 @@ class DirectWrites(StoreReads):
         self._now(
             schema.made_from, {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()}
         )
+
+    def put_report(self, path: str | Path, *runs: str) -> None:
+        """Stores that a file shows tasks of these runs, with hashes of their data subjects. Call it before writing."""
+        self.flush()
+        r = schema.rollouts
+        query = sa.select(r.c.data_subject).where(r.c.run_id.in_(runs), r.c.data_subject.is_not(None)).distinct()
+        with self.engine.connect() as connection:
+            people = {subject_digest(name) for name in connection.execute(query).scalars()}
+        self.put_artifact(str(Path(path).resolve()), sorted(people))
 
     def put_meta(self, key: str, value: str) -> None:
         """Stores a value of the store itself. An existing value is not replaced."""

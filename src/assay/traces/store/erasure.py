@@ -1,13 +1,13 @@
-"""Erasure of a person's data: rollouts, labels, remembered facts, and prompts of other rollouts that show their tasks.
+"""Erasure of a person's data: rollouts, labels, remembered facts, and what other rows of the store repeat of them.
 
-Does not change artifacts, exports or adapters, and does not empty the response cache: `assay.api.traces.forget_subject`
-reports the former and does the latter.
+Does not touch files, and does not empty the response cache: `assay.runs.erasure` does.
 """
 
 import re
 import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import orjson
 import sqlalchemy as sa
 
 from assay.datasets.tasks import content_hash
+from assay.traces.erased_texts import ERASED, ErasedTexts
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import of_tenant, subject_digests
 from assay.traces.shown import TaskTexts, message_texts
@@ -28,6 +29,7 @@ from assay.traces.store.upserts import upsert
 __all__ = ["Erased", "erase_subject"]
 
 _BATCH = 400  # rows of one statement
+_FEW_TASKS = 3  # a text that this many tasks without a data subject contain is not the person's alone
 
 
 @dataclass
@@ -38,10 +40,16 @@ class Erased:
         removed: number of rollouts that were deleted: those of the person, and those without a data subject in which a
             tool recalled facts about them.
         facts: number of remembered facts that were deleted: those of the rollouts, and those about the person.
-        quoting: ids of other rollouts that quote a remembered fact about the person; they are not changed.
+        quoting: ids of other rollouts that quote a remembered fact about the person.
         naming: ids of remembered facts about others whose text has the person's name; they are not changed.
+        emptied: number of other rows by table in which a text of the person was replaced, with their answers,
+            predictions, verdicts and labels.
+        documents: indexed documents that hold a text of the person; they are not changed.
+        texts: of the person.
+        compacted: whether the database file was rewritten without its free pages; None if nothing was erased.
         prompts: number of prompts of other rollouts that were blanked, because they showed a task of the person.
         tasks: content hashes of the person's tasks.
+        unread: number of these tasks of which the store has no inputs, because they were never run.
         calls: request, weights and adapters of each LM call that showed the person's data; keys of the response cache.
     """
 
@@ -51,10 +59,21 @@ class Erased:
     naming: list[int] = field(default_factory=list)
     prompts: int = 0
     tasks: set[str] = field(default_factory=set)
+    unread: int = 0
     calls: list[tuple[dict[str, Any], str, list[str]]] = field(default_factory=list)
+    emptied: Counter[str] = field(default_factory=Counter)
+    documents: list[str] = field(default_factory=list)
+    texts: ErasedTexts = field(default_factory=ErasedTexts)
+    compacted: bool | None = None
 
 
-def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> Erased:
+def erase_subject(
+    store: Store,
+    subject: str,
+    *,
+    tenant: str | None = None,
+    inputs_of: Callable[[Collection[str]], Iterable[tuple[str, Any]]] = lambda tasks: (),
+) -> Erased:
     """Removes a subject's rollouts, transitions and labels; blanks prompts of other rollouts that show their tasks.
 
     Case, spaces and the Unicode form of accents in the name are ignored. Rows of this subject that are written later
@@ -63,6 +82,8 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
     Args:
         tenant: erases only what is of this tenant; None erases all of the subject. Prompts of others that show the
             tenant's tasks are blanked too.
+        inputs_of: inputs of tasks by their hashes, where something outside of the store has them: demonstrations show
+            tasks that were never run.
     """
     store.flush()
     r, digests, erased = schema.rollouts, subject_digests(subject), Erased()
@@ -84,31 +105,43 @@ def erase_subject(store: Store, subject: str, *, tenant: str | None = None) -> E
         erased.tasks |= set(connection.execute(known).scalars())
         for (text,) in connection.execute(sa.select(r.c.inputs_json).where(*own)):
             inputs = orjson.loads(text)
+            erased.texts.add(inputs)
             if inputs and (task := content_hash(inputs)[:HASH]):
                 texts.add(task, inputs)
                 erased.tasks.add(task)
                 split = splits.of_inputs(inputs) or "train"
                 row = {"task": task, "text": task_key(inputs), "split": split, "tenant": tenant, "consent": None}
                 rows.append({**row, "subject": min(digests)})  # each of them is in `forgotten`
+        unread = erased.tasks - {row["task"] for row in rows}
+        for task, inputs in inputs_of(unread):
+            erased.texts.add(inputs)
+            unread.discard(task)
+        erased.unread = len(unread)
         f = schema.facts
         about = sa.and_(f.c.person.in_(digests), *([f.c.tenant == tenant] if tenant is not None else []))
         facts = connection.execute(sa.select(f.c.id, f.c.about, f.c.text).where(about)).all()
         recalled = recalled_facts(connection, facts, without=sa.select(r.c.id).where(*own))
         erased.quoting = sorted(recalled.others)
+        erased.texts.add([fact.text for fact in facts])
         for some in (sa.and_(*own), *map(r.c.id.in_, _batches(sorted(recalled.own)))):
             _remove(connection, erased, some)
         erased.facts += int(connection.execute(sa.delete(f).where(about)).rowcount)
-        if erased.facts and connection.dialect.name == "sqlite":
-            # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
-            connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         elsewhere = sa.select(f.c.id, f.c.text).where(*([f.c.tenant == tenant] if tenant is not None else []))
         erased.naming = sorted(number for number, text in connection.execute(elsewhere) if _names(text, subject))
         _blank(connection, erased, texts)
+        if erased.texts:
+            _keep_shared(connection, erased.texts)
+            _empty_rows(connection, erased)
+        if (erased.facts or erased.emptied[f.name]) and connection.dialect.name == "sqlite":
+            # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
+            connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
         if erased.removed or erased.tasks or erased.facts:
             people = [digest if tenant is None else of_tenant(digest, tenant) for digest in sorted(digests)]
             forgotten = [{"person": person, "at": time.time()} for person in people]
             connection.execute(upsert(store.engine.dialect.name, schema.forgotten), forgotten)
     store.put_splits(rows)
+    if erased.removed or erased.prompts or erased.facts or erased.emptied:
+        erased.compacted = _compacted(store)
     _empty_log(store)
     return erased
 
@@ -179,3 +212,96 @@ def _shows(row: Any, tasks: set[str], texts: TaskTexts) -> set[str]:
 
 def _call(request_json: str, weights: str, adapters_json: str) -> tuple[dict[str, Any], str, list[str]]:
     return orjson.loads(request_json or "{}"), weights, orjson.loads(adapters_json or "[]")
+
+
+def _keep_shared(connection: sa.Connection, texts: ErasedTexts) -> None:
+    """Keeps texts that others wrote too: named data subjects, or several tasks without one."""
+    r = schema.rollouts
+    query = sa.select(r.c.inputs_json, r.c.data_subject).order_by(r.c.task_id, r.c.group_id, r.c.id)
+    unowned: dict[str, set[str]] = defaultdict(set)
+    for row in connection.execute(query.execution_options(yield_per=_BATCH)):
+        if not texts.are_in(row.inputs_json):
+            continue
+        if row.data_subject:
+            texts.keep(row.inputs_json)
+        else:
+            for run in texts.runs_in(row.inputs_json):
+                unowned[run].add(row.inputs_json)
+    for run, inputs in unowned.items():
+        if len(inputs) >= _FEW_TASKS:
+            texts.keep(run)
+
+
+def _empty_rows(connection: sa.Connection, erased: Erased) -> None:
+    """Replaces the person's texts in all other rows; a call that repeats one loses its request, as in `_blank`."""
+    texts, t, f = erased.texts, schema.transitions, schema.facts
+    for table, rows in _texts_of_rows(connection):
+        changes: list[tuple[Any, dict[str, Any]]] = []
+        for row in rows:
+            values = {name: text for name, text in row.items() if isinstance(text, str) and texts.are_in(text)}
+            if not values:
+                continue
+            key = sa.and_(*(column == row[column.name] for column in table.primary_key))
+            changed: dict[str, Any] = {name: _emptied(texts, name, text) for name, text in values.items()}
+            if table is t:
+                erased.calls.append(_call(row["request_json"], row["weights"], row["adapters_json"]))
+                changed |= {"request_json": "{}", "token_ids_json": None, "logprobs_json": None}
+            changes.append((key, changed))
+        for key, changed in changes:
+            erased.emptied[table.name] += 1
+            connection.execute(sa.delete(f).where(key) if table is f else sa.update(table).where(key).values(changed))
+    p, d = schema.passages, schema.documents
+    query = sa.select(d.c.root, d.c.path, p.c.text).select_from(p.join(d, d.c.id == p.c.document_id))
+    found = {f"{row['root']}/{row['path']}" for row in _streamed(connection, query) if texts.are_in(row["text"])}
+    erased.documents = sorted(found)
+
+
+def _texts_of_rows(connection: sa.Connection) -> Iterator[tuple[sa.Table, Iterator[dict[str, Any]]]]:
+    """The rows of every table that holds texts, but the passages of documents. Large tables are read by an index."""
+    r, t, labels = schema.rollouts, schema.transitions, schema.labels
+    order = (r.c.task_id, r.c.group_id, r.c.id)
+    large = {
+        r: [sa.select(r).order_by(*order)],
+        t: [sa.select(t).select_from(r.join(t, r.c.id == t.c.rollout_id)).order_by(*order)],
+        labels: [
+            sa.select(labels).where(labels.c.question == question)
+            for question in connection.execute(sa.select(labels.c.question).distinct()).scalars().all()
+        ],
+    }
+    left_out = {schema.passages, schema.passage_vectors, schema.documents, schema.known_tasks, schema.made_from}
+    for table in schema.metadata.sorted_tables:
+        if table not in left_out:
+            queries = large.get(table, [sa.select(table)])
+            yield table, (dict(row) for query in queries for row in _streamed(connection, query))
+
+
+def _streamed(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Any]:
+    yield from connection.execute(query.execution_options(yield_per=_BATCH)).mappings()
+
+
+def _emptied(texts: ErasedTexts, name: str, text: str) -> str:
+    """A column's text without those of the person."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return ERASED
+    if isinstance(value, dict | list):
+        return orjson.dumps(texts.without(value)).decode()
+    return ERASED
+
+
+def _compacted(store: Store) -> bool | None:
+    """Rewrites an SQLite file, because free space of its pages may hold what was there before an earlier update.
+
+    Returns:
+        False if another process held the file; None on a server, whose own VACUUM does it.
+    """
+    if store.engine.dialect.name != "sqlite":
+        return None
+    try:
+        engine = store.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection, short_waits(connection):
+            connection.exec_driver_sql("VACUUM")
+    except sa.exc.OperationalError:
+        return False
+    return True

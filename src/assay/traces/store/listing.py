@@ -1,5 +1,6 @@
 """Lists of the store's content: rollouts by filters, and runs. Does not import DSPy."""
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import DataError, StoreError
+from assay.support.names import is_name, place_in
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -192,9 +194,13 @@ def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
 
 
 def run_folder(where: str | Path | None, run_id: str) -> Path:
-    """The folder of a run next to the store. Whether there is one is not checked."""
+    """The folder of a run next to the store. Whether there is one is not checked.
+
+    An id that is no file name, such as one of another program, is replaced by its hash.
+    """
     file = store_file(where)
-    return (file.parent if file is not None else Path(".assay")) / "runs" / run_id
+    name = run_id if is_name(run_id) else hashlib.sha256(run_id.encode("utf-8", "replace")).hexdigest()
+    return place_in((file.parent if file is not None else Path(".assay")) / "runs", name, "run_id")
 
 
 def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | None:

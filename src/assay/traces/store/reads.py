@@ -156,6 +156,14 @@ class StoreReads:
                 columns = {name: row[name] for name in ("item_id", "rater", "label", "rationale")}
                 yield {**json.loads(row["shown_json"]), **columns}
 
+    def labelled_subjects(self, question: str) -> set[str]:
+        """Names of the data subjects whose rollouts have a label of this question."""
+        r, labels = schema.rollouts, schema.labels
+        query = sa.select(r.c.data_subject).distinct().select_from(labels.join(r, labels.c.rollout_id == r.c.id))
+        query = query.where(labels.c.question == question, r.c.data_subject.is_not(None))
+        with self.engine.connect() as connection:
+            return set(connection.execute(query).scalars())
+
     def questions(self) -> dict[str, str]:
         """Questions that raters can answer, as JSON by key; see `assay.judges.questions`."""
         table = schema.meta
@@ -167,6 +175,12 @@ class StoreReads:
         """The erased data subjects."""
         with self.engine.connect() as connection:
             return Forgotten(connection.execute(sa.select(schema.forgotten.c.person)).scalars())
+
+    def artifacts(self) -> list[str]:
+        """Artifacts, exports, data sets and reports that were made of data of the store, oldest first."""
+        table = schema.made_from
+        with self.engine.connect() as connection:
+            return list(connection.execute(sa.select(table.c.artifact).order_by(table.c.created_at)).scalars())
 
     def artifacts_of(self, *person: str) -> list[str]:
         """Artifacts and exports made from a person's data (`person_digest` of each form of the name), oldest first."""

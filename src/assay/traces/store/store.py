@@ -9,6 +9,7 @@ in a file (`assay.traces.store.buffer`). Queries are in `assay.traces.store.read
 import itertools
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import ConfigError, StoreError
+from assay.support.refused import add_refused_rows, note_full_disk
 from assay.support.scrubbing import add_secrets, fields, message
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.buffer import Keeper
 from assay.traces.store.changes import make_changes
-from assay.traces.store.connection import open_engine, passes, password_of, short_waits, url_without_password
+from assay.traces.store.connection import is_full, open_engine, passes, password_of, short_waits, url_without_password
 from assay.traces.store.direct_writes import DirectWrites
 from assay.traces.store.location import store_url
 from assay.traces.store.rows import as_json, clean, rollout_row, transition_row
@@ -35,6 +37,8 @@ __all__ = ["MAX_SPILL_BYTES", "PATIENCE_S", "RETRY_S", "Store"]
 _LAST = "\U0010ffff"  # sorts behind every other character
 MAX_SPILL_BYTES = 1 << 30  # bytes that may wait in a file while the database is unreachable
 PATIENCE_S = 0.3  # of retries before the database counts as unreachable
+_FULL_S = 3.0  # of waiting for a full disk
+ROOM_BYTES = 512 << 10  # of disk for the last rows of a run
 RETRY_S = 0.5  # between two attempts while it is unreachable
 _SCORE_FIELDS = ("score", "coverage", "rubric", "verdicts")
 _TABLES = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
@@ -55,6 +59,8 @@ class Store(DirectWrites):
         add_secrets(password_of(self.url))
         self.dropped = 0  # rows that the database refused (a full disk); the run continues and reports them
         self.dropped_calls = 0  # transitions among them
+        self.full = False  # rows were refused because the disk is full
+        self.left = 0  # rows that waited in the file when the store was closed
         self.spill = Spill(spill_path(self.url), MAX_SPILL_BYTES)
         self._numbers = itertools.count()
         self._error: Exception | None = None
@@ -62,6 +68,8 @@ class Store(DirectWrites):
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = open_engine(self.url)
         self._never_waits = self._closed = False
+        self._rooms: list[Path] = []
+        self._refused: set[tuple[str, Any]] = set()  # table and key of rows
         self.on_ended: Callable[[str], None] | None = None
         self._keeper = Keeper(
             self.spill, partial(self.write_batch, patience_s=PATIENCE_S), self._write_leftovers, retry_s=RETRY_S
@@ -165,7 +173,7 @@ class Store(DirectWrites):
             "kind": kind,
             "config": as_json(fields(config)),
             "status": status,
-            "unseen": unrecorded.calls,
+            "unseen": unrecorded.seen,
         }
         times = {"started_at": started_at, "ended_at": ended, "resumed_at": None}
         self._writer.put("runs", run_id, {**row, "unrecorded_reason": reason, **times})
@@ -180,6 +188,8 @@ class Store(DirectWrites):
             raise StoreError(
                 f"the writer of the store {url_without_password(self.url)!r} has ended; rows that were waiting are lost"
             )
+        if self.full and not self._never_waits:
+            timeout_s = min(timeout_s, _FULL_S)  # nobody waits for space
         if not self._writer.flush(timeout_s):
             where = (
                 f" {self.spill.rows} wait in {self.spill.path} and are written when the store is opened again."
@@ -206,9 +216,32 @@ class Store(DirectWrites):
             if self._writer.alive and not closed_before:  # a writer that is ending does not answer another flush
                 self.flush(timeout_s)
         finally:
-            if self._writer.end(5.0 if self.spill.rows else 0.0):
+            if self._writer.end(5.0 if self.spill.rows or self.full else 0.0):
                 self.spill.leave()
+            if not closed_before:
+                self._count_waiting()
             self.engine.dispose()
+
+    def _count_waiting(self) -> None:
+        """Counts the rows that the database did not take until the end: those in the file wait, the others are lost."""
+        self.left = self.spill.rows
+        self.dropped += self.waiting - self.left
+        self.dropped_calls += self._calls_waiting
+        add_refused_rows(self.waiting)
+
+    @property
+    def not_stored(self) -> int:
+        """Rows that the database did not take: refused, or left behind when the store was closed."""
+        return self.dropped + self.left
+
+    @property
+    def calls_not_stored(self) -> int:
+        """Transitions that are lost; while the disk is full, also those that wait in memory."""
+        return self.dropped_calls + (self._calls_waiting if self.full and not self._closed else 0)
+
+    @property
+    def _calls_waiting(self) -> int:
+        return self._writer.calls_waiting + self._keeper.calls_in_hand
 
     @property
     def waiting(self) -> int:
@@ -228,8 +261,30 @@ class Store(DirectWrites):
         self._never_waits = True
         self._writer.refuse = partial(self._drop, 1)
 
+    def keep_room(self) -> None:
+        """Sets disk space aside, next to an SQLite file. On a full disk, half of it takes the rows in flight when the
+        first row is refused, and the other half what is written after `use_room`."""
+        file = self.url.removeprefix("sqlite:///")
+        if file == self.url or file in ("", ":memory:"):
+            return
+        self._rooms = [Path(f"{file}.room{number}") for number in (1, 2)]
+        with suppress(OSError):
+            for room in self._rooms:
+                room.write_bytes(bytes(ROOM_BYTES // 2))
+
+    def use_room(self, *, whole: bool = False) -> None:
+        """Gives half of the space that `keep_room` set aside back, or all that is left of it, and that of the WAL."""
+        rooms, self._rooms = (self._rooms, []) if whole else (self._rooms[:1], self._rooms[1:])
+        for room in rooms:
+            with suppress(OSError):
+                room.unlink()
+        if self.engine.dialect.name == "sqlite":
+            with suppress(sa.exc.SQLAlchemyError), self.engine.connect() as connection, short_waits(connection):
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def _drop(self, count: int, table: str) -> None:
         self.dropped += count
+        add_refused_rows(count)
         self.dropped_calls += count if table == "transitions" else 0
         self._error = self._error or StoreError("too many rows were waiting for the database")
 
@@ -248,13 +303,19 @@ class Store(DirectWrites):
         """
         if (accepted := self._try(rows, patience_s)) is None:
             return False
-        for table, by_key in rows.items() if not accepted else ():
-            for row in by_key.values():
-                if (accepted := self._try({table: {0: row}}, patience_s)) is None:
+        for table, by_key in rows.items():
+            for key, row in by_key.items() if not accepted or self._refused else ():
+                taken: bool | None = accepted
+                if not accepted and (taken := self._try({table: {0: row}}, patience_s)) is None:
                     return False  # rows that were accepted are written again later, which changes nothing
-                if not accepted:
-                    self._drop(1, table)
+                self._count(table, key, taken=bool(taken))
         return True
+
+    def _count(self, table: str, key: Any, *, taken: bool) -> None:
+        """Counts a refused row once, and no longer if it is taken after all."""
+        if taken == ((table, key) in self._refused):
+            self._refused.symmetric_difference_update({(table, key)})
+            self._drop(-1 if taken else 1, table)
 
     def _write_leftovers(self) -> bool:
         """Writes the rows that ended processes left in files. False if the database is unreachable.
@@ -298,6 +359,11 @@ class Store(DirectWrites):
                 return True
             except Exception as error:  # the writer must survive any driver error; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
+                if not self.full and is_full(error):
+                    self.full = True
+                    note_full_disk()
+                    self.use_room()
+                    continue
                 if not passes(error, full_passes=self._never_waits):
                     return False
                 if time.monotonic() + wait > until:

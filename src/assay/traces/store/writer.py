@@ -79,6 +79,11 @@ class Writer:
         """Number of rows in the queue; events of `flush` are in it too."""
         return sum(isinstance(item, tuple) for item in self._waiting.copy())
 
+    @property
+    def calls_waiting(self) -> int:
+        """Number of transitions in the queue."""
+        return sum(isinstance(item, tuple) and item[0] == "transitions" for item in self._waiting.copy())
+
     def flush(self, timeout_s: float) -> bool:
         """Waits until all rows put before are committed; False after `timeout_s`."""
         committed = threading.Event()

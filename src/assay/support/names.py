@@ -1,0 +1,83 @@
+"""Names that become paths: those of users, files, stores and HTTP requests, and paths in a manifest.
+
+Every name that is joined to a folder is checked here, wherever it comes from.
+"""
+
+import re
+import unicodedata
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from assay.errors import ConfigError
+
+__all__ = ["check_name", "is_name", "is_within", "place_in"]
+
+_MOST_BYTES = 200  # a file system takes 255; names get endings, such as `.lock`
+_SLASHES = frozenset("\u2044\u2215\u2216\u29f5\u29f8\u29f9\uff0f\uff3c\ufe68")  # they look like a slash
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # Windows opens a device
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def check_name(name: object, argument: str = "name", *, plain: bool = False) -> str:
+    """The name, if it can name one file or folder within another.
+
+    Args:
+        argument: what held the name, for the message.
+        plain: only ASCII letters, digits, dots, dashes and underscores: the name is a part of other names, such as that
+            of a model.
+    Raises:
+        ConfigError: it is empty or too long, has a slash, control or invisible characters, begins with a dot, dash or
+            space, ends with a dot or space, or is a device of Windows.
+    """
+    if isinstance(name, str) and is_name(name, plain=plain):
+        return name
+    allowed = (
+        "1 to 63 ASCII letters, digits, dots, dashes and underscores, begin with a letter or digit and not end with "
+        "a dot"
+        if plain
+        else "one file name: no slashes or control characters, no dot, dash or space at its start, no dot or space at "
+        f"its end, at most {_MOST_BYTES} bytes"
+    )
+    raise ConfigError(f"{argument}={name if not isinstance(name, str) else name[:80]!r} must be {allowed}")
+
+
+def place_in(folder: Path, name: object, argument: str = "name", *, ending: str = "") -> Path:
+    """The path of a file or folder to write in a folder, by a checked name.
+
+    Raises:
+        ConfigError: the name is invalid, or a symbolic link has it, which may lead out of the folder.
+    """
+    place = folder / f"{check_name(name, argument)}{ending}"
+    if place.is_symlink():
+        raise ConfigError(f"{place} is a symbolic link, and nothing is written through it: remove it, or name another")
+    return place
+
+
+def is_within(place: object) -> bool:
+    """Whether a relative path, with slashes, as in a manifest, stays within the folder that it is joined to."""
+    if not isinstance(place, str) or _CONTROLS.search(place):
+        return False
+    parts = PurePosixPath(place).parts
+    return bool(parts) and all(part != ".." and _is_part(part) for part in parts)
+
+
+def is_name(name: str, *, plain: bool = False) -> bool:
+    """Whether `check_name` accepts a name."""
+    return (
+        all(_is_part(form) and form[0] not in ".- " and form[-1] not in ". " for form in _forms(name))
+        and name.isprintable()
+        and _SLASHES.isdisjoint(name)
+        and len(name.encode()) <= _MOST_BYTES
+        and _DEVICE.fullmatch(name) is None
+        and (not plain or _PLAIN.fullmatch(name) is not None)
+    )
+
+
+def _forms(name: str) -> tuple[str, str]:
+    """The name, and as a file system or another program may read its compatibility characters (`‥` is two dots)."""
+    return name, unicodedata.normalize("NFKC", name)
+
+
+def _is_part(text: str) -> bool:
+    """Whether a text is one part of a path on every system: not empty, no slash or backslash, no drive, no `.`."""
+    return text != "" and PureWindowsPath(text).name == text

@@ -1,0 +1,132 @@
+"""A missing value has one meaning in every source: an unknown input is None, an unknown output is not graded."""
+
+import json
+import math
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import dspy
+import numpy
+import pandas
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from assay.datasets import iter_rows, load_tasks, make_task
+from assay.datasets.memory import data_spec
+from assay.datasets.tasks import NULL, known_outputs, written_outputs
+from assay.errors import DataError
+from assay.rubrics import Criterion, Rubric, checks
+from assay.support.missing import is_missing
+from assay.traces.gateway.rollout_fields import checked_fields
+
+MISSING = [
+    None, math.nan, numpy.nan, numpy.float32("nan"), Decimal("NaN"), pandas.NA, pandas.NaT, numpy.datetime64("NaT"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", MISSING, ids=repr)
+def test_every_form_of_a_missing_value_is_one(value: Any) -> None:
+    assert is_missing(value)
+    task = make_task({"question": "q", "context": value, "answer": value}, inputs=["question", "context"])
+    assert task == make_task({"question": "q", "context": None}, inputs=["question", "context"])
+    (in_memory,) = load_tasks(data_spec([{"inputs": {"question": "q"}, "expected": {"answer": value}}]))
+    assert in_memory.expected == {}
+
+
+@pytest.mark.parametrize(
+    "value", ["", "NA", "NaN", "null", "None", "-", 0, 0.0, False, [], {}, [None], math.inf, datetime(2024, 2, 29)]
+)
+def test_other_values_are_not_missing(value: Any) -> None:
+    assert not is_missing(value)
+    assert not is_missing(numpy.array([math.nan]))
+
+
+def test_a_missing_value_means_the_same_in_every_source(tmp_path: Path) -> None:
+    rows = [
+        {"question": "a", "context": None, "answer": "1"}, {"question": "b", "context": "c", "answer": None},
+        {"question": "c", "context": "NA", "answer": "null"},
+    ]  # fmt: skip
+    (tmp_path / "a.csv").write_text("question,context,answer\na,,1\nb,c, \nc,NA,null\n")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    frame = pandas.DataFrame(rows)
+    sources: list[Any] = [
+        *(str(tmp_path / name) for name in ("a.csv", "a.jsonl", "a.parquet")),
+        rows, table, frame, frame.convert_dtypes(), frame.replace({None: math.nan}),
+        [dspy.Example(**row).with_inputs("question", "context") for row in rows],
+    ]  # fmt: skip
+    for source in sources:
+        tasks = load_tasks(data_spec(source), inputs=["question", "context"])
+        assert [task.expected for task in tasks] == [{"answer": "1"}, {}, {"answer": "null"}]
+        assert [task.inputs["context"] for task in tasks] == [None, "c", "NA"]
+
+
+@pytest.mark.parametrize("check", [checks.exact, checks.numeric, checks.contains, checks.fields_match])
+def test_a_criterion_on_an_unknown_output_is_unscored(check: Any, tmp_path: Path) -> None:
+    rubric = Rubric("r", [Criterion(name="right", check=check)])
+    for row in ({"answer": None}, {"answer": math.nan}, {}):
+        score = rubric.score(make_task({"inputs": {"question": "q"}, "expected": row}), {"answer": "1"})
+        assert math.isnan(score.value)
+        assert score.verdicts[0].reason
+    (tmp_path / "a.csv").write_text("question,answer,ticket\nq,,T1\n")
+    if check is not checks.fields_match:  # another column is not the answer
+        (task,) = load_tasks(str(tmp_path / "a.csv"), inputs=["question"])
+        assert math.isnan(rubric.score(task, {"answer": "1"}).value)
+
+
+@pytest.mark.parametrize("check", [checks.exact, checks.numeric, checks.contains, checks.fields_match])
+def test_an_output_that_must_be_null_is_written_as_such(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"inputs": {"text": "t"}, "expected": {"end": {"$null": true}}}\n')
+    (tmp_path / "a.csv").write_text('text,end\nt,"{""$null"": true}"\n')
+    for source in (str(tmp_path / "a.jsonl"), str(tmp_path / "a.csv"), data_spec([{"text": "t", "end": NULL}])):
+        (task,) = load_tasks(source, inputs=["text"])
+        assert task.expected == {"end": None}
+        grades = [check(task, prediction, None).value for prediction in ({"end": None}, {"end": "2024"}, {"end": ""})]
+        assert grades == [1, 0, 0]
+        assert check(task, {"start": None, "note": "x"}, None).value == 0
+
+
+def test_a_client_of_the_gateway_writes_unknown_and_null_outputs_the_same_way() -> None:
+    fields = checked_fields({"expected": {"answer": None, "end": {"$null": True}, "start": "2024"}})
+    assert fields == {"expected": {"end": None, "start": "2024"}}
+
+
+def test_outputs_that_must_be_null_survive_a_file() -> None:
+    expected = {"end": None, "start": "2024", "parts": [None]}
+    assert known_outputs(json.loads(json.dumps(written_outputs(expected)))) == expected
+
+
+def test_integers_and_booleans_beside_a_missing_value_stay_what_they_are() -> None:
+    frame = pandas.DataFrame(
+        {"question": ["a", "b"], "count": [3, None], "flag": [True, None], "share": [0.5, None], "all": [1.0, 2.0]}
+    )
+    assert frame["count"].dtype == "float64"
+    typed = frame.astype({"count": "Int64", "flag": "boolean"})
+    arrow = pyarrow.Table.from_pandas(typed)
+    for data in (frame, typed, arrow, pyarrow.Table.from_pandas(frame)):
+        first, second = (row for _, row in iter_rows(data_spec(data)))
+        assert [repr(first[name]) for name in ("count", "flag", "share", "all")] == ["3", "True", "0.5", "1.0"]
+        assert [second[name] for name in ("count", "flag", "share")] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pandas.DataFrame([["q", "r"]], columns=["question", "question"]),
+        pandas.DataFrame([["q", "r"]], columns=[1, "1"]),
+        pyarrow.table([["q"], ["r"]], names=["question", "question"]),
+        [{1: "q", "1": "r"}],
+    ],
+)
+def test_two_columns_of_one_name_are_refused(data: Any) -> None:
+    with pytest.raises(DataError, match=r"'(question|1)'"):
+        data_spec(data)
+
+
+def test_infinity_is_not_a_missing_value() -> None:
+    with pytest.raises(DataError, match="answer"):
+        make_task({"question": "q", "answer": math.inf})

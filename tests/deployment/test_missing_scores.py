@@ -1,0 +1,191 @@
+"""Scores that are missing: bounds of a decision, never of a mean; arms that miss different shares; gains that fade."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from production import two_versions
+
+from assay.deployment.assignment import CANDIDATE, CHAMPION
+from assay.deployment.decisions import advance
+from assay.deployment.evidence import Arms, cell_of
+from assay.deployment.plan import Metric, Plan, Step, default_plan
+from assay.deployment.readings import Paired, reading_of, replayed_reading, uncomparable
+from assay.deployment.simulation import simulate
+from assay.deployment.traffic import Traffic
+from assay.errors import ConfigError
+from assay.traces import Rollout, Store
+
+SCORE = Metric(success_gain=0.0)
+PLAN = Plan(steps=(Step(weight=50, decides=True),), metrics=(SCORE,))
+
+
+def arms(*, candidate: tuple[int, int, int], champion: tuple[int, int, int], running: int = 0) -> Arms:
+    """Right, wrong and missing answers of each arm, one of each user."""
+    cells = {}
+    for arm, (right, wrong, missing) in ((CANDIDATE, candidate), (CHAMPION, champion)):
+        units = [(f"{arm}{at}", 1, float(at < right)) for at in range(right + wrong)]
+        cells[arm] = cell_of(units, salt="s", missing=missing, running=running)
+    return {(0, "t"): cells}
+
+
+def low(missing: str, of: Arms, metric: Metric = SCORE) -> float:
+    return reading_of(replace(PLAN, missing=missing, metrics=(metric,)), 0, metric, of).low
+
+
+def test_failures_without_a_score_are_no_gain() -> None:
+    """700 of 1,000 are right in both arms; the champion loses 90 of its failures, the candidate 180."""
+    of = arms(candidate=(700, 120, 180), champion=(700, 210, 90))
+    reading = reading_of(PLAN, 0, SCORE, of)
+    assert (reading.champion, reading.candidate) == (pytest.approx(700 / 910), pytest.approx(700 / 820))  # the scored
+    assert reading.gain == pytest.approx(700 / 820 - 700 / 910)
+    assert low("propensity", of) > 0  # as if they were missing at random
+    assert low("bounds", of) < low("alike", of) < 0
+    assert reading.missing_by == "alike"
+
+
+def test_without_missing_values_the_assumption_changes_nothing() -> None:
+    of = arms(candidate=(800, 200, 0), champion=(700, 300, 0))
+    assert low("alike", of) == low("bounds", of) == low("propensity", of) > 0
+    assert reading_of(PLAN, 0, SCORE, of).missing_by == ""
+
+
+def test_successes_without_a_score_are_no_gain_where_lower_is_better() -> None:
+    """300 of 1,000 refuse in both arms; the candidate loses 100 of its refusals."""
+    refusals = Metric(name="refusal_rate", success_gain=0.0)
+    of = arms(candidate=(200, 700, 100), champion=(300, 700, 0))
+    assert low("propensity", of, refusals) > 0 > low("alike", of, refusals)
+
+
+def test_running_rollouts_are_unknown_too() -> None:
+    ended, begun = (arms(candidate=(800, 200, 0), champion=(700, 300, 0), running=count) for count in (0, 400))
+    assert low("bounds", begun) < low("alike", begun) < low("alike", ended)
+
+
+def test_harm_is_not_claimed_from_what_is_missing() -> None:
+    """The champion loses its failures: it only looks better."""
+    of = arms(candidate=(700, 300, 0), champion=(700, 120, 180))
+    highs = {by: reading_of(replace(PLAN, missing=by), 0, SCORE, of).high for by in ("alike", "propensity")}
+    assert highs["propensity"] < 0 < highs["alike"]
+
+
+@pytest.mark.parametrize("missing", ["alike", "bounds", "propensity"])
+def test_a_real_gain_is_shown_where_few_are_missing_in_both_arms(missing: str) -> None:
+    of = arms(candidate=(760, 190, 50), champion=(665, 285, 50))  # 0.8 and 0.7, 5 % missing
+    assert (low(missing, of) > 0) == (missing != "bounds")  # by bounds 0.76 - 0.715 on 1,000 is too little
+    assert low(missing, arms(candidate=(2820, 150, 30), champion=(2079, 891, 30))) > 0
+
+
+@pytest.mark.parametrize(
+    ("candidate", "champion", "pauses"),
+    [
+        ((700, 120, 180), (700, 210, 90), True),
+        ((700, 210, 90), (700, 120, 180), True),
+        ((3500, 1455, 45), (3500, 1500, 0), False),  # 0.9 and 0 %: a small difference
+        ((700, 250, 50), (700, 250, 50), False),
+        ((7000, 2990, 10), (7000, 3000, 0), False),  # 1 of 1,000
+        ((5, 2, 3), (7, 3, 0), False),  # too few
+    ],
+)
+def test_different_shares_without_a_value_pause(
+    candidate: tuple[int, int, int], champion: tuple[int, int, int], pauses: bool
+) -> None:
+    of = arms(candidate=candidate, champion=champion)
+    assert (uncomparable(PLAN, SCORE, reading_of(PLAN, 0, SCORE, of), of) is not None) == pauses
+
+
+def test_shares_that_differ_between_steps_alone_do_not_pause() -> None:
+    """Half the rollouts of the first step have no score, in both arms; a tenth of them is on the candidate."""
+    first = arms(candidate=(40, 10, 50), champion=(360, 90, 450))[0, "t"]
+    second = arms(candidate=(700, 300, 0), champion=(700, 300, 0))[0, "t"]
+    of = {(0, "t"): first, (1, "t"): second}
+    assert uncomparable(PLAN, SCORE, reading_of(PLAN, 0, SCORE, of), of) is None
+
+
+def test_replays_without_a_score_are_no_harm() -> None:
+    plan = default_plan()
+    worse = Paired(differences=[-0.2] * 60 + [0.0] * 20, champion=0.7)
+    readings = {
+        (by, missing): replayed_reading(replace(plan, missing=by), SCORE, replace(worse, missing=missing))
+        for by in ("bounds", "alike", "propensity") for missing in (0, 40)
+    }  # fmt: skip
+    assert len({reading.gain for reading in readings.values()}) == 1
+    assert len({readings[by, 0].high for by in ("bounds", "alike", "propensity")}) == 1
+    assert readings["propensity", 40].high == readings["propensity", 0].high
+    assert readings["bounds", 40].high > readings["alike", 40].high
+
+
+def test_a_plan_states_its_assumption() -> None:
+    assert Plan(**replace(PLAN, missing="bounds").to_dict()).missing == "bounds"
+    assert PLAN.to_dict()["missing"] == "alike"
+    with pytest.raises(ConfigError, match="missing"):
+        replace(PLAN, missing="ignored")
+
+
+def rollout(deployment: str, arm: str, at: int, began: float, **more: Any) -> Rollout:
+    return Rollout(
+        task_id=f"{arm}{at}", inputs={}, phase="deployed", version="support@1", unit=f"{arm}{at}", arm=arm,
+        deployment=deployment, stage=0, propensity=0.5, started_at=began, **{"ended_at": began + 1, **more},
+    )  # fmt: skip
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "the agent failed": {"status": "failed"},
+    "the server failed": {"status": "error"},
+    "the judge gave no verdict": {"status": "done"},
+    "it never ended": {"status": "running", "ended_at": None},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_missing_score_is_bounded_and_pauses(own_folder: Path, kind: str) -> None:
+    now = time.time()
+    with Store() as store:
+        deployments = two_versions(store, own_folder)
+        deployment = deployments.start("support@2", PLAN).id
+        for at in range(200):
+            fails, began = at % 10 < 3, now - 2000 + at
+            store.put_rollout(rollout(deployment, "champion", at, began, status="done", score=float(not fails)))
+            lost = KINDS[kind] if fails else {"status": "done", "score": 1.0}  # the candidate loses its failures
+            store.put_rollout(rollout(deployment, "candidate", at, began, **lost))
+        store.flush()
+        decision = advance(deployments, deployment, now)
+    (reading,) = decision.readings
+    assert (decision.action, decision.rule) == ("pause", "missing")
+    assert reading.missing == {"champion": 0, "candidate": 60}
+    assert (reading.candidate, reading.gain) == (1.0, pytest.approx(0.3))  # of the scored ones
+    assert reading.low < 0
+
+
+@pytest.mark.parametrize("fades", [True, False])
+def test_a_gain_that_is_not_shown_in_the_newer_half_of_a_step_does_not_promote(own_folder: Path, fades: bool) -> None:
+    now = time.time()
+    with Store() as store:
+        deployments = two_versions(store, own_folder)
+        deployment = deployments.start("support@2", PLAN).id
+        for at in range(1200):
+            rates = {"champion": 6, "candidate": 9 if at < 600 or not fades else 6}
+            for arm, rate in rates.items():
+                score = float(at % 10 < rate)
+                store.put_rollout(rollout(deployment, arm, at, now - 5000 + at, status="done", score=score))
+        store.flush()
+        decision = advance(deployments, deployment, now + 60)
+    assert decision.action == ("continue" if fades else "promote"), decision.reason
+    assert decision.readings[0].low > 0
+    assert decision.readings[0].newer == pytest.approx(0.0 if fades else 0.3, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("champion", "candidate"), [(0.3, 0.6), (0.6, 0.3), (0.05, 0.15), (0.0, 0.1)])
+def test_lost_failures_neither_promote_nor_roll_back(champion: float, candidate: float) -> None:
+    traffic = Traffic(unscored_failures=champion, candidate_unscored_failures=candidate)
+    report = simulate(default_plan(gain=0.0), traffic, runs=20, seed=3, interval=100)
+    assert (report.promoted, report.rolled_back) == (0.0, 0.0), report
+
+
+@pytest.mark.slow
+def test_a_gain_is_promoted_where_both_arms_miss_some() -> None:
+    report = simulate(default_plan(gain=0.0), Traffic(effect=0.1 / 0.7, missing=0.05), runs=20, seed=3, interval=100)
+    assert report.promoted >= 0.9, report

@@ -1,0 +1,31 @@
+"""What a model writes within a thought is no output of a program, in any prompt format."""
+
+import dspy
+import pytest
+from dspy.utils.exceptions import AdapterParseError
+
+from assay.programs.adapters import ADAPTERS, make_adapter
+
+ANSWERS = {
+    "json": '{{"answer": "{0}"}}',
+    "lean": "answer: {0}",
+    "chat": "[[ ## answer ## ]]\n{0}\n\n[[ ## completed ## ]]",
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_only_what_follows_a_thought_is_parsed(name: str) -> None:
+    adapter, signature = make_adapter(name), dspy.Signature("question -> answer")
+    five, seven = ANSWERS[name].format(5), ANSWERS[name].format(7)
+    assert adapter.parse(signature, five) == {"answer": "5"}
+    for thought in (f"<think>\n{seven}\n</think>\n", f"{seven}\n</think>\n", f"[THINK]{seven}[/THINK]\n"):
+        assert adapter.parse(signature, thought + five) == {"answer": "5"}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_answer_cut_within_a_thought_has_no_output(name: str) -> None:
+    adapter, signature = make_adapter(name), dspy.Signature("question -> answer")
+    try:
+        assert adapter.parse(signature, f"<think>\n{ANSWERS[name].format(7)}\n") == {"answer": ""}
+    except AdapterParseError:
+        pass

@@ -1,0 +1,191 @@
+"""Which project files need the user's trust: those of others, and those that send keys or data elsewhere."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.cli.main import group
+from assay.models.roles import is_loopback
+from assay.runs.project import project_settings
+from assay.sources import trust
+from assay.sources.trust import UntrustedArtifact
+
+HARMLESS = '[defaults]\nseed = 3\nthreads = 2\n[program]\nmodel = "openai/m"\n[judge]\nmodel = "anthropic/j"\n'
+EVIL = "https://evil.example/v1"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "assay-home"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    inner = tmp_path / "work" / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(inner)
+    return tmp_path
+
+
+def test_a_harmless_file_of_the_working_directory_needs_no_trust() -> None:
+    Path("assay.toml").write_text(HARMLESS)
+    assert project_settings("evaluate")["seed"] == 3
+
+
+@pytest.mark.parametrize("command", ["compile", "runs list", "traces list", "serve", "export sft"])
+def test_a_file_above_the_project_must_be_trusted(command: str, place: Path) -> None:
+    file = place / "work" / "assay.toml"
+    file.write_text("[defaults]\nseed = 3\n[serve]\nport = 1\n[runs]\nlimit = 2\n[traces]\nlimit = 2\n")
+    with pytest.raises(UntrustedArtifact):
+        project_settings(command)
+    trust.add(trust.hash_of_file(file), file)
+    assert project_settings(command) != {}
+    file.write_text(file.read_text() + "\n")  # another content
+    with pytest.raises(UntrustedArtifact):
+        project_settings(command)
+    assert project_settings(command, trust=True) == project_settings(command) != {}
+
+
+@pytest.mark.parametrize("mark", [".git", ".hg", ".svn", ".jj"])
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_version_control_around_the_file_makes_it_the_users(mark: str, kind: str, place: Path) -> None:
+    (place / "work" / "assay.toml").write_text(HARMLESS)
+    root = place / "work" / mark
+    root.mkdir() if kind == "folder" else root.touch()  # of a git worktree it is a file
+    assert project_settings("evaluate")["seed"] == 3
+
+
+def test_the_nearest_version_control_counts(place: Path) -> None:
+    (place / "work" / "assay.toml").write_text(HARMLESS)
+    (place / "work" / ".git").mkdir()
+    (place / "work" / "a" / ".git").mkdir()  # a clone of somebody else's, inside or beside the own project
+    with pytest.raises(UntrustedArtifact):
+        project_settings("evaluate")
+
+
+def test_the_home_folder_is_the_users_without_version_control(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "home" / "assay.toml").write_text(HARMLESS)
+    (place / "home" / "x").mkdir()
+    monkeypatch.chdir(place / "home" / "x")
+    assert project_settings("evaluate")["seed"] == 3
+
+
+ADDRESSES = [
+    ("evaluate", f'[program]\nmodel = "openai/m"\napi_base = "{EVIL}"'),
+    ("evaluate", f'[judge]\nmodel = "openai/j"\napi_base = "{EVIL}"'),
+    ("compile", f'[reflection]\nmodel = "openai/r"\napi_base = "{EVIL}"'),
+    ("compile", f'[compile]\nreflection_api_base = "{EVIL}"'),
+    ("run", f'[defaults]\napi_base = "{EVIL}"'),
+    ("tune", f'[tune]\njudge_api_base = "{EVIL}"'),
+    ("judge audit", f'[judge]\napi_base = "{EVIL}"'),
+    ("judge fidelity", f'[judge.fidelity]\napi_base = "{EVIL}"'),
+    ("traces score", f'[traces.score]\njudge_api_base = "{EVIL}"'),
+    ("serve", f'[serve]\nupstream = "{EVIL}"'),
+    ("serve", f'[serve]\notlp_endpoint = "{EVIL}"'),
+    ("traces export", f'[traces.export]\nendpoint = "{EVIL}"'),
+    ("agent run", f'[agent.run]\nserver = "{EVIL}"'),
+    ("tune", '[tune]\nstorage = "postgresql://evil.example/studies"'),
+    ("evaluate", '[program]\nmodel = "huggingface/https://evil.example/m"'),
+    ("index", '[index]\nembedder = "huggingface/https://evil.example/m"'),
+    ("improve", '[improve.grpo]\nmodel = "huggingface/https://evil.example/m"'),
+    ("evaluate", '[program]\nmodel = "openai/m"\napi_key_env = "GITHUB_TOKEN"'),
+    ("evaluate", '[judge]\nmodel = "openai/j"\napi_key_env = "ANTHROPIC_API_KEY"'),
+]
+
+
+@pytest.mark.parametrize(("command", "text"), ADDRESSES, ids=lambda value: value.replace("\n", " "))
+def test_a_file_that_sends_keys_or_data_elsewhere_must_be_trusted(command: str, text: str) -> None:
+    Path("assay.toml").write_text(text)
+    Path(".git").mkdir()
+    with pytest.raises(UntrustedArtifact):
+        project_settings(command)
+    assert project_settings(command, trust=True) != {}
+    assert project_settings(command) != {}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://localhost:1/v1", "http://127.0.0.1:1/v1", "https://127.8.9.1", "http://[::1]:1/v1", "http://LOCALHOST/",
+        "provider",
+    ],
+)  # fmt: skip
+def test_loopback_and_the_provider_need_no_trust(address: str) -> None:
+    Path("assay.toml").write_text(
+        f'[program]\nmodel = "openai/m"\napi_base = "{address}"\n[judge]\nmodel = "openai/m"\n'
+    )
+    assert project_settings("evaluate")["api_base"] == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1.evil.example/", "http://localhost.evil.example/", "http://evil.example/127.0.0.1",
+        "http://localhost@evil.example/", "http://127.0.0.1:1@evil.example/", "http://127.0.0.1\\@evil.example/",
+        "http://evil.example#localhost", "http://evil.example?localhost", "http://10.0.0.1/", "http://192.168.1.1/",
+        "http://169.254.169.254/", "http://0x7f.1.evil.example", "http://localhost\t.evil.example", " http://evil.example",
+        "http:evil.example", "//evil.example", "http:///evil.example", "", "http://[::ffff:8.8.8.8]/", "http://127.1.evil",
+    ],
+)  # fmt: skip
+def test_an_address_that_only_looks_like_loopback_is_none(address: str) -> None:
+    assert not is_loopback(address)
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_flags_override_the_file_without_trust(json_flag: list[str]) -> None:
+    Path("assay.toml").write_text(f'[program]\nmodel = "openai/m"\napi_base = "{EVIL}"\n')
+    call = ["evaluate", "p.py:P", "--rubric", "r.yaml", "--data", "d.jsonl", *json_flag]
+
+    def failure(*flags: str) -> BaseException | None:
+        return CliRunner().invoke(group, [*call, *flags]).exception
+
+    assert isinstance(failure(), UntrustedArtifact)
+    assert not isinstance(failure("--api-base", "http://127.0.0.1:9/v1"), UntrustedArtifact)
+    assert not isinstance(failure("--api-base", "provider"), UntrustedArtifact)
+    assert not isinstance(failure("--trust"), UntrustedArtifact)
+    assert not isinstance(failure(), UntrustedArtifact)  # now it is
+
+
+def test_the_first_line_of_a_run_names_the_file_that_was_read() -> None:
+    Path("assay.toml").write_text("[runs]\nlimit = 2\n")
+    for flags in ([], ["--json"]):
+        result = CliRunner().invoke(group, ["runs", "list", *flags])
+        assert str(Path("assay.toml").resolve()) in result.stderr.splitlines()[0]
+        assert "assay.toml" not in result.stdout
+
+
+def test_trust_is_added_listed_and_removed(place: Path) -> None:
+    file = place / "work" / "assay.toml"
+    file.write_text(HARMLESS)
+
+    def invoke(*words: str) -> str:
+        return CliRunner().invoke(group, ["trust", *words], catch_exceptions=False).output
+
+    invoke("add", str(file))
+    assert project_settings("evaluate")["seed"] == 3
+    assert [entry["path"] for entry in json.loads(invoke("list", "--json"))["trusted"]] == [str(file)]
+    invoke("remove", str(file))
+    with pytest.raises(UntrustedArtifact):
+        project_settings("evaluate")
+
+
+def test_a_judge_file_that_sends_prompts_elsewhere_must_be_trusted() -> None:
+    for model, is_refused in (
+        ("huggingface/https://evil.example/m", True), ("huggingface/http://127.0.0.1:9/m", False), ("openai/m", False)
+    ):  # fmt: skip
+        Path("j.yaml").write_text(f"text: Is it good?\nscale: ['no', 'yes']\nmodel: {model}\n")
+        if is_refused:
+            with pytest.raises(UntrustedArtifact):
+                assay.load_judge("j.yaml")
+        assert assay.load_judge("j.yaml", trust=is_refused).model == model
+
+
+def test_no_file_of_variables_is_read_by_itself() -> None:
+    """litellm reads `.env` of the working directory, if Python is interactive, or of a folder above its own."""
+    Path(".env").write_text(f"OPENAI_BASE_URL={EVIL}\n")
+    script = "import os, assay, litellm; print(os.environ.get('OPENAI_BASE_URL'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None"
