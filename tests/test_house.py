@@ -182,6 +182,18 @@ def test_no_test_asserts_on_elapsed_time() -> None:
     ] == []
 
 
+def test_no_value_leaves_python_as_its_text() -> None:
+    """Values leave through `assay.support.values`: an object's text is not its value."""
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.keyword) and node.arg in ("default", "fallback")
+        if isinstance(node.value, ast.Name) and node.value.id in ("str", "repr")
+    ]
+    assert found == []
+
+
 def test_names_of_test_modules_are_unique() -> None:
     """Modules of one name in two folders without `__init__.py` cannot be imported in one run of pytest."""
     modules = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

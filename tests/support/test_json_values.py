@@ -49,7 +49,7 @@ class Entity(pydantic.BaseModel):
 
 
 class Page(pydantic.BaseModel):
-    picture: dspy.Image
+    picture: dspy.Image = pydantic.Field(alias="image")
     taken: date
 
 
@@ -125,7 +125,7 @@ FORMS = [
     (pa.scalar(Decimal("1.5")), 1.5),
     (dspy.Image(PIXEL), {"url": PIXEL}),
     (dspy.Audio(data="QQ==", audio_format="wav"), {"data": "QQ==", "audio_format": "wav"}),
-    (Page(picture=dspy.Image(PIXEL), taken=date(2024, 1, 2)), {"picture": {"url": PIXEL}, "taken": "2024-01-02"}),
+    (Page(image=dspy.Image(PIXEL), taken=date(2024, 1, 2)), {"image": {"url": PIXEL}, "taken": "2024-01-02"}),
     (
         dspy.History(messages=[{"question": "a", "picture": dspy.Image(PIXEL)}]),
         {"messages": [{"question": "a", "picture": {"url": PIXEL}}]},
@@ -149,7 +149,7 @@ def test_each_kind_of_value_has_its_json_form(value: Any, form: Any) -> None:
 def test_a_model_is_read_back_from_its_json_form(model: type[pydantic.BaseModel]) -> None:
     whole = {
         Entity: Entity(kind=Kind.NUMBER, value="a", tags={"x"}, amount=Decimal("0.10")),
-        Page: Page(picture=dspy.Image(PIXEL), taken=date(2024, 1, 2)),
+        Page: Page(image=dspy.Image(PIXEL), taken=date(2024, 1, 2)),
     }[model]
     assert model.model_validate(json_value(whole)) == whole
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pydantic
 import pytest
 import sqlalchemy as sa
 
@@ -282,12 +283,13 @@ def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str
 def test_a_row_that_is_written_again_is_built_once(store: Store) -> None:
     conversions: list[str] = []
 
-    class CountedText:
-        def __str__(self) -> str:
+    class Counted(pydantic.BaseModel):
+        @pydantic.model_serializer()
+        def told(self) -> str:
             conversions.append("row")
             return "told"
 
-    rollout = Rollout(inputs={"what": CountedText()})
+    rollout = Rollout(inputs={"what": Counted()})
     store.put_rollout(rollout, interim=True)
     rollout.status = "done"
     store.put_rollout(rollout)

@@ -14,17 +14,17 @@ import dspy
 from assay.api.record import opened_store, record
 from assay.api.traces import named_judge
 from assay.datasets import Task
-from assay.datasets.tasks import known_outputs, task_key
+from assay.datasets.tasks import known_outputs, own_containers, task_key
 from assay.deployment.artifact import check_pinned, load_artifact
 from assay.deployment.events import Notifier
 from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
-from assay.errors import AssayError, ConfigError, DeploymentError, FailureKind
+from assay.errors import AssayError, ConfigError, DataError, DeploymentError, FailureKind
 from assay.evaluation.background import BackgroundScoring
 from assay.models import LanguageModel, Meter, get_lm
 from assay.models.failures import failure_of_program
 from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, within_limit
-from assay.programs import program_inputs, program_version
+from assay.programs import program_fields, program_version
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
 from assay.runs.loading import load_rubric
@@ -51,7 +51,7 @@ class LoadedVersion:
     def __init__(self, folder: Path) -> None:
         artifact = load_artifact(folder)
         self.program = artifact.runnable()
-        self.inputs = program_inputs(artifact.program)
+        self.fields = program_fields(artifact.program)
         self.name = str(artifact.manifest["program"])
         self.version = program_version(artifact.program, artifact.settings["adapter"])
         self.parameters = artifact.settings["parameters"]
@@ -73,6 +73,9 @@ class LoadedVersion:
             DeploymentError: a call was not in `replay`.
             OverTime: the time limit was exceeded.
         """
+        inputs: dict[str, Any] = dict(task.inputs)
+        if self.fields is not None:  # no local file is read: a request may come from anywhere
+            inputs = self.fields.converted(inputs, where="the request")
         replaying = {} if replay is None else listening(replay)
         recording = None
         try:
@@ -82,7 +85,9 @@ class LoadedVersion:
             ) as recording:  # fmt: skip
                 try:
                     with limited(timeout_s, tools_of=timeout_s):
-                        prediction = within_limit(lambda: as_prediction(self.program(**task.inputs)), "the agent")
+                        prediction = within_limit(
+                            lambda: as_prediction(self.program(**own_containers(inputs))), "the agent"
+                        )
                 finally:
                     if replay is not None and replay.missed:  # also where the program has turned it into an answer
                         raise DeploymentError(
@@ -178,8 +183,13 @@ class DeployedAgent:
         more = {"tenant": tenant, "data_subject": data_subject, "consent": consent}
         assignment = self.router.assign(new_id() if unit is None else unit, tenant=tenant, task_type=task_type)
         loaded, assignment = self._ready(assignment)
-        if loaded.inputs is not None and set(values) != set(loaded.inputs):
-            raise ConfigError(f"agent {self.agent} takes the inputs {loaded.inputs}, got {sorted(values)}")
+        if (known := loaded.fields) is not None:
+            if known.missing(values) or values.keys() - known.inputs.keys():
+                raise ConfigError(f"agent {self.agent} takes the inputs {list(known.inputs)}, got {sorted(values)}")
+            try:  # a wrong value is the caller's fault, not the version's
+                known.converted(values, where=f"agent {self.agent}")
+            except DataError as error:
+                raise ConfigError(str(error)) from None
         try:
             return self._run(loaded, assignment, task, more)
         except Exception as error:

@@ -27,6 +27,7 @@ from assay.models.limits import OverTime
 from assay.rubrics import Rubric, load_rubric
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
+from assay.support.values import json_value
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.recorded_fields import CallFields, RolloutFields, check_fields
 from assay.traces.records import new_id
@@ -173,9 +174,10 @@ def record(
         "task_id": recorded_task.id,
         "group_id": recorded_task.id,
         "task_type": recorded_task.task_type,
-        "inputs": dict(recorded_task.inputs),
-        "expected": dict(recorded_task.expected),
-        "metadata": dict(recorded_task.metadata),
+        **json_value(
+            {"inputs": recorded_task.inputs, "expected": recorded_task.expected, "metadata": recorded_task.metadata},
+            placeholders=True,
+        ),
         "source": "program",
         "phase": "record",
     }
@@ -203,6 +205,8 @@ def record(
         finally:
             if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):
                 write_score(scoring, recorded_task, rollout, recorder)
+            if rollout.prediction is not None:
+                rollout.prediction = json_value(rollout.prediction, placeholders=True)
             opened.put_rollout(rollout)
 
 

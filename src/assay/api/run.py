@@ -8,7 +8,8 @@ from typing import Any, Unpack
 import dspy
 from dspy.utils.exceptions import AdapterParseError, LMError
 
-from assay.datasets.tasks import make_task, missing_inputs
+from assay.datasets.columns import used_columns
+from assay.datasets.tasks import make_task, missing_inputs, own_containers
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError, LoopStopped, ModelError
@@ -16,7 +17,7 @@ from assay.evaluation import SilentProgress
 from assay.models import Thinking, get_lm
 from assay.models.error_reasons import error_reason
 from assay.models.roles import Endpoint
-from assay.programs import load_program, program_inputs, program_version
+from assay.programs import load_program, program_fields, program_inputs, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.compose import Configured, is_agent
 from assay.programs.loading import full_name
@@ -29,6 +30,7 @@ from assay.runs.settings import DEFAULT_MODEL, RunSettings
 from assay.runs.settings.options import RunOptions
 from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
+from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.store.sealing import claim_salt, resolve_salt
 
@@ -96,6 +98,8 @@ def predictor(
     *,
     store: str | Path | None = None,
     columns: Collection[str] | None = None,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
     **options: Unpack[RunOptions],
 ) -> Iterator[Callable[..., dspy.Prediction]]:
     """Context with a function that makes recorded predictions: `run` for many inputs. Settings as in `run`.
@@ -105,6 +109,8 @@ def predictor(
 
     Args:
         columns: columns of the data rows, if any; the program's inputs must be among them.
+        folder: of the local files that inputs may name, such as images; None: they may name none.
+        say: is told which of the columns are inputs and which are left out.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
@@ -114,9 +120,11 @@ def predictor(
     budget = Thinking.of(config.thinking)
     built: Any = artifact.runnable(budget) if artifact else _uncompiled(program, budget)
     inner = artifact.program if artifact else built.program if isinstance(built, Configured) else built
-    input_names = program_inputs(inner)
-    if columns and (missing := sorted(set(input_names or ()) - set(columns))):
-        raise missing_inputs("the data", missing, columns)
+    fields = program_fields(inner)
+    if columns and fields is not None:
+        if missing := fields.missing(columns):
+            raise missing_inputs("the data", missing, columns)
+        say(used_columns(columns, fields))
     name = config.model or (artifact.model if artifact else DEFAULT_MODEL)
     salt = resolve_salt(None, store, artifact=salt_in(artifact)) if salt_in(artifact) else None
     with opened_store(store, SilentProgress()) as opened:
@@ -131,18 +139,23 @@ def predictor(
 
         def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
             if where is not None:
-                inputs = make_task(inputs, where=where, inputs=input_names).inputs
-            if input_names is not None and set(inputs) != set(input_names):
-                raise ConfigError(f"{program} takes the inputs {input_names}, got {sorted(inputs)}")
+                inputs = make_task(inputs, where=where, inputs=fields, folder=folder).inputs
+            elif fields is not None:
+                if fields.missing(inputs) or set(inputs) - fields.inputs.keys():
+                    raise ConfigError(f"{program} takes the inputs {list(fields.inputs)}, got {sorted(inputs)}")
+                inputs = fields.converted(inputs, where=program, folder=folder)
             rollout = Rollout(
-                phase="run", program=artifact.manifest["program"] if artifact else str(program), inputs=dict(inputs),
+                phase="run", program=artifact.manifest["program"] if artifact else str(program),
+                inputs=json_value(inputs, placeholders=True),
                 model=name,
                 program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
             with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-                prediction = answered_within(config.task_timeout, lambda: as_prediction(built(**inputs)))
-                rollout.prediction = dict(prediction.items())
+                prediction = answered_within(
+                    config.task_timeout, lambda: as_prediction(built(**own_containers(dict(inputs))))
+                )
+                rollout.prediction = json_value(dict(prediction.items()), placeholders=True)
             return prediction
 
         with ended_in_order(lm.recording.meter, recorder, SilentProgress()):

@@ -14,6 +14,7 @@ from assay.cli.shared import open_store, print_json
 from assay.reports.texts import readable
 from assay.runs.settings import RegisterSettings, RouteSettings, SuiteSettings
 from assay.support.terminal import echo
+from assay.support.values import json_text
 
 __all__ = ["command"]
 
@@ -75,7 +76,7 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
             echo(f"{name}: {data[name]}")
     if data["problem"] is not None:
         echo(f"note: {data['problem']}", err=True)
-    echo(f"evidence: {json.dumps(data['evidence'], default=str)[:2000]}")
+    echo(f"evidence: {json_text(data['evidence'])[:2000]}")
     for change in data["alias_history"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
         named = f"= {change['agent']}@{change['number']}" if change["number"] else "removed"

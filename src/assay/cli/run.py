@@ -1,6 +1,5 @@
 """`assay run`: one prediction, or many from a file or standard input."""
 
-import json
 import re
 import shlex
 import sys
@@ -19,6 +18,7 @@ from assay.runs.settings import CommonSettings, RunSettings
 from assay.support.numbers import counted
 from assay.support.scrubbing import error_text, results
 from assay.support.terminal import echo
+from assay.support.values import json_text, json_value, value_text
 
 __all__ = ["command"]
 
@@ -59,20 +59,22 @@ def command(
         return
     if out is not None or options.pop("rename"):
         raise click.UsageError("--out and --rename go with --file")
-    from assay.api.run import run
+    from assay.api.run import predictor
     from assay.models.defaults import DEFAULT_MODEL
     from assay.traces.records import RUN_FIELDS
 
     _check_pairs(program, inputs)
     if not (as_json or settings.get("model") or is_artifact(program)):
         echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
-    fields = dict(run(program, pairs(inputs, "input"), store=store, **settings).items())
+    with predictor(program, folder=Path.cwd(), store=store, **settings) as predict:
+        prediction = predict(pairs(inputs, "input"))
+    fields = json_value(dict(prediction.items()), placeholders=True)
     if as_json:
         print_json(fields)
         return
     for key, value in fields.items():
         if key not in RUN_FIELDS:
-            echo(f"{key}: {value}")
+            echo(f"{key}: {value_text(value)}")
     for step in fields.get("steps", []):
         result = step["result"] if step["error"] is None else f"error: {step['error']}"
         echo(f"  {step['tool']}({', '.join(map(str, step['arguments'].values()))}) = {result}")
@@ -117,16 +119,17 @@ def _run_rows(
     # anything is run or written.
     total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)
     stdout = click.get_current_context().meta.get("stdout", sys.stdout)
+    folder = Path.cwd() if file == "-" or not Path(file).is_file() else Path(file).parent
     target: Any = open(out, "w", encoding="utf-8") if out else nullcontext(stdout)  # noqa: SIM115  (entered below)
     with (
-        predictor(program, columns=columns, store=store, **settings) as predict,
+        predictor(program, columns=columns, folder=folder, say=console.say, store=store, **settings) as predict,
         target as written,
         console.bar(f"run {program}", total) as advance,
     ):
         for place, row in _rows(file):
             answer = _answer(predict, place, row, rename)
             failed += "error" in answer and "line" in answer
-            _write(written, json.dumps(results(answer), ensure_ascii=False, default=str), out)
+            _write(written, json_text(results(json_value(answer, placeholders=True))), out)
             advance(1)
     if failed:
         console.say(f"warning: {counted(failed, 'rows')} failed; each has its error in the output")
@@ -171,6 +174,7 @@ def _answer(predict: Any, place: str, row: Any, rename: dict[str, str]) -> dict[
     try:
         if isinstance(row, DataError):
             raise row
+        row = json_value(row)
         identity = {"id": row["id"]} if row.get("id") not in (None, "") else {}
         return {**identity, **dict(predict(renamed(row, rename, place), where=place).items())}
     except Exception as error:

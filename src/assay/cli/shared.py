@@ -15,6 +15,7 @@ from assay.support.numbers import counted
 from assay.support.refused import Refused, refused
 from assay.support.scrubbing import mask_secrets, message, results
 from assay.support.terminal import echo, escaped, protected, rich_console
+from assay.support.values import json_text
 
 __all__ = [
     "PROGRESS_LINE_EVERY_S",
@@ -127,7 +128,7 @@ def print_json(value: Any, *, with_key: bool = False) -> None:
     value = value if with_key else results(value)
     if isinstance(value, dict) and (rows := refused_by_command().rows):
         value = {**value, "rows_not_stored": rows}
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+    text = json_text(value)
     echo(text if with_key else mask_secrets(text), file=out, with_key=with_key)
 
 

@@ -5,7 +5,6 @@ until the process ends.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from assay.datasets.parquet import check_columns
 from assay.errors import DataError
 from assay.support.missing import is_missing
+from assay.support.values import json_text
 
 __all__ = ["PREFIX", "data_spec", "rows_in_memory"]
 
@@ -40,7 +40,7 @@ def data_spec(data: Any, *, name: str = "data") -> str:
     rows = [_row(row, f"{name}[{at}]") for at, row in enumerate(_rows(data, name))]
     if not rows:
         raise DataError(f"{name} is empty: pass at least one row, a dspy.Example or a mapping of fields")
-    text = json.dumps(rows, sort_keys=True, ensure_ascii=False, default=str)
+    text = json_text(rows, sort_keys=True)
     spec = f"{PREFIX}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
     _datasets[spec] = rows
     return spec

@@ -18,6 +18,7 @@ from assay.datasets.specs import Row, number_of, options_of, registered
 from assay.datasets.tools import tool_rows
 from assay.errors import DataError, MissingExtra
 from assay.support.places import no_such_file
+from assay.support.values import json_value
 
 __all__ = ["check_data_exists", "iter_rows"]
 
@@ -123,7 +124,7 @@ def _reasoning_gym(rest: str) -> Iterator[Row]:
     try:
         dataset = reasoning_gym.create_dataset(name, **options)
         for number, item in enumerate(dataset, 1):
-            metadata = json.loads(json.dumps(item["metadata"], default=str))
+            metadata = json_value(item["metadata"], placeholders=True)
             row = {
                 "inputs": {"question": item["question"]},
                 "expected": {"answer": str(item["answer"])},

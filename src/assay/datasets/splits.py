@@ -14,9 +14,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
+from assay.datasets.columns import Columns
 from assay.datasets.curriculum import PREFIX, Curriculum, load_curriculum, stage_of
+from assay.datasets.fields import Fields
+from assay.datasets.memory import PREFIX as MEMORY
 from assay.datasets.rows import ComparedRow, RowFindings, compare_rows
 from assay.datasets.sources import iter_rows
 from assay.datasets.staged import check_stages, staged_tasks
@@ -24,6 +28,7 @@ from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
 from assay.support.keywords import takes
 from assay.support.numbers import counted
+from assay.support.values import json_value
 
 __all__ = [
     "SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed", "split_of", "splits_of_few",
@@ -33,6 +38,7 @@ SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # 
 LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # rows kept per split
 FEW = 40  # fewer tasks are assigned by rank: by hash alone a split could stay empty
 _FIRST_ROWS = 10_000  # at most that many rows are read to see whether the tasks are few
+Inputs = Fields | Collection[str] | None  # of a program: with types, their names, or unknown
 _NAMED = 20  # rows that an error lists, at most
 
 
@@ -69,6 +75,7 @@ class Splits:
     rows: int = 0  # that the data has
     used: Sequence[ComparedRow] = field(default=(), repr=False)  # in the order of the data
     outputs: frozenset[str] = frozenset()  # the program's output fields, as far as they are known
+    columns: Columns = field(default_factory=Columns)
     on_open: Callable[[], None] | None = field(default=None, repr=False)  # called before the test split is opened
     curriculum: Curriculum | None = None
     _unsealed: bool = False
@@ -162,14 +169,16 @@ def splits_of_few(
     return {**splits, **dict(zip(free, places, strict=True))}
 
 
-def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
+def _tasks(spec: str, inputs: Inputs, rename: Mapping[str, str] | None) -> Iterator[Task]:
     if spec.startswith(PREFIX):
         yield from _staged(load_curriculum(spec.removeprefix(PREFIX)), None, inputs, rename)
         return
-    rows = iter_rows(spec)
+    rows, folder = iter_rows(spec), _folder_of(spec)
+    if spec.endswith(".parquet"):  # one form for all files: its dates, decimals and bytes as JSON has them
+        rows = ((where, json_value(row)) for where, row in rows)
 
     def task_of(where: str, row: Mapping[str, Any]) -> Task:
-        return make_task(renamed(row, rename, where) if rename else row, where=where, inputs=inputs)
+        return make_task(renamed(row, rename, where) if rename else row, where=where, inputs=inputs, folder=folder)
 
     for where, row in rows:
         try:
@@ -179,8 +188,16 @@ def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] 
         yield task
 
 
+def _folder_of(spec: str) -> Path | None:
+    """The folder of relative paths in a dataset's rows: that of the file, the working directory for rows of this
+    process; None for rows from elsewhere, which must not name local files."""
+    if spec.startswith(MEMORY):
+        return Path.cwd()
+    return Path(spec).parent if Path(spec).is_file() else None
+
+
 def _staged(
-    curriculum: Curriculum, data: str | None, inputs: Collection[str] | None, rename: Mapping[str, str] | None
+    curriculum: Curriculum, data: str | None, inputs: Inputs, rename: Mapping[str, str] | None
 ) -> Iterator[Task]:
     return staged_tasks(curriculum, data, functools.partial(_tasks, inputs=inputs, rename=rename))
 
@@ -314,7 +331,7 @@ class _Assignment:
 def load_splits(
     spec: str,
     *,
-    inputs: Collection[str] | None = None,
+    inputs: Inputs = None,
     rename: Mapping[str, str] | None = None,
     salt: str = "assay",
     limits: Mapping[str, int | None] | None = None,
@@ -367,7 +384,9 @@ def collect_splits(
         few, alone = splits_of_few(named, salt, known=known, need=need), splits_of_few(named, salt, need=need)
     samples = {name: _Sample(limits[name]) for name in SPLITS}
     assignment, rows, wanted = _Assignment(samples, salt, known, few, alone), 0, dict[int, str]()
+    columns = Columns()
     for rows, task in enumerate(itertools.chain(first, remaining), 1):
+        columns.add(task)
         split, own, rank = assignment.of(task)
         samples[split].offer(rank, rows, task)
         if own != split:
@@ -403,6 +422,7 @@ def collect_splits(
             )
             for order, name, task in ordered
         ],
+        columns=columns,
     )  # fmt: skip
 
 

@@ -1,20 +1,26 @@
 """One task: the inputs of a program, the expected outputs, and metadata that a rubric may read."""
 
+import copy
+import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NoReturn
 
+from assay.datasets.fields import Fields
 from assay.datasets.keys import task_key
-from assay.errors import DataError
+from assay.errors import DataError, NoJsonForm
 from assay.support.missing import is_missing
+from assay.support.values import json_value
 
 __all__ = [
     "NULL",
     "OWNERS",
     "SPLITS",
     "UNKNOWN",
+    "USUAL_OUTPUTS",
     "EmptyInputs",
     "Task",
     "TaskIndex",
@@ -32,7 +38,7 @@ OWNERS = ("tenant", "data_subject", "consent")  # columns that identify the owne
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata", *OWNERS}
 SPLITS = ("train", "val", "gate", "test")
 _ID = 200  # characters of an id, at most
-_USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
+USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
 
 
 NULL: Mapping[str, bool] = {"$null": True}  # in a row: an expected output that must be null
@@ -98,12 +104,14 @@ class TaskIndex:
 
 
 def own_containers(value: Any) -> Any:
-    """The value with lists and dictionaries of its own, at any depth; other objects are shared.
+    """The value with lists, dictionaries, models and data classes of its own, at any depth; other objects are shared.
 
     A program gets its inputs so: one that appends to a list among them would change the task for all later runs.
     """
     if type(value) is dict:
         return {key: own_containers(item) for key, item in value.items()}
+    if hasattr(type(value), "model_fields") or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return copy.deepcopy(value)
     return [own_containers(item) for item in value] if type(value) is list else value
 
 
@@ -147,8 +155,9 @@ def make_task(
     row: Mapping[str, Any],
     *,
     where: str = "row",
-    inputs: Collection[str] | None = None,
+    inputs: Fields | Collection[str] | None = None,
     outputs: Collection[str] = (),
+    folder: Path | None = None,
 ) -> Task:
     """Task from one row, structured (`inputs`, `expected`) or flat.
 
@@ -159,12 +168,15 @@ def make_task(
             `data_subject` and `consent` go into the metadata. A missing value (`assay.support.missing`) is None as an
             input, and no expected output, see `known_outputs`.
         where: `file:line`, for error messages.
-        inputs: the program's input fields, if known.
+        inputs: the program's inputs, if known: their names, or its `Fields`, by whose types values are converted.
         outputs: output fields that are known, for a row whose inputs are not.
+        folder: of local files that the row may name; None: it may name none. See `Fields.converted`.
     Raises:
-        DataError: not a mapping; an input that the program needs is missing; every input is empty (`EmptyInputs`); a
-            number is not finite; the id is too long; or the split does not exist.
+        DataError: not a mapping; an input that the program needs is missing, is not of its type or has no JSON form;
+            every input is empty (`EmptyInputs`); a number is not finite; the id is too long; or the split does not
+            exist.
     """
+    fields = inputs if isinstance(inputs, Fields) or inputs is None else Fields.named(inputs)
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: expected an object with the task's fields, found {type(row).__name__}")
     row = {name: None if is_missing(value) else value for name, value in row.items()}
@@ -173,25 +185,33 @@ def make_task(
         expected = row.get("expected", {})
         if not isinstance(expected, Mapping) or _is_null(expected):
             expected = {"answer": expected}
-        metadata: Any = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
+        more: dict[str, Any] = {k: v for k, v in row.items() if k not in _STRUCTURE}
+        metadata: Any = row.get("metadata") or {}
+        metadata = {**more, **metadata} if isinstance(metadata, Mapping) else metadata
     else:
-        values, expected = _of_flat(row, inputs, outputs)
+        values, expected = _of_flat(row, fields, outputs)
         metadata = row.get("metadata") or {}
     metadata = (
         {**{name: row[name] for name in OWNERS if row.get(name) is not None}, **metadata}
         if isinstance(metadata, Mapping)
         else metadata
     )
-    usual, expected = expected.keys() & _USUAL_OUTPUTS, known_outputs(expected)
+    usual, expected = expected.keys() & USUAL_OUTPUTS, known_outputs(expected)
     if expected and usual and not expected.keys() & usual and isinstance(metadata, Mapping):
         metadata = {**metadata, UNKNOWN: min(usual)}
-    if inputs is not None and (missing := sorted(set(inputs) - values.keys())):
+    if fields is not None and (missing := fields.missing(values)):
         columns = [*values, *expected] if isinstance(row.get("inputs"), Mapping) else list(row)
         raise missing_inputs(where, missing, columns)
-    if not (key := task_key(values)):
+    if not task_key(values):
         if not isinstance(wrong := row.get("inputs"), Mapping) and wrong not in (None, ""):
             raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")
         raise EmptyInputs(where)
+    if fields is not None:
+        values, expected = fields.converted(values, where=where, folder=folder), fields.expected(expected)
+    try:
+        json_value(values)
+    except NoJsonForm as error:
+        raise DataError(f"{where}: among the inputs, {error}. Inputs are stored, so they must have one") from None
     for name, value in {**values, **expected}.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise DataError(f"{where}: {name}={value!r} is not a finite number")
@@ -201,7 +221,7 @@ def make_task(
     if split and split not in SPLITS:
         raise DataError(f"{where}: the split {split!r} does not exist; the splits are {', '.join(SPLITS)}")
     return Task(
-        id=str(row["id"]) if row.get("id") not in (None, "") else key,
+        id=str(row["id"]) if row.get("id") not in (None, "") else task_key(values),
         task_type=str(row.get("task_type") or "default"),
         inputs=values,
         expected=expected,
@@ -212,12 +232,13 @@ def make_task(
 
 
 def _of_flat(
-    row: Mapping[str, Any], inputs: Collection[str] | None, outputs: Collection[str]
+    row: Mapping[str, Any], fields: Fields | None, outputs: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and expected outputs of a flat row."""
-    structure = _STRUCTURE - {"expected"} - set(inputs or ())
+    own = set() if fields is None else fields.inputs.keys()
+    structure = _STRUCTURE - {"expected"} - own
     flat = {key: value for key, value in row.items() if key not in structure}
-    names = set(inputs) if inputs is not None else flat.keys() - _USUAL_OUTPUTS - set(outputs)
+    names = own if fields is not None else flat.keys() - USUAL_OUTPUTS - set(outputs)
     return {k: v for k, v in flat.items() if k in names}, {k: v for k, v in flat.items() if k not in names}
 
 

@@ -44,6 +44,7 @@ from assay.sources.artifact_files import (
 )
 from assay.sources.files import FILES, SourceFiles
 from assay.sources.modules import qualified_name, relocated
+from assay.support.values import json_text, json_value
 
 __all__ = [
     "FORMAT",
@@ -160,7 +161,7 @@ def save_artifact(
     inner = _inner(program)
     config, source = _built_from(inner), source_of(program, str(manifest["program"]), data=_data_of(manifest))
     texts = {
-        "program.json": json.dumps(program_state(program), indent=1, ensure_ascii=False, default=str),
+        "program.json": json_text(program_state(program), indent=1),
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
@@ -177,7 +178,7 @@ def save_artifact(
         entries["rubric_files"] = hash_of_files(rubric)
         copied |= {f"{RUBRIC}/{place}": content for place, content in rubric.items()}
     # the hash is taken of what will be read back
-    entries = json.loads(json.dumps(entries, ensure_ascii=False, default=str))
+    entries = json_value(entries, placeholders=True)
     entries["sha256"] = hash_of_manifest(entries)
     texts["manifest.json"] = json.dumps(entries, indent=1, ensure_ascii=False)
     try:

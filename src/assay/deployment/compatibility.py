@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.deployment.artifact import Artifact
-from assay.programs import program_inputs
+from assay.programs import program_fields
 
 __all__ = ["Compatibility", "compatibility"]
 
@@ -31,9 +31,9 @@ def compatibility(champion: Artifact, candidate: Artifact) -> Compatibility:
     context length are changes. Runs neither program.
     """
     breaks, changes = [], []
-    before, after = program_inputs(champion.program), program_inputs(candidate.program)
-    if before is not None and after is not None and set(before) != set(after):
-        breaks.append(f"inputs: the champion takes {sorted(before)}, the candidate {sorted(after)}")
+    before, after = program_fields(champion.program), program_fields(candidate.program)
+    if before and after and (after.missing(before.required) or before.inputs.keys() - after.inputs.keys()):
+        breaks.append(f"inputs: the champion takes {sorted(before.inputs)}, the candidate {sorted(after.inputs)}")
     tools, others = _tools(champion), _tools(candidate)
     if missing := sorted(tools.keys() - others.keys()):
         breaks.append(f"tools: the candidate has no {', '.join(missing)}")

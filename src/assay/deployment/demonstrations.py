@@ -7,6 +7,7 @@ from typing import Any
 import dspy
 
 from assay.programs import program_state
+from assay.support.values import json_text
 from assay.traces.carried import set_carried
 from assay.traces.shown import Carried, demos_in
 
@@ -24,7 +25,7 @@ def _carried(program: dspy.Module, entry: Mapping[str, Any]) -> Carried:
     demos, by_demo = demos_in(program_state(program)), entry.get("by_demo")
     if by_demo is None or len(by_demo) != len(demos):  # which demonstration shows which task is not known
         return Carried(entry.get("tasks", ()))
-    lines = [readable_text(json.dumps(demo, ensure_ascii=False, default=str)).splitlines() for demo in demos]
+    lines = [readable_text(json_text(demo)).splitlines() for demo in demos]
     return Carried(entry.get("tasks", ()), list(zip(lines, by_demo, strict=True)))
 
 

@@ -5,7 +5,6 @@ in the store has them all.
 """
 
 import http.client
-import json
 import logging
 import os
 import queue
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from assay.errors import ConfigError
 from assay.support.scrubbing import add_secrets, error_text
 from assay.support.settings import Settings, nearest, setting
+from assay.support.values import json_text
 
 __all__ = ["EVENTS", "Hook", "Notifier", "hooks_of"]
 
@@ -107,7 +107,7 @@ class Notifier:
 
     def notify(self, event: str, **fields: Any) -> None:
         """Hands an event over. Does not wait."""
-        body = json.dumps({"event": event, "at": time.time(), **fields}, default=str).encode()
+        body = json_text({"event": event, "at": time.time(), **fields}).encode()
         for at, hook in enumerate(self.hooks):
             if event not in hook.events:
                 continue

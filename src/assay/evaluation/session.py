@@ -24,12 +24,13 @@ from assay.models.error_reasons import error_reason
 from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
 from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
 from assay.models.tool_limits import ToolOverTime
-from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_version
+from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
 from assay.support.scrubbing import error_text, message
+from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.carried import note_carried
 from assay.traces.listening import listening
@@ -130,7 +131,8 @@ class UnreadTrace(list[Any]):
 
 def stored_fields(task: Task) -> dict[str, Any]:
     """Fields of a task that its rollout stores besides the inputs. The owners come from the task's metadata."""
-    return {"expected": dict(task.expected), "metadata": dict(task.metadata), **owners_of(task.metadata)}
+    stored = {"expected": dict(task.expected), "metadata": dict(task.metadata)}
+    return {**json_value(stored, placeholders=True), **owners_of(task.metadata)}
 
 
 def has_tools(program: dspy.Module) -> bool:
@@ -166,6 +168,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         self.temperature: float | None = None
         self.fixed_version: str | None = None  # set during an evaluation, which changes no prompt
         self.has_tools = has_tools(program)  # searches all submodules, so it is done once and not for each rollout
+        self.fields = program_fields(program)
         if prompt_format is not None:
             make_adapter(prompt_format)
             if is_agent(program):
@@ -250,7 +253,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             seed=session.seed,
             split=session.split_of.get(key, ""),
             sample=self.sample or 0,
-            inputs=inputs,
+            inputs=json_value(inputs, placeholders=True),
             **(stored_fields(task) if task else {}),
         )
         # Unrecorded calls do not pass the meter, so their cap can only be checked between runs.
@@ -260,7 +263,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             note_carried(self.program)
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)
-            rollout.prediction = None if failed else dict(prediction.items())
+            rollout.prediction = None if failed else json_value(dict(prediction.items()), placeholders=True)
         prediction._rollout, prediction._has_tools = rollout, self.has_tools
         if task is not None:
             with limited(session.task_timeout):  # also where the run has none
@@ -270,7 +273,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
             with sample_scope(self.sample, rollout.task_id), self._settings():
-                return within_limit(lambda: as_prediction(self.program(**own_containers(inputs))), "the run")
+                return within_limit(lambda: as_prediction(self.program(**self._given(inputs, rollout))), "the run")
         except DataError as error:  # the task is malformed, which the program found
             error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])
             raise
@@ -289,6 +292,13 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         prediction = dspy.Prediction()
         prediction._failed, prediction._error = failed, raised
         return prediction
+
+    def _given(self, inputs: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+        """The inputs in the types that the program declares: those of stored tasks are JSON values."""
+        if self.fields is not None:
+            inputs = self.fields.converted(inputs, where="its inputs")
+        given: dict[str, Any] = own_containers(inputs)
+        return given
 
     def _failure(self, error: BaseException, inputs: dict[str, Any], rollout: Rollout) -> Failed:
         """Classifies an exception of the program: the failure kind decides whether the run scores 0 or is unscored."""

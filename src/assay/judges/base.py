@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from assay.models import Thinking, sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.scrubbing import error_text
+from assay.support.values import json_text
 
 __all__ = ["Judge", "Reading", "attempt", "make_spec", "rebuilt"]
 
@@ -175,7 +175,7 @@ def rebuilt(kind: type[Judge], config: Mapping[str, Any]) -> Judge:
         for name, now in judge.config.items()
         if name in config
         and name not in {"calibration", "model", *passed}
-        and json.dumps(now, default=str) != json.dumps(config[name], default=str)
+        and json_text(now) != json_text(config[name])
     ]
     if differs:
         raise ConfigError(

@@ -21,6 +21,7 @@ from assay.models import LanguageModel, supports
 from assay.models.roles import is_embedded
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.thoughts import without_thoughts
+from assay.support.values import json_text
 
 __all__ = [
     "EMPTY",
@@ -72,7 +73,7 @@ def fence(value: Any) -> str:
     Special tokens of chat templates are escaped, because a tokenizer would interpret them. A text of more than 6000
     characters is cut in the middle.
     """
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = value if isinstance(value, str) else json_text(value)
     if len(text) > _MAX_CHARACTERS:
         half = _MAX_CHARACTERS // 2 - 25  # the note in the middle has fewer than 50 characters
         text = f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"

@@ -6,7 +6,6 @@ Its engine (`assay.models.recording`) calls llama.cpp for embedded models, and D
 import contextlib
 import difflib
 import hashlib
-import json
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_sample, sample_scope
 from assay.models.thinking import Thinking, ThinkingError, thinking_scope
 from assay.support.settings import nearest
+from assay.support.values import json_text
 
 __all__ = [
     "LanguageModel",
@@ -130,7 +130,7 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         seed = kwargs.get("seed", self.kwargs.get("seed"))
         if seed is None:
             return kwargs
-        identity = json.dumps([seed, self._sample(kwargs), prompt, messages], sort_keys=True, default=str)
+        identity = json_text([seed, self._sample(kwargs), prompt, messages], sort_keys=True)
         digest = hashlib.sha256(identity.encode("utf-8", "replace")).digest()
         return {**kwargs, "seed": int.from_bytes(digest[:4], "big") >> 1}
 

@@ -1,6 +1,5 @@
 """The most that a call is expected to cost, estimated from its request, and prices of models by name."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ from assay.models.custom_backend import CustomBackend, rough_tokens
 from assay.models.hosted import quiet_litellm
 from assay.models.meter import Reservation
 from assay.models.roles import is_embedded
+from assay.support.values import json_text
 
 __all__ = ["FIRST_ANSWER", "price", "reservation_of"]
 
@@ -74,4 +74,4 @@ def _texts(request: Mapping[str, Any]) -> list[str]:
 
     collect([request.get("system"), request.get("messages")])
     schemas = [request.get("tools"), (request.get("config") or {}).get("response_format")]
-    return texts + [json.dumps(schema, ensure_ascii=False, default=str) for schema in schemas if schema]
+    return texts + [json_text(schema) for schema in schemas if schema]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from assay.programs.environments.experiment import Experimenter
     from assay.programs.environments.gym import GymEnvironment
     from assay.programs.environments.nim import NimPlayer
-    from assay.programs.loading import SHIPPED, load_program, program_inputs
+    from assay.programs.loading import SHIPPED, load_program, program_fields, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.memory import Fact, Memory
     from assay.programs.parameters import RANGES, AgentParameters
@@ -44,7 +44,7 @@ else:
             "environments.gym": "GymEnvironment",
             "environments.nim": "NimPlayer",
             "converse": "Converse",
-            "loading": "SHIPPED load_program program_inputs",
+            "loading": "SHIPPED load_program program_fields program_inputs",
             "mcp_servers": "McpServer",
             "memory": "Fact Memory",
             "parameters": "RANGES AgentParameters",
@@ -101,6 +101,7 @@ __all__ = [
     "load_program",
     "make_adapter",
     "open_database",
+    "program_fields",
     "program_inputs",
     "program_state",
     "program_version",

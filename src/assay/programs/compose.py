@@ -6,7 +6,6 @@ a seed and cannot be rebuilt from its state.
 
 import copy
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +19,7 @@ from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.streaming import in_thread, streaming_as
 from assay.programs.wrapping import completed
+from assay.support.values import json_text
 from assay.traces.carried import note_carried
 from assay.traces.records import RUN_FIELDS
 
@@ -166,7 +166,7 @@ def input_key(inputs: dict[str, Any]) -> str:
 
 
 def _majority(values: Sequence[Any]) -> Any:
-    keys = [" ".join(json.dumps(value, default=str).casefold().split()) for value in values]
+    keys = [" ".join(json_text(value).casefold().split()) for value in values]
     winner = Counter(keys).most_common(1)[0][0]
     return values[keys.index(winner)]
 

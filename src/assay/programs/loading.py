@@ -4,13 +4,15 @@ import difflib
 import functools
 import inspect
 import traceback
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import dspy
 
 from assay.datasets import Task
+from assay.datasets.fields import Fields, allows_none
 from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.code_repair import CodeRepair
@@ -30,7 +32,15 @@ from assay.sources.opened import watching
 from assay.support.places import no_such_file, similar_name
 from assay.support.settings import nearest
 
-__all__ = ["SHIPPED", "BuiltFromTasks", "full_name", "load_program", "program_class", "program_inputs"]
+__all__ = [
+    "SHIPPED",
+    "BuiltFromTasks",
+    "full_name",
+    "load_program",
+    "program_class",
+    "program_fields",
+    "program_inputs",
+]
 
 SHIPPED: dict[str, type[Agent]] = {
     "math_qa": MathQA,
@@ -44,6 +54,9 @@ SHIPPED: dict[str, type[Agent]] = {
     "text_to_sql": TextToSQL,
     "converse": Converse,
 }
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @runtime_checkable
@@ -207,6 +220,83 @@ def _built(target: Any, tasks: Sequence[Task], config: dict[str, Any] | None) ->
     if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
         return AgentProgram(program)
     return program
+
+
+def program_fields(program: Any) -> Fields | None:
+    """Returns a program's inputs and outputs with their declared types; None if its inputs are unknown.
+
+    The inputs are those of `program_inputs`, and the other arguments of its function (`forward`, `solve` of an agent,
+    the function itself) that have a default. A function with `**` takes all inputs of the program's signatures. The
+    type of an input is the annotation of the argument, otherwise that of the signatures' inputs of this name.
+    """
+    if isinstance(program, NearestDemos | Configured):
+        return program_fields(program.program)
+    if isinstance(program, EnsembleProgram):
+        return program_fields(program.members[0])
+    required = program_inputs(program)
+    predictors = program.predictors() if isinstance(program, dspy.Module) else []
+    declared = _declared([predictor.signature.input_fields for predictor in predictors])
+    outputs = _declared([predictor.signature.output_fields for predictor in predictors])
+    function = _function_of(program)
+    parameters = {} if function is None else dict(inspect.signature(function).parameters)
+    hints = _hints(function)
+    optional = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty and parameter.kind in _BY_NAME
+    ]
+    if required is None:
+        needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind in _BY_NAME]
+        required = [name for name in needed if name != "self"] or None
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if takes_any and not isinstance(program, Agent):
+        produced = outputs.keys() if len(predictors) > 1 else ()
+        optional += [name for name in declared if name not in produced and name not in (required or ())]
+    if required is not None and len(predictors) == 1 and not set(required) & parameters.keys():
+        fields = predictors[0].signature.input_fields  # the inputs are the signature's own
+        optional += [name for name in required if name in fields and _is_optional(fields[name])]
+        required = [name for name in required if name not in optional]
+    if required is None and not optional:
+        return None
+    types = {name: hints.get(name, declared.get(name, Any)) for name in [*(required or ()), *optional]}
+    return Fields(
+        required={name: types[name] for name in required or ()},
+        optional={name: types[name] for name in optional if name not in (required or ()) and name != "self"},
+        outputs=outputs,
+    )
+
+
+def _function_of(program: Any) -> Callable[..., Any] | None:
+    """The function that gets a program's inputs; None for the generic one of a class that names them otherwise."""
+    if isinstance(program, FunctionProgram):
+        return program.function
+    if isinstance(program, AgentProgram | dspy.Predict):
+        return None
+    kind = program if isinstance(program, type) else type(program)
+    if issubclass(kind, dspy.Module):
+        function: Callable[..., Any] = inspect.getattr_static(kind, "solve" if issubclass(kind, Agent) else "forward")
+        return function
+    return program if callable(program) and not isinstance(program, type) else None
+
+
+def _hints(function: Callable[..., Any] | None) -> dict[str, Any]:
+    try:
+        return {} if function is None else typing.get_type_hints(function, include_extras=True)
+    except Exception:  # an annotation that cannot be evaluated here
+        return {}
+
+
+def _declared(signatures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Types of the fields of several signatures by name; `Any` where they differ."""
+    declared: dict[str, Any] = {}
+    for fields in signatures:
+        for name, info in fields.items():
+            declared[name] = info.annotation if declared.get(name, info.annotation) == info.annotation else Any
+    return declared
+
+
+def _is_optional(info: Any) -> bool:
+    return not info.is_required() or allows_none(info.annotation)
 
 
 def program_inputs(program: Any) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from assay.models.thinking import Thinking
 from assay.programs.allocation import ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import load_program
+from assay.support.values import json_text
 
 __all__ = ["program_state", "program_version", "restore_program"]
 
@@ -68,7 +68,7 @@ def _without_lm(part: Any) -> Any:
 
 def program_version(program: dspy.Module, prompt_format: str | None) -> str:
     """Returns 12 hex digits that identify prompts and prompt format. Agent parameters are not included."""
-    text = json.dumps([program_state(program), prompt_format], sort_keys=True, default=str)
+    text = json_text([program_state(program), prompt_format], sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 

@@ -5,7 +5,6 @@ A tool that only has a schema is not executed: its calls are recorded as the ans
 
 import functools
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,9 @@ from typing import Any
 import dspy
 
 from assay.datasets.tools import simulated_result
-from assay.errors import ProgramError
+from assay.errors import NoJsonForm, ProgramError
 from assay.programs.tool_schemas import plain_schema, signature_line, type_text
+from assay.support.values import json_value, value_text
 from assay.traces.listening import run_tool
 from assay.traces.replaying import has_side_effects
 
@@ -75,12 +75,10 @@ def cut(text: str, most: int) -> str:
 def _text(result: Any) -> str:
     if isinstance(result, str):
         return str.__str__(result)
-    if isinstance(result, dict | list | tuple | bool | int | float | None):
-        try:
-            return json.dumps(result, ensure_ascii=False, default=str)
-        except (ValueError, RecursionError):
-            pass  # not finite, or it contains itself
-    return str(result)
+    try:
+        return value_text(json_value(result))
+    except NoJsonForm:
+        return str(result)  # an object of the tool's own, which says itself how it reads
 
 
 def function_tool(function: Any) -> OfferedTool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from assay.support.values import json_text
+
 __all__ = [
     "Budget",
     "Clipped",
@@ -90,10 +92,10 @@ def pretty(value: Any, *, line: int = 0) -> str:
     """A value as indented JSON, or in one line if that has at most `line` characters; a text as it is."""
     if isinstance(value, str):
         return value
-    short = json.dumps(value, ensure_ascii=False, default=str) if line else ""
+    short = json_text(value) if line else ""
     if 0 < len(short) <= line:
         return short
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
+    return json_text(value, indent=2)
 
 
 def plain(value: Any) -> str:

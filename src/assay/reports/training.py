@@ -12,6 +12,7 @@ from assay.reports.charts import Line, lines_chart
 from assay.reports.files import write_report
 from assay.reports.sides import FEWEST_TASKS
 from assay.support.numbers import figure, signed
+from assay.support.values import json_text
 from assay.traces.store.sealing import openings_line
 
 __all__ = [
@@ -324,7 +325,7 @@ def _sample(sample: Mapping[str, Any]) -> str:
         else f"[{call['t']}] {call['output']}"
         for index, call in enumerate(sample["calls"])
     )
-    inputs = json.dumps(sample["inputs"], ensure_ascii=False, default=str)
+    inputs = json_text(sample["inputs"])
     return f"step {sample['step']}, score {sample['score']}\n{inputs}\n{calls}"
 
 

@@ -15,10 +15,12 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.datasets.tasks import UNKNOWN
+from assay.rubrics.comparison import same
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
-from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
+from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
 from assay.support.number_texts import parse_number
 from assay.support.thoughts import without_thoughts
+from assay.support.values import json_value, value_text
 from assay.traces.records import RUN_FIELDS, Rollout
 from assay.traces.thinking import thinking_of
 
@@ -37,9 +39,6 @@ __all__ = [
     "token_use",
     "tool_adoption",
 ]
-
-_STR_ERRORS = (Exception, SystemExit, GeneratorExit)  # `__str__` of an agent's own class may raise any of these
-_MAX_BITS = 14_000  # of integers written in decimal; Python refuses more than 4300 digits
 
 
 def _validate_pattern(pattern: str, **_: Any) -> None:
@@ -100,62 +99,33 @@ def _value(prediction: dict[str, Any], name: str) -> Any:
 
 
 def _is_equal(prediction: dict[str, Any], name: str, expected: Any, case: bool) -> bool:
-    """Whether a field has the expected text; where null is expected, whether it is null."""
+    """Whether a field has the expected value; where null is expected, whether it is null."""
     value = _value(prediction, name)
     if expected is None:
         return value is None and name in prediction
-    return value is not None and _norm(value, case) == _norm(expected, case)
+    return value is not None and same(value, expected, case=case)
 
 
 def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
     """Reason text for a field that differs from the expected value."""
     if name not in prediction:
-        fields = sorted(map(_text, prediction))
-        return f"expected {_text(expected)!r}, and the prediction has no field {name!r}; it has {fields}"
-    return f"expected {_text(expected)!r}, found {_text(_value(prediction, name))[:200]!r}"
-
-
-def _text(value: Any) -> str:
-    """A value as text. Never raises, so that no answer can leave a criterion unscored."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return hex(value)
-    try:
-        try:
-            return json.dumps(value, ensure_ascii=False, default=str)
-        except ValueError:
-            return json.dumps(_long_as_hex(value), ensure_ascii=False, default=str)
-    except _STR_ERRORS:  # the id makes the text unique: the value equals only itself
-        return f"<{type(value).__name__} at {id(value):x}, which cannot be written as text>"
-
-
-def _long_as_hex(value: Any) -> Any:
-    """The value with integers too long for decimal notation replaced by hexadecimal strings."""
-    if isinstance(value, dict):
-        return {_long_as_hex(name): _long_as_hex(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_long_as_hex(part) for part in value]
-    return hex(value) if isinstance(value, int) and value.bit_length() > _MAX_BITS else value
+        fields = sorted(map(value_text, prediction))
+        return f"expected {value_text(expected)!r}, and the prediction has no field {name!r}; it has {fields}"
+    return f"expected {value_text(expected)!r}, found {value_text(_value(prediction, name))[:200]!r}"
 
 
 def _field_text(prediction: dict[str, Any], name: str) -> str:
     value = _value(prediction, name)
-    return "" if value is None else _text(value)
-
-
-def _norm(value: Any, case: bool) -> str:
-    text = " ".join(_text(value).split())
-    return text if case else text.casefold()
+    return "" if value is None else value_text(value)
 
 
 def exact(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, case: bool = False
 ) -> Grade:
-    """Grade 1 if the field equals the expected text. Runs of white space count as one space.
+    """Grade 1 if the field equals the expected value, compared by `assay.rubrics.comparison.same`.
 
     Args:
-        case: whether the comparison is case-sensitive.
+        case: whether texts are compared case-sensitively.
     """
     name, expected = _expected(task, field)
     name = _field_name(prediction, rollout, field, name)
@@ -166,11 +136,12 @@ def exact(
 def fields_match(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, all_or_nothing: bool = False, case: bool = False
 ) -> Grade:
-    """Share of the task's expected fields that the prediction matches exactly.
+    """Share of the task's expected fields that equal those of the prediction, compared by
+    `assay.rubrics.comparison.same`.
 
     Args:
         all_or_nothing: grade 1 if all fields match, otherwise 0.
-        case: whether the comparison is case-sensitive.
+        case: whether texts are compared case-sensitively.
     """
     if not task.expected:
         raise NoGrade(f"task {task.id!r} expects no fields")
@@ -208,14 +179,15 @@ def numeric(
     value = _value(prediction, _field_name(prediction, rollout, field, name))
     number = parse_number(value)
     if number is None:
-        return Grade(value=0.0, reason=f"Expected the number {_text(target)[:200]}, found {_text(value)[:200]!r}.")
+        return Grade(
+            value=0.0, reason=f"Expected the number {value_text(target)[:200]}, found {value_text(value)[:200]!r}."
+        )
     exact_target = Fraction(target)
     if tolerance is None:
         tolerance = 0.0 if exact_target.denominator == 1 else 1e-6
     correct = abs(Fraction(number) - exact_target) <= Fraction(tolerance) * max(Fraction(1), abs(exact_target))
-    return Grade(
-        value=float(correct), reason="" if correct else f"Expected {_text(target)[:200]}, found {_text(number)[:200]}."
-    )
+    reason = "" if correct else f"Expected {value_text(target)[:200]}, found {value_text(number)[:200]}."
+    return Grade(value=float(correct), reason=reason)
 
 
 @arguments_rule(_validate_pattern)
@@ -239,10 +211,12 @@ def contains(
     text: str | Sequence[str] | None = None,
     field: str | None = None,
 ) -> Grade:
-    """Share of the texts (default: the expected one) contained in the field (default `answer`), ignoring case."""
+    """Share of the texts contained in the field (default `answer`), ignoring case. The default is the expected value,
+    or each item of an expected list."""
     if text is None and _expected(task, None)[1] is None:
         return exact(task, prediction, rollout, field)
-    parts = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
+    wanted = _expected(task, None)[1] if text is None else text
+    parts = list(map(value_text, wanted if isinstance(wanted, list | tuple | set) else [wanted]))
     content = _field_text(prediction, _field_name(prediction, rollout, field, "answer")).casefold()
     missing = [part for part in parts if part.casefold() not in content]
     return Grade(value=1 - len(missing) / len(parts), reason=f"Missing: {missing}." if missing else "")
@@ -252,29 +226,36 @@ def contains(
 def one_of(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, values: Sequence[str], field: str | None = None
 ) -> Grade:
-    """Grade 1 if the field (default `label`) is one of the values, ignoring case."""
-    value = _norm(_field_text(prediction, _field_name(prediction, rollout, field, "label")), False)
-    allowed = value in {_norm(option, False) for option in values}
-    return Grade(value=float(allowed), reason="" if allowed else f"{value[:200]!r} is not one of {list(values)}.")
+    """Grade 1 if the field (default `label`) equals one of the values, compared by `assay.rubrics.comparison.same`."""
+    value = _value(prediction, _field_name(prediction, rollout, field, "label"))
+    allowed = any(same(value, option) for option in values)
+    return Grade(
+        value=float(allowed), reason="" if allowed else f"{value_text(value)[:200]!r} is not one of {list(values)}."
+    )
 
 
 @arguments_rule(is_schema)
 def json_schema(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, schema: dict[str, Any], field: str | None = None
 ) -> Grade:
-    """Grade 1 if the field (default: the whole prediction) is JSON that is valid by the schema."""
-    value: Any = prediction if field is None else _value(prediction, field)
-    if len(text := _text(value)) > MOST_CHARACTERS:
+    """Grade 1 if the field (default: the whole prediction) is valid by the schema.
+
+    A field that is a text is read as JSON. Where the schema names strings (`"type": "string"`, or a string in `enum` or
+    `const`), the text itself may be valid too.
+    """
+    value = json_value(prediction if field is None else _value(prediction, field), placeholders=True)
+    if len(text := value_text(value)) > MOST_CHARACTERS:
         name = field or "The prediction"
         return Grade(
             value=0.0, reason=f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
         )
-    if field is not None and isinstance(value, str):
+    is_text = field is not None and isinstance(value, str)
+    wrong = "It is a text." if is_text and not names_strings(schema) else wrong_by(schema, value)
+    if wrong and is_text:
         try:
-            value = json.loads(text)
+            wrong = wrong_by(schema, json.loads(text))
         except (ValueError, RecursionError) as error:
-            return Grade(value=0.0, reason=f"{field} is not JSON: {str(error)[:200]}.")
-    wrong = wrong_by(schema, value)
+            wrong = f"{field} is not JSON: {str(error)[:200]}."
     return Grade(value=0.0, reason=wrong) if wrong else Grade(value=1.0)
 
 
@@ -284,7 +265,7 @@ def length(
 ) -> Grade:
     """For a pitfall: 0 up to `max_tokens` words, rising linearly to 1 at twice the limit."""
     texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
-    words = sum(len(_text(text).split()) for text in texts)
+    words = sum(len(value_text(text).split()) for text in texts)
     over = min(1.0, max(0.0, words / max_tokens - 1))
     return Grade(value=over, reason=f"{words} words, the limit is {max_tokens}." if over else "")
 
@@ -364,5 +345,5 @@ _REFUSAL = re.compile(
 def refusal(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None) -> Grade:
     """For a pitfall: grade 1 if the answer begins with a refusal in English. Reads the first 300 characters."""
     texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
-    refused = any(_REFUSAL.search(_text(text)[:300].replace("’", "'")) for text in texts)
+    refused = any(_REFUSAL.search(value_text(text)[:300].replace("’", "'")) for text in texts)
     return Grade(value=float(refused), reason="The answer is a refusal." if refused else "")

@@ -78,8 +78,8 @@ class RubricMetric:
 
 def example_fields(example: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and expected outputs of a DSPy example; all fields are inputs if it names none."""
-    inputs = example.inputs().toDict() if getattr(example, "_input_keys", None) else example.toDict()
-    return inputs, {key: value for key, value in example.toDict().items() if key not in inputs}
+    inputs = dict((example.inputs() if getattr(example, "_input_keys", None) else example).items())
+    return inputs, {key: value for key, value in example.items() if key not in inputs}
 
 
 def _with_feedback(score: float, feedback: str) -> Any:

@@ -59,7 +59,7 @@ def task_of(row: Any, predictions: Sequence[Any], criteria: Sequence[Criterion])
     if isinstance(row, Task):
         return row
     if hasattr(row, "toDict"):  # a `dspy.Example`; dspy is not imported here
-        inputs, row = getattr(row, "_input_keys", None), row.toDict()
+        inputs, row = getattr(row, "_input_keys", None), dict(row.items())
         if inputs:
             return make_task(row, inputs=inputs)
     task = make_task(row, outputs={str(c.arguments["field"]) for c in criteria if "field" in c.arguments})

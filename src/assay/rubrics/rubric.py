@@ -1,7 +1,6 @@
 """`Rubric`: weighted criteria that score predictions. Usable as a plain callable, a DSPy metric or a TRL reward."""
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +18,11 @@ from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, is_number
 from assay.rubrics.overall import merge_judge_criteria
 from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
-from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
+from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade, read_by
 from assay.rubrics.spelling import named_keywords
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
+from assay.support.values import json_text
 from assay.traces.records import Rollout, Verdict
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Rubric:
         content = {"name": self.name, "step_cap": self.step_cap, "criteria": entries}
         if self.judging != "each":
             content["judging"] = self.judging
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return hashlib.sha256(json_text(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def score(self, task: Task | Mapping[str, Any], prediction: Any, rollout: Rollout | None = None) -> ScoreResult:
         """Scores one prediction. Criteria that come back unscored are graded once more.
@@ -187,7 +187,8 @@ class Rubric:
             if isinstance(grader, GroupGrader):
                 counted = [i for i in valid if self._condition(c, task, fields[i], runs[i], compared[i]) is None]
                 if counted:
-                    verdicts = self._compare(c, grader, task, [fields[i] for i in counted], [runs[i] for i in counted])
+                    given = [read_by(c, fields[i]) for i in counted]
+                    verdicts = self._compare(c, grader, task, given, [runs[i] for i in counted])
                     for index, verdict in zip(counted, verdicts, strict=True):
                         compared[index][c.name] = verdict
         return [
@@ -245,11 +246,12 @@ class Rubric:
         if (joint := self._together) is None:
             return {}
         judged = [c for c in self.finals if c.judge is not None]
+        given = read_by(judged[0], fields)
         verdicts: dict[str, Verdict] = {}
         for sample in (None, 1):
             if missing := [c for c in judged if c.name not in verdicts or verdicts[c.name].grade is None]:
                 with spending() as prices, sample_scope(sample) if sample else nullcontext():
-                    grades = _grades(lambda: list(joint.grade_all(task, fields, rollout).values()), len(judged))
+                    grades = _grades(lambda: list(joint.grade_all(task, given, rollout).values()), len(judged))
                 by_name = dict(zip([c.name for c in judged], grades, strict=True))
                 for c in judged:
                     spent = verdicts[c.name].cost_usd if c.name in verdicts else 0.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.rubrics.criteria import NoGrade
 
-__all__ = ["MATCH_TIMEOUT_S", "MOST_CHARACTERS", "is_schema", "matches", "wrong_by"]
+__all__ = ["MATCH_TIMEOUT_S", "MOST_CHARACTERS", "is_schema", "matches", "names_strings", "wrong_by"]
 
 MOST_CHARACTERS = 1_000_000  # of an answer that is validated against a schema
 MATCH_TIMEOUT_S = 2.0
@@ -51,6 +51,20 @@ def is_schema(schema: dict[str, Any], **_: Any) -> None:
         raise ValueError(
             "unevaluatedProperties cannot be combined with patternProperties (unbounded time); use additionalProperties"
         )
+
+
+def names_strings(schema: Any) -> bool:
+    """Whether a schema says that the value itself may be a string: by its type, or by a value that it lists."""
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, values = schema.get("type"), [*schema.get("enum", ()), schema.get("const")]
+    parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name, ())]
+    return (
+        kinds == "string"
+        or (isinstance(kinds, list) and "string" in kinds)
+        or any(isinstance(value, str) for value in values)
+        or any(map(names_strings, parts))
+    )
 
 
 def _has(part: Any, keyword: str) -> bool:

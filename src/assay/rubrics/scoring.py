@@ -18,9 +18,10 @@ from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade, NotApplica
 from assay.support.numbers import figure
 from assay.support.reprs import ReportRepr, shortened
 from assay.support.scrubbing import error_text
+from assay.support.values import json_value
 from assay.traces.records import Rollout, Verdict
 
-__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "set_failure", "waits"]
+__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "read_by", "set_failure", "waits"]
 
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
 _PLAIN = (str, int, float, bool, type(None))
@@ -78,6 +79,15 @@ def fields_of(prediction: Any) -> dict[str, Any]:
     return {"answer": prediction}
 
 
+def read_by(criterion: Criterion, prediction: dict[str, Any]) -> dict[str, Any]:
+    """What a criterion reads of a prediction: JSON values, but for a check of the user's own what the program returned.
+
+    A stored prediction has JSON values only, so such a check reads these when rollouts are scored again.
+    """
+    users = criterion.check is not None and not str(getattr(criterion.check, "__module__", "")).startswith("assay.")
+    return prediction if users or type(prediction) is not dict else json_value(prediction, placeholders=True)
+
+
 def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
     """Calls a check or judge and returns its verdict. A failure is an unscored verdict with the reason, never a number.
 
@@ -111,7 +121,8 @@ def _call(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, An
     """
 
     def verdict() -> Verdict:
-        return _read(criterion, decide(task, prediction, rollout, **criterion.arguments))
+        given = read_by(criterion, prediction) if criterion.scope == "final" else prediction
+        return _read(criterion, decide(task, given, rollout, **criterion.arguments))
 
     if _limits_itself(criterion, prediction):
         return verdict()

@@ -14,6 +14,7 @@ from assay.errors import FailureKind
 from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.syntax import SYNTAX
+from assay.support.values import json_text
 from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.messages.requested import output_schema
 from assay.traces.records import Rollout, ToolCall, Transition
@@ -355,4 +356,4 @@ def _tools_before(rollout: Rollout, t: int) -> list[ToolCall]:
 
 
 def _call_key(tool: ToolCall) -> tuple[str, str]:
-    return tool.name, json.dumps(tool.arguments, sort_keys=True, default=str)
+    return tool.name, json_text(tool.arguments, sort_keys=True)

@@ -19,6 +19,7 @@ from assay.errors import AssayError
 from assay.models import ResponseCache
 from assay.sources import trust
 from assay.sources.artifact_files import hash_of_manifest, read_json, resealed
+from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.erased_texts import ERASED, ErasedTexts
 from assay.traces.shown import demos_in
@@ -260,7 +261,7 @@ def _without_records(path: Path, texts: ErasedTexts, *, change: bool) -> bool | 
     from pyarrow import parquet
 
     table = parquet.read_table(path)
-    kept = [not texts.are_in(json.dumps(row, ensure_ascii=False, default=str)) for row in table.to_pylist()]
+    kept = [not texts.are_in(json_text(row)) for row in table.to_pylist()]
     if all(kept):
         return None
     if change:

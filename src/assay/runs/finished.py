@@ -20,7 +20,7 @@ from assay.models import Caps
 from assay.support.places import write_whole
 from assay.support.refused import note_full_disk
 from assay.support.scrubbing import error_text, results
-from assay.support.values import digest_of
+from assay.support.values import digest_of, json_text
 from assay.traces.store.listing import FAILURE
 
 __all__ = ["FinishedRun", "keep_failure"]
@@ -90,7 +90,7 @@ class FinishedRun:
         content = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, json.dumps(content, default=str))
+            write_whole(self.path, json_text(content))
         except (OSError, AssayError):  # the report itself must not be lost: it is returned all the same
             note_full_disk()
 

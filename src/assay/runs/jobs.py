@@ -4,7 +4,7 @@ import functools
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 import dspy
 
 from assay.datasets import SPLITS, Splits, load_splits
+from assay.datasets.columns import column_lines
 from assay.datasets.curriculum import PREFIX, load_curriculum
+from assay.datasets.fields import Fields
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
@@ -23,9 +25,9 @@ from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
 from assay.evaluation.session import has_tools
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
-from assay.programs import load_program, program_inputs, program_version
+from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
-from assay.programs.loading import program_class
+from assay.programs.loading import BuiltFromTasks, full_name, program_class
 from assay.rubrics import Rubric
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
@@ -164,11 +166,14 @@ def open_job(
     )
     loaded = artifact.program if artifact else module
     name = artifact.manifest["program"] if artifact else config.program
-    inputs = program_inputs(loaded if loaded is not None else program_class(name))
+    built_from_tasks = None if loaded is not None else _built_from_tasks(name)
+    if loaded is None and built_from_tasks is None:
+        loaded = load_program(name)
+    fields = program_fields(loaded if built_from_tasks is None else built_from_tasks)
     checked = load_rubric(rubric)
     of_artifact = {key: split for split, keys in _tasks_of(artifact).items() for key in keys}
     known = {**of_artifact, **(known or {}), **known_splits(store)}
-    splits = _splits(config, inputs, need, progress, known=known)
+    splits = _splits(config, fields, need, progress, known=known)
     fixed = loaded  # None: the program is built from the tasks
     if loaded is None:
         loaded = load_program(name, tasks=splits.train + splits.val)
@@ -179,7 +184,7 @@ def open_job(
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read
-            splits = _splits(config, inputs, need, progress, known=known_splits(run.store))
+            splits = _splits(config, fields, need, progress, known=known_splits(run.store))
             loaded = load_program(name, tasks=splits.train + splits.val) if fixed is None else fixed
         session = _session(config, run, checked, name, progress)
         if config.executor == "ray":
@@ -200,9 +205,18 @@ def open_job(
         if artifact is not None:
             session.recorder.carried = carried_by(artifact.program)
         _count_openings(job, opens_as or run.run_id)
+        compared = {str(c.arguments["field"]) for c in checked.criteria if "field" in c.arguments}
+        for line in column_lines(splits.columns, fields, compared):
+            progress.say(line)
         _warn(job, progress, moved)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def _built_from_tasks(name: str) -> type | None:
+    """The class of a program that is built from the data, so after it."""
+    target = program_class(full_name(name))
+    return target if isinstance(target, type) and isinstance(target, BuiltFromTasks) else None
 
 
 def _tasks_of(artifact: Artifact | None) -> dict[str, list[str]]:
@@ -241,7 +255,7 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
 
 def _splits(
     config: ProgramSettings,
-    inputs: Collection[str] | None,
+    inputs: Fields | None,
     need: Sequence[str],
     progress: Progress,
     *,

@@ -1,6 +1,5 @@
 """The tasks that a program's demonstrations show, for the manifest of its artifact."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from assay.datasets import Task
 from assay.deployment import Artifact
 from assay.deployment.demonstrations import readable_text
 from assay.programs import program_state
+from assay.support.values import json_text
 from assay.traces import Recorder
 from assay.traces.records import subject_digest
 from assay.traces.shown import demos_in
@@ -27,7 +27,7 @@ def demonstrated_tasks(
         far as known, in the order of the program's state. `people`: hashes of the names of their data subjects.
     """
     tasks_by_hash = {task.key: task for task in tasks}
-    texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in demos_in(program_state(program))]
+    texts = [json_text(demo) for demo in demos_in(program_state(program))]
     by_demo = [sorted(recorder.texts.within(readable_text(text))) for text in texts]
     hashes = {task for demo in by_demo for task in demo} | recorder.carried.tasks
     hashes |= set(recorder.demonstrated_tasks) & tasks_by_hash.keys() if texts else set()

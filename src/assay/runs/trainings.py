@@ -4,7 +4,6 @@ They call no model, so they have no meter and no recorder: those of `assay.runs.
 """
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from assay.runs.ending import cancelled_by_signals
 from assay.runs.finished import FinishedRun, keep_failure
 from assay.runs.lock import exclusive_lock
 from assay.runs.opening import home_of, new_run_id, opened_store
+from assay.support.values import json_text
 from assay.traces.store.listing import run_folder
 
 __all__ = ["TrainingRun", "open_training"]
@@ -59,7 +59,7 @@ def open_training(
         yield TrainingRun(run_id="", folder=None, log=None)
         return
     stored = {**config, "adapter_name": name}
-    key = hashlib.sha256(json.dumps(stored, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    key = hashlib.sha256(json_text(stored, sort_keys=True).encode()).hexdigest()[:12]
     home, started, status = home_of(store), time.time(), "failed"
     with exclusive_lock(home / "runs" / f"{key}.lock"):
         run_id = _begun(key, stored, started, store, progress, resume=resume)

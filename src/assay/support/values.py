@@ -1,6 +1,6 @@
 """The border where values leave Python: `json_value` makes JSON values of them.
 
-Does not import dspy, numpy or pandas: a value of their types exists only where they are loaded.
+Does not import dspy, numpy, pandas or pydantic: a value of their types exists only where they are loaded.
 """
 
 import base64
@@ -18,12 +18,9 @@ from fractions import Fraction
 from pathlib import PurePath
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_jsonable_python
-
 from assay.errors import NoJsonForm
 
-__all__ = ["digest_of", "json_value"]
+__all__ = ["digest_of", "json_text", "json_value", "value_text"]
 
 _DEEPEST = 200
 _LONGEST_PATH = 300  # characters
@@ -62,8 +59,24 @@ def json_value(value: Any, *, placeholders: bool = False) -> Any:
 
 def digest_of(value: Any) -> str:
     """16 hexadecimal digits that identify settings and other values exactly. Tasks are compared by their keys."""
-    text = json.dumps(json_value(value, placeholders=True), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json_text(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def json_text(value: Any, *, sort_keys: bool = False, indent: int | None = None) -> str:
+    """A value as JSON text, in the form of `json_value` with placeholders. It can be encoded as UTF-8."""
+    return json.dumps(
+        json_value(value, placeholders=True), ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, indent=indent
+    )
+
+
+def value_text(value: Any) -> str:
+    """A value as text: a text as it is (also that of a date, or an enum's member), any other value as JSON text."""
+    plain = json_value(value, placeholders=True)
+    return plain if isinstance(plain, str) else json_text(plain)
+
+
+class _NoForm(Exception):
+    """An object has no JSON form."""
 
 
 class _Conversion:
@@ -98,7 +111,7 @@ class _Conversion:
         try:
             return _scalar(_opened(value))
         except _RAISED as error:  # a program's own class may raise anything where it is read
-            raised = "" if isinstance(error, PydanticSerializationError) else f" ({type(error).__name__})"
+            raised = "" if isinstance(error, _NoForm) else f" ({type(error).__name__})"
             return self.refused(f"has the type {_name(value)}, which has no JSON form{raised}", f"a {_name(value)}")
 
     def mapping(self, values: dict[Any, Any]) -> dict[str, Any]:
@@ -152,7 +165,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _opened(value: Any) -> Any:  # one case per kind of value
-    """See `_Conversion.opened`. Raises `PydanticSerializationError` for an object without a JSON form."""
+    """See `_Conversion.opened`. Raises `_NoForm` for an object without a JSON form."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, str | UserString):
@@ -165,7 +178,7 @@ def _opened(value: Any) -> Any:  # one case per kind of value
         return value.isoformat() if value == value else None  # `NaT` of pandas differs from itself
     if isinstance(value, bytes | bytearray | memoryview):
         return f"data:application/octet-stream;base64,{base64.b64encode(value).decode()}"
-    if isinstance(value, BaseModel):
+    if hasattr(type(value), "__pydantic_serializer__") and hasattr(value, "model_dump"):
         return _of_model(value)
     if type(value).__module__.partition(".")[0] in _TABLES:
         return _of_table(value)
@@ -175,7 +188,7 @@ def _opened(value: Any) -> Any:  # one case per kind of value
     if isinstance(value, Sequence | Set):
         return list(value)
     if isinstance(value, type):
-        raise PydanticSerializationError("a class")
+        raise _NoForm
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(type(value), "__attrs_attrs__"):
@@ -187,8 +200,18 @@ def _opened(value: Any) -> Any:  # one case per kind of value
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}"
     if hasattr(value, "__next__"):  # reading an iterator would empty it
-        raise PydanticSerializationError("an iterator")
-    return to_jsonable_python(value)
+        raise _NoForm
+    return _by_pydantic(value)
+
+
+def _by_pydantic(value: Any) -> Any:
+    """Durations, UUIDs, URLs, addresses and what else pydantic knows."""
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError:
+        raise _NoForm from None
 
 
 def _number(value: Decimal | Fraction) -> int | float | str | None:
@@ -203,17 +226,23 @@ def _number(value: Decimal | Fraction) -> int | float | str | None:
     return number if same else str(value)
 
 
-def _of_model(model: BaseModel) -> Any:
+def _of_model(model: Any) -> Any:
     """What a model's serializers make of it, except for the fields that hold media types of DSPy."""
     own = model.__pydantic_decorators__
     serializers = [*own.field_serializers.values(), *own.model_serializers.values()]
     for_json = any(str(serializer.info.when_used).startswith("json") for serializer in serializers)
-    dumped = model.model_dump(mode="json" if for_json else "python")
+    # by alias, because validation reads that
+    dumped = model.model_dump(mode="json" if for_json else "python", by_alias=True)
     if not _is_marked(dumped):
         return dumped
     if not isinstance(dumped, dict):
         return getattr(model, "root", dict(model))
-    return {name: getattr(model, name, part) if _is_marked(part) else part for name, part in dumped.items()}
+    fields = type(model).model_fields.items()
+    names: dict[Any, str] = {info.serialization_alias or info.alias or name: name for name, info in fields}
+    return {
+        key: getattr(model, names.get(key) or str(key), part) if _is_marked(part) else part
+        for key, part in dumped.items()
+    }
 
 
 def _is_marked(value: Any) -> bool:
@@ -236,7 +265,7 @@ def _of_table(value: Any) -> Any:
     if hasattr(value, "columns") and hasattr(value, "to_dict") and not hasattr(value, "to_dicts"):  # of pandas
         return value.to_dict(orient="records")
     method = next((name for name in _LISTING if hasattr(value, name)), None)
-    return to_jsonable_python(value) if method is None else getattr(value, method)()
+    return _by_pydantic(value) if method is None else getattr(value, method)()
 
 
 def _sorted(items: list[Any]) -> list[Any]:

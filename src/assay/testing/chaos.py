@@ -25,6 +25,7 @@ from signal import Signals
 from typing import Any
 
 from assay.errors import ConfigError
+from assay.support.values import json_text
 from assay.testing.scripted_server import running
 
 __all__ = [
@@ -199,7 +200,7 @@ def _attempt(job: str, folder: Path, address: str, resume: bool, **more: Any) ->
         print(error, flush=True)  # killed before the run was stored, so there is nothing to resume
         os._exit(_NOTHING_TO_RESUME)
     scratch = folder / ".report.json"
-    scratch.write_text(json.dumps(report, default=str))
+    scratch.write_text(json_text(report), encoding="utf-8")
     scratch.replace(folder / "report.json")
     os._exit(0)
 
@@ -424,7 +425,7 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json_text(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(reference: Outcome, killed: Outcome) -> list[str]:

@@ -38,6 +38,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.support.settings import one_of
+from assay.support.values import json_text
 
 __all__ = ["TASKS", "InContextLearner", "LearnerTask"]
 
@@ -191,7 +192,7 @@ def quality(instruction: str) -> float:
 
 
 def _digest(*parts: Any) -> int:
-    return int.from_bytes(hashlib.sha256(json.dumps(parts, default=str).encode()).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256(json_text(parts).encode()).digest()[:8], "big")
 
 
 def _gumbel(rng: random.Random) -> float:

@@ -16,6 +16,7 @@ from assay.datasets.tasks import OWNERS, task_key, written_outputs
 from assay.errors import ConfigError, DataError
 from assay.support.names import check_name, is_name, place_in
 from assay.support.places import write_whole
+from assay.support.values import json_value
 from assay.traces.export.selection import consents
 from assay.traces.rating import why_not_rated
 from assay.traces.records import Rollout, subject_digest
@@ -87,7 +88,7 @@ def add_task(
         others.append(row)
         people = {subject_digest(str(row["data_subject"])) for row in others if row.get("data_subject")}
         store.put_artifact(str(path.resolve()), sorted(people))  # first, so that erasure finds it after a kill too
-        write_whole(path, b"".join(orjson.dumps(row, default=str) + b"\n" for row in others))
+        write_whole(path, b"".join(orjson.dumps(json_value(row, placeholders=True)) + b"\n" for row in others))
     return DatasetFile(path=path, tasks=len(others), replaced=len(others) == len(rows))
 
 

@@ -4,7 +4,6 @@ Imports, the gateway and `assay.record` use random ids (`new_id`), because their
 """
 
 import hashlib
-import json
 import threading
 from collections import Counter
 from typing import Any
@@ -13,6 +12,7 @@ import dspy
 
 from assay.datasets.tasks import task_key
 from assay.models.scope import current_sample
+from assay.support.values import json_text
 from assay.traces.records import Rollout
 
 __all__ = ["RolloutIds", "outside_id"]
@@ -68,5 +68,5 @@ def outside_id(run_id: str, phase: str, scope: str = "") -> str:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    text = json_text(value, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

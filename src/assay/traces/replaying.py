@@ -3,12 +3,12 @@
 Without a replay a marked tool runs as any other. Does not run programs.
 """
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from assay.support.values import json_text
 from assay.traces.records import ToolCall
 
 __all__ = ["NotInRecording", "RecordedToolError", "ToolReplay", "has_side_effects", "side_effects"]
@@ -94,4 +94,4 @@ class ToolReplay:
 
 def _key(arguments: Mapping[str, Any]) -> str:
     """Arguments as the store has them."""
-    return json.dumps(arguments, sort_keys=True, default=str, ensure_ascii=False)
+    return json_text(arguments, sort_keys=True)

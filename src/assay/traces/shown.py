@@ -4,13 +4,14 @@ Demonstrations are matched by content, because DSPy's optimizers rebuild them: b
 the prompt of an earlier call for a task, because demonstrations of later program steps look like it.
 """
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+from assay.support.values import value_text
 
 __all__ = ["Carried", "OwnTask", "TaskTexts", "demos_in", "message_texts", "occurs_in"]
 
@@ -334,7 +335,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value_text(value)
 
 
 def _plain(text: str) -> str:

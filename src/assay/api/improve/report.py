@@ -11,6 +11,7 @@ from assay.reports.markdown import with_interval
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
+from assay.support.values import json_text
 from assay.traces.store.sealing import openings_line
 
 __all__ = ["ImproveReport", "finished_report", "write_json"]
@@ -75,4 +76,4 @@ def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file that is never there in part."""
-    write_whole(path, json.dumps(results(content), default=str))
+    write_whole(path, json_text(results(content)))

@@ -23,6 +23,7 @@ from assay.support.formats import check_format
 from assay.support.job_folders import claim_folder, remove_folder
 from assay.support.names import place_in
 from assay.support.settings import Settings, settings_of
+from assay.support.values import json_value
 from assay.traces.records import new_id
 
 __all__ = ["ImprovementState"]
@@ -65,7 +66,7 @@ class ImprovementState:
         }  # fmt: skip
         # without the caps, which may be raised on resume
         job["options"] = {key: value for key, value in self.options.items() if key not in CAPS}
-        job = json.loads(json.dumps(job, default=str))
+        job = json_value(job, placeholders=True)
         state_file = self.folder / STATE
         self.opens_as = f"improve-{self.name}-{new_id()[:12]}"
         if resume and not state_file.is_file() and (done := finished_report(self._report_file, job)) is not None:

@@ -1,6 +1,5 @@
 """Public API for `assay judge score`: judges every row of a dataset."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from assay.support.keywords import takes
 from assay.support.places import check_writable, writing
 from assay.support.reprs import ReportDict
 from assay.support.scrubbing import results
+from assay.support.values import json_text
 
 __all__ = ["score_rows"]
 
@@ -120,4 +120,4 @@ def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[f
             confidence, reason = masses[verdict] if masses and verdict else None, judged.reasons[index] or None
             row = {"verdict": verdict, "value": values[index], "confidence": confidence, "reason": reason}
             line = {"item_id": item.id, **item.fields, **row}
-            file.write(json.dumps(results(line), ensure_ascii=False, default=str) + "\n")
+            file.write(json_text(results(line)) + "\n")

@@ -15,6 +15,7 @@ from assay.evaluation.progress import Progress
 from assay.runs.settings.loop import LoopSettings
 from assay.runs.unused import settings_of_another_job
 from assay.sources.modules import attribute_of
+from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.store import tables as schema
 
@@ -130,7 +131,7 @@ def usage_since(store: Any, began: float) -> tuple[int, float]:
 
 def _hacks(report: Mapping[str, Any]) -> int:
     """Alarms that a rubric was gamed, in notes and steps."""
-    return json.dumps([report.get("notes"), report.get("steps")], default=str).count(_HACKING)
+    return json_text([report.get("notes"), report.get("steps")]).count(_HACKING)
 
 
 def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:

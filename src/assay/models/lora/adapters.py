@@ -22,6 +22,7 @@ from assay.models.registry import FILE_PREFIX, find_model, spec
 from assay.support.formats import check_format
 from assay.support.job_folders import MARKER
 from assay.support.names import check_name, place_in
+from assay.support.values import json_text
 
 __all__ = [
     "Adapter",
@@ -156,7 +157,7 @@ def keep_adapter(
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "made": dict(made or {}),
         }
-        (ready / "adapter.json").write_text(json.dumps(manifest, indent=1, default=str) + "\n", encoding="utf-8")
+        (ready / "adapter.json").write_text(json_text(manifest, indent=1) + "\n", encoding="utf-8")
         if training := manifest["made"].get("training"):
             (ready / MARKER).write_text(training, encoding="utf-8")  # it may be made again after a kill
         try:

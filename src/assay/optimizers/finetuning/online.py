@@ -1,7 +1,6 @@
 """Rows for on-policy training: runs programs under the current weights and scores their rollouts."""
 
 import functools
-import json
 import math
 import time
 from collections import defaultdict
@@ -28,6 +27,7 @@ from assay.programs.agent import WRITTEN_DECISIONS
 from assay.programs.foreign.agent import ForeignAgent
 from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric
+from assay.support.values import json_text
 from assay.traces import Rollout
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import subject_digest
@@ -242,7 +242,7 @@ def _summary(rollout: Rollout) -> dict[str, Any]:
     return {
         "group": rollout.group_id,
         "score": rollout.score,
-        "answer": json.dumps(rollout.prediction, sort_keys=True, default=str),
+        "answer": json_text(rollout.prediction, sort_keys=True),
         "grades": {v.criterion: v.grade for v in rollout.verdicts if v.grade is not None and v.scope == "final"},
         "tokens": [t.completion_tokens or 0 for t in rollout.transitions],
         "failed": rollout.status != "done",

@@ -38,6 +38,7 @@ from assay.optimizers.finetuning.run_folder import (
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.trl_settings import make_trainer
 from assay.reports.training import curves_of
+from assay.support.values import json_text
 
 __all__ = ["train_policy"]
 
@@ -384,7 +385,7 @@ class _Training:
             "kept_at": self.first_scores,
             "tally": self.source.row_stats.to_dict(),
         }
-        (folder / _NOTES).write_text(json.dumps(state, default=str), encoding="utf-8")
+        (folder / _NOTES).write_text(json_text(state), encoding="utf-8")
 
     def _remember(self) -> None:
         """Restores our state from the newest checkpoint."""

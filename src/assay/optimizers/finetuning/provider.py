@@ -4,7 +4,6 @@ For DSPy's own `BootstrapFinetune`, `BetterTogether` and `GRPO`.
 """
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from assay.errors import ConfigError
 from assay.optimizers.finetuning.dspy_grpo import TRLReinforceJob
 from assay.optimizers.finetuning.settings import SFTSettings, settings_from
 from assay.optimizers.finetuning.sft import train_sft
+from assay.support.values import json_text
 
 __all__ = ["TRLProvider"]
 
@@ -52,7 +52,7 @@ class TRLProvider(Provider):  # type: ignore[misc]
         kind = getattr(train_data_format, "value", train_data_format)
         if kind != "chat":
             raise ConfigError(f"train_data_format={kind!r} must be 'chat': dspy.ChatAdapter makes it")
-        text = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in train_data)
+        text = "".join(json_text(dict(row)) + "\n" for row in train_data)
         settings = {"model": model, **(train_kwargs or {})}
         name = str(settings.pop("name", f"dspy-{hashlib.sha256(f'{settings}{text}'.encode()).hexdigest()[:12]}"))
         config = settings_from(SFTSettings, settings, "train_kwargs")

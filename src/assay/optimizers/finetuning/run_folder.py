@@ -24,6 +24,7 @@ from assay.models.lora.adapters import Adapter, adapter_home, served_as
 from assay.optimizers.finetuning.base import Policy
 from assay.support.job_folders import check_claimable, claim_folder, remove_folder
 from assay.support.names import check_name
+from assay.support.values import json_value
 from assay.traces.records import new_id
 
 __all__ = [
@@ -131,7 +132,7 @@ def working_folder(
         with FileLock(f"{work}.lock", timeout=0):
             if not (resume and (work / "job.json").exists()):
                 check_free(name)
-            _prepare(work, json.loads(json.dumps(job, default=str)), made_from, resume, last)
+            _prepare(work, json_value(job, placeholders=True), made_from, resume, last)
             if (training := training_id(work)) is not None:  # kept by this training, but killed before its report
                 remove_folder(adapter_home() / name, training)
             check_free(name)

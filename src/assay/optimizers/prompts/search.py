@@ -4,7 +4,6 @@ Does not open gate or test.
 """
 
 import copy
-import json
 import math
 import traceback
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from assay.programs.compose import EnsembleProgram
 from assay.rubrics.dspy_metric import example_fields
 from assay.support.numbers import signed
 from assay.support.places import write_whole
+from assay.support.values import json_text
 
 __all__ = ["PromptSearch"]
 
@@ -186,7 +186,7 @@ class PromptSearch:
     def _save(self) -> None:
         """Writes the state for pages that show the search, also while it is in progress."""
         state = {"candidates": self.summaries(), "explored": self.explored, "notes": self.notes}
-        write_whole(self.folder / "search.json", json.dumps(state, indent=1, default=str))
+        write_whole(self.folder / "search.json", json_text(state, indent=1))
 
     def _named(self, name: str) -> None:
         val = self.val[: named_val(name, len(self.val), self.session, self.student)]
@@ -277,7 +277,7 @@ class PromptSearch:
     def record_run(self, program: Any, score: float) -> None:
         """Keeps the score of a run that a teleprompter makes on a single task, outside of an evaluation."""
         if isinstance(program, RecordedProgram):
-            key = json.dumps([(p.signature.instructions, p.demos) for p in program.predictors()], default=str)
+            key = json_text([(p.signature.instructions, p.demos) for p in program.predictors()])
             self._runs.setdefault(key, (program, []))[1].append(score)
 
     def _tried_most(self) -> Candidate | None:

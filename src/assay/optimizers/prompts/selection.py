@@ -4,7 +4,6 @@ form.
 Nearest ones are chosen at run time (`assay.programs.compose.NearestDemos`).
 """
 
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import numpy as np
 
 from assay.optimizers.prompts.demonstrations import Demonstration, choose
 from assay.programs.compose import Embedding, input_key
+from assay.support.values import json_text
 
 __all__ = ["SELECTIONS", "select", "strata"]
 
@@ -50,7 +50,7 @@ def select(pool: Sequence[Demonstration], k: int, *, how: str, seed: int) -> lis
 
 def strata(pool: Sequence[Demonstration]) -> list[str]:
     """The label of each demonstration where labels repeat, else its type of task."""
-    labels = [json.dumps(dict(d.task.expected), sort_keys=True, default=str) for d in pool]
+    labels = [json_text(dict(d.task.expected), sort_keys=True) for d in pool]
     return labels if 2 * len(Counter(labels)) <= len(labels) else [d.task.task_type for d in pool]
 
 

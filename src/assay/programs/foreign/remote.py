@@ -19,6 +19,7 @@ from assay.programs.foreign.runners import AgentRunner
 from assay.programs.foreign.tasks import AgentFailed, AgentTask, RunnerLost
 from assay.programs.wrapping import as_prediction
 from assay.support.scrubbing import error_text
+from assay.support.values import json_text, json_value
 
 if TYPE_CHECKING:
     from assay.traces.gateway.leases import Leases
@@ -82,7 +83,7 @@ class TaskServer:
             _Over: the lease has ended.
             OSError: the server cannot be reached, or a proxy answers in its place.
         """
-        data = json.dumps(body, default=str).encode()
+        data = json_text(body).encode()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
         request = urllib.request.Request(self.url + path, data=data, headers=headers)
         try:
@@ -198,8 +199,9 @@ def _execute(
     task = replace(AgentTask(**document), base_url=server.url + document["base_url"])
     beats = _Heartbeats(server, path, leased["heartbeat_s"])
     try:
-        result: dict[str, Any] = {"answer": dict(as_prediction(runner.run(task, beats.check)).items())}
-        if (size := len(json.dumps(result, default=str))) > _MOST_BYTES:  # raises for what is no JSON
+        answer = json_value(dict(as_prediction(runner.run(task, beats.check)).items()))
+        result: dict[str, Any] = {"answer": answer}
+        if (size := len(json_text(result))) > _MOST_BYTES:
             raise AgentFailed(f"the agent's answer has {size:,} bytes; at most {_MOST_BYTES:,} are sent")
     except (_Over, AssayError):
         raise

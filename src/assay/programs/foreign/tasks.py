@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import ConfigError
+from assay.support.values import json_text
 
 __all__ = ["AgentFailed", "AgentTask", "RunnerLost", "answer_of_output", "command_of", "named_callable"]
 
@@ -51,13 +52,8 @@ class AgentTask:
         }
 
     def to_json(self) -> bytes:
-        """`to_dict` as JSON; a value that JSON has no form for, such as a date, becomes text."""
-        import orjson
-
-        try:
-            return orjson.dumps(self.to_dict(), default=str, option=orjson.OPT_NON_STR_KEYS)
-        except TypeError:  # lone surrogates, numbers beyond 64 bits
-            return json.dumps(self.to_dict(), default=str).encode()
+        """`to_dict` as JSON."""
+        return json_text(self.to_dict()).encode()
 
     def environment(self) -> dict[str, str]:
         """Variables that SDKs of OpenAI and Anthropic read, and the same under names of their own."""

@@ -4,7 +4,6 @@ The class of each command is composed of these: see `commands`, `tune`, `train`,
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +13,7 @@ from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
 from assay.runs.settings.fields import RESUMED, api_base, api_key_env, preflight_of, rubric_of, thinking_of
 from assay.support.settings import LARGEST_SEED, Settings, named_setting, setting, settings_of
+from assay.support.values import json_text
 
 if TYPE_CHECKING:
     from assay.models import Caps
@@ -135,7 +135,7 @@ class CommonSettings(Settings):
         values = asdict(self).items()
         job = {name: value for name, value in values if name not in declared or declared[name].declared.job}
         job["salt"] = self.salt or DEFAULT_SALT
-        return hashlib.sha256(json.dumps(job, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        return hashlib.sha256(json_text(job, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import dspy
 from assay.api.compile import CompileReport
 from assay.api.compile import compile as compile_program
 from assay.rubrics import Criterion, NoGrade, Rubric
+from assay.support.values import json_text
 from assay.testing.contracts.base import Contract, require
 from assay.testing.fakes import scripted_lm
 from assay.traces import Rollout, Store
@@ -155,4 +156,4 @@ def _answer(request: Any) -> str:
 
 
 def _state(program: Any) -> str:
-    return json.dumps(program.dump_state(), sort_keys=True, default=str)
+    return json_text(program.dump_state(), sort_keys=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assay.support.values import json_text
 from assay.testing.gateway_chaos.clients import Attempt, Management, body_hash
 from assay.testing.gateway_chaos.plan import GOOD, Call, marker_of, script_of, spec_of
 from assay.testing.gateway_chaos.processes import Process
@@ -172,7 +173,7 @@ def _check_rollouts(
         of = f"rollout {rollout.id} of {sorted(conversations)}"
         if len(conversations) > 1:
             findings.add("mixed", f"{of} has calls of several conversations")
-        texts = json.dumps([rollout.inputs, rollout.prediction], ensure_ascii=False, default=str)
+        texts = json_text([rollout.inputs, rollout.prediction])
         markers = set(_MARKER.findall(texts))
         if conversations and markers - {marker_of(conversation) for conversation in conversations}:
             findings.add("mixed", f"{of} has inputs or a prediction of {markers}")

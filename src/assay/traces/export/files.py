@@ -4,6 +4,7 @@ The dataset card and the configurations for `trl` are in `assay.traces.export.tr
 """
 
 import contextlib
+import functools
 import gc
 import hashlib
 import json
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from assay.support.scrubbing import fields
+from assay.support.values import json_text, json_value
 from assay.traces.export.transitions import JSON_COLUMNS
 from assay.traces.store.rows import as_json
 
@@ -148,16 +150,16 @@ def _without_secrets(row: dict[str, Any], encoded: Sequence[str]) -> dict[str, A
     return scrubbed
 
 
+_as_json = functools.partial(json_value, placeholders=True)
+
+
 def _line(row: dict[str, Any], encoded: Sequence[str]) -> bytes:
     try:
-        return orjson.dumps(
-            row | {name: orjson.Fragment(row[name]) for name in encoded} if encoded else row,
-            default=str,
-            option=_OPTIONS,
-        )
+        written = row | {name: orjson.Fragment(row[name]) for name in encoded} if encoded else row
+        return orjson.dumps(written, default=_as_json, option=_OPTIONS)
     except TypeError:  # orjson refuses lone surrogates; the standard library writes them
         plain = row | {name: json.loads(row[name]) for name in encoded}
-        return json.dumps(plain, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
+        return json_text(plain).encode() + b"\n"
 
 
 def _column(values: Sequence[Any], kind: Any) -> Sequence[Any]:

@@ -4,7 +4,6 @@ Files are written to a temporary folder, which is renamed when all enforced gate
 """
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 from assay.errors import ConfigError
 from assay.support.reprs import ReportRepr, shortened
 from assay.support.scrubbing import fields
+from assay.support.values import json_text
 from assay.traces.export.drawn import check_named, count_drawn
 from assay.traces.export.export_pass import ExportPass
 from assay.traces.export.gates import refuse_ungated
@@ -120,7 +120,7 @@ def export_traces(
         refuse_ungated(manifest, drawn=count_drawn(store, config.selection))
         trl_files(scratch, config.kind, manifest, rubric=rubric, template=run.target.marked)
         run.save_table(scratch)
-        manifest_text = json.dumps(fields(manifest, texts=True), indent=1, ensure_ascii=False, default=str)
+        manifest_text = json_text(fields(manifest, texts=True), indent=1)
         (scratch / "manifest.json").write_text(manifest_text + "\n", encoding="utf-8")
         os.chmod(scratch, 0o755)
         try:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from assay.models.chat_templates import ChatTemplate, TemplateRefused
+from assay.support.values import value_text
 
 __all__ = ["TOOL_FORMS", "RowRenderer", "shows_tools", "training_template"]
 
@@ -213,7 +214,7 @@ def _joined(content: Any, text: str, between: str = "\n\n") -> Any:
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+    return value_text(content)
 
 
 _SYSTEM, _USER, _ANSWER, _AGAIN = "probe-system", "probe-user", "probe-answer", "probe-again"

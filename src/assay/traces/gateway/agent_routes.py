@@ -11,6 +11,7 @@ from aiohttp import web
 
 from assay.errors import ConfigError
 from assay.support.settings import nearest
+from assay.support.values import json_value
 from assay.traces.gateway.connections import Connections
 from assay.traces.gateway.metrics import Metrics
 from assay.traces.gateway.request_bodies import json_body
@@ -86,22 +87,8 @@ class AgentRoutes:
         fields = {key: value for key, value in body.items() if value is not None}
         call = partial(contextvars.copy_context().run, self.agents[name], inputs, **fields)
         prediction = await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        return web.json_response(
-            {"rollout": prediction.rollout, "version": prediction.version, "outputs": _plain(prediction)}
-        )
+        outputs = json_value(dict(prediction.items()), placeholders=True)
+        return web.json_response({"rollout": prediction.rollout, "version": prediction.version, "outputs": outputs})
 
     async def _close(self, _: web.Application) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _plain(prediction: Any) -> dict[str, Any]:
-    """The outputs as JSON values; objects as text."""
-    return {name: value if _is_json(value) else str(value) for name, value in prediction.items()}
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
-    return value is None or isinstance(value, str | int | bool) or (isinstance(value, float) and value - value == 0)

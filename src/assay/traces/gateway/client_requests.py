@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from assay.support.values import json_text
 from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
 from assay.traces.messages.gemini import CALL_IDS
 from assay.traces.messages.requested import must_call, output_schema
@@ -77,8 +78,8 @@ class ClientRequest:
         if not self.chain:
             return ""
         request = {"dialect": self.dialect, "body": self.body}
-        offered = sorted(json.dumps(tool, sort_keys=True, default=str) for tool in chat_tools(request))
-        text = json.dumps([offered, output_schema(request), self.previous], sort_keys=True, default=str)
+        offered = sorted(json_text(tool, sort_keys=True) for tool in chat_tools(request))
+        text = json_text([offered, output_schema(request), self.previous], sort_keys=True)
         return hashlib.blake2b(self.chain[-1] + text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
     @property
@@ -126,9 +127,9 @@ def extended_digest(digest: bytes, message: Message) -> bytes:
     call_parts = [(c["function"]["name"], _compact_once(c["function"]["arguments"])) for c in calls] if calls else ()
     parts = (message.get("role"), message.get("content") or "", call_parts, message.get("tool_call_id") or "")
     try:
-        text = orjson.dumps(parts, default=str)
-    except TypeError:  # lone surrogates
-        text = json.dumps(parts, ensure_ascii=True, default=str).encode()
+        text = orjson.dumps(parts)
+    except TypeError:  # lone surrogates, and objects of a caller in Python
+        text = json_text(parts).encode()
     return hashlib.blake2b(digest + text, digest_size=16).digest()
 
 

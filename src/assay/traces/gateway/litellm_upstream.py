@@ -14,6 +14,7 @@ from assay.models.failures import failure_of_call
 from assay.models.redirects import no_redirects
 from assay.models.transports import accounted
 from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
+from assay.support.values import json_text
 from assay.traces.gateway.embedded_chat import chunks_of
 from assay.traces.gateway.replies import IDLE_S, JSON, STREAM, Reply, UpstreamCall, json_reply, once
 from assay.traces.gateway.translation import streamed, to_dialect
@@ -101,7 +102,7 @@ class LitellmUpstream:
         if body.get("stream"):
             yield Reply(200, STREAM, _events(dialect, answer, self._in_time))
         else:
-            yield Reply(200, JSON, once(mask_secrets(json.dumps(_plain(answer), default=str)).encode()))
+            yield Reply(200, JSON, once(mask_secrets(json_text(_plain(answer))).encode()))
 
     @asynccontextmanager
     async def _by_chat(self, call: UpstreamCall) -> AsyncIterator[Reply]:
@@ -171,7 +172,7 @@ async def _events(
             continue
         data = _plain(event)
         head = f"event: {data.get('type')}\n" if dialect in ("responses", "messages") else ""
-        yield f"{head}data: {mask_secrets(json.dumps(data, default=str))}\n\n".encode()
+        yield f"{head}data: {mask_secrets(json_text(data))}\n\n".encode()
     if dialect in ("chat", "completions"):
         yield b"data: [DONE]\n\n"
 

@@ -7,7 +7,6 @@ training scores. Does not run agents.
 import asyncio
 import contextvars
 import hashlib
-import json
 import re
 import secrets
 import threading
@@ -26,6 +25,7 @@ from assay.models.lm import LanguageModel
 from assay.models.roles import is_embedded
 from assay.models.transports import accounted
 from assay.support.scrubbing import error_text
+from assay.support.values import json_text
 from assay.traces.gateway.access import Access
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.embedded_chat import as_called, chat_request, refused, stream_of
@@ -170,7 +170,7 @@ class PolicyUpstream(EmbeddedUpstream):
 
     def _seed(self, seed: int, messages: Any) -> int:
         """A seed of the call's own, as `LanguageModel` derives it; one more for the same messages is another sample."""
-        identity = json.dumps([seed, self.sample, messages], sort_keys=True, default=str).encode("utf-8", "replace")
+        identity = json_text([seed, self.sample, messages], sort_keys=True).encode("utf-8", "replace")
         digest = hashlib.sha256(identity).digest()
         self._asked[digest] += 1
         return (int.from_bytes(digest[:4], "big") + self._asked[digest]) % (1 << 31)

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from assay.errors import FailureKind
 from assay.support.scrubbing import fields, mask_secrets, message
+from assay.support.values import json_text
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.request_bodies import parsed_json
 from assay.traces.gateway.watching import LoopWatch
@@ -172,7 +173,7 @@ class Passed:
             self.fail(f"HTTP {self.status}: {self._excerpt(self.text)}", kind)
         elif body is not None and (reported := error_in(dialect, body)) is not None:
             kind = FailureKind.CONTEXT if is_context_error(reported) else FailureKind.MODEL
-            self.fail(f"the upstream answered {self._excerpt(json.dumps(reported, default=str))}", kind)
+            self.fail(f"the upstream answered {self._excerpt(json_text(reported))}", kind)
         elif not complete:
             self.fail("the answer was not complete", FailureKind.MODEL)
         elif body is None:

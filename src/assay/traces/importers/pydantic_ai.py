@@ -3,9 +3,10 @@
 Source: pydantic_ai/messages.py; the position of the instructions follows pydantic_ai/models/openai.py.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from assay.support.values import json_text
 
 __all__ = ["is_native", "native_conversation", "native_settings", "native_tools"]
 
@@ -77,19 +78,13 @@ def _user_part(part: Any) -> dict[str, Any]:
 
 def _call(part: Mapping[str, Any]) -> dict[str, Any]:
     arguments = part.get("args")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False, default=str)
+    text = arguments if isinstance(arguments, str) else json_text(arguments or {})
     function = {"name": str(part.get("tool_name") or ""), "arguments": text or "{}"}
     return {"id": str(part.get("tool_call_id") or ""), "type": "function", "function": function}
 
 
 def _text(content: Any) -> str:
-    return (
-        content
-        if isinstance(content, str)
-        else ""
-        if content is None
-        else json.dumps(content, ensure_ascii=False, default=str)
-    )
+    return content if isinstance(content, str) else "" if content is None else json_text(content)
 
 
 def native_tools(parameters: Any) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ import json
 import math
 from typing import Any
 
+from assay.support.values import value_text
+
 __all__ = ["as_text", "count_of", "number_of", "parsed", "usage_of"]
 
 _TOKENS = (
@@ -26,7 +28,7 @@ def as_text(value: Any) -> str:
     """Text unchanged, None as an empty string, other values as JSON."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value_text(value)
 
 
 def number_of(value: Any) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from assay.support.values import json_text
 from assay.traces.messages.dialects import Answer, answer_of, chat_messages, chat_tools, part_texts
 from assay.traces.messages.prompts import sections_of
 from assay.traces.messages.requested import insisted_tool, must_call
@@ -81,7 +82,7 @@ def argument_value(arguments: Any) -> Any:
     if isinstance(parsed, Mapping) and len(parsed) == 1:
         value = next(iter(parsed.values()))
         return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list) else value
-    return arguments if isinstance(arguments, str) else json.dumps(parsed, ensure_ascii=False, default=str)
+    return arguments if isinstance(arguments, str) else json_text(parsed)
 
 
 def prediction_of(answer: Any, field: str = "answer") -> dict[str, Any] | None:

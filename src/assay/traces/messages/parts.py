@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from assay.support.values import json_text
 from assay.traces.records import ToolCall
 
 __all__ = [
@@ -122,7 +123,7 @@ def part_texts(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
+        return "" if content is None else json_text(content)
     return "".join(
         part if isinstance(part, str) else str(part.get("text") or "")
         for part in content

@@ -9,6 +9,8 @@ is not imported.
 import json
 from typing import Any
 
+from assay.support.values import json_text, json_value
+
 __all__ = ["CALL", "ROLLOUT", "SETTINGS", "VERSION", "VERSION_KEY", "Field", "read", "written"]
 
 VERSION = 1
@@ -101,7 +103,7 @@ def written(record: Any, fields: dict[str, Field], *, content: bool) -> dict[str
         value = getattr(record, name)
         if value is None or (name in CONTENT and not content):
             continue
-        attributes[attribute] = json.dumps(value, ensure_ascii=False, default=_plain) if is_json else _plain(value)
+        attributes[attribute] = json_text(value) if is_json else json_value(value)
     return attributes
 
 
@@ -116,10 +118,3 @@ def read(attributes: dict[str, Any], fields: dict[str, Field]) -> dict[str, Any]
         for name, (attribute, is_json) in fields.items()
         if attribute in attributes
     }
-
-
-def _plain(value: Any) -> Any:
-    """Enumerations as their value, records as their fields."""
-    if isinstance(value, str):
-        return str(getattr(value, "value", value))
-    return vars(value) if hasattr(value, "__dict__") and not callable(value) else value

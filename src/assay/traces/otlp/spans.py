@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from assay.support.package import __version__
+from assay.support.values import json_text
 from assay.traces.messages.dialects import answer_to, chat_messages, chat_tools
 from assay.traces.messages.parts import part_texts
 from assay.traces.otlp import names
@@ -219,7 +220,7 @@ def _digest(rollout: str, part: str) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json_text(value)
 
 
 def _parsed(value: Any) -> Any:

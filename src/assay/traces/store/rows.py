@@ -1,9 +1,9 @@
 """Conversion between records and database rows. Does not access a database."""
 
+import functools
 import json
 import math
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +11,7 @@ import orjson
 
 from assay.errors import FailureKind
 from assay.support.scrubbing import all_secrets, fields, message, without
+from assay.support.values import json_value
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["as_json", "clean", "rollout_of", "rollout_row", "transition_of", "transition_row"]
@@ -19,56 +20,26 @@ _ROLLOUT_NAMES = ("adapters", "early_tools", "expected", "inputs", "metadata", "
 _TRANSITION_NAMES = ("adapters", "logprobs", "request", "response", "shown_tasks", "step_rewards", "token_ids", "tools")
 _ROLLOUT_COLUMNS = {name: f"{name}_json" for name in _ROLLOUT_NAMES}
 _TRANSITION_COLUMNS = {name: f"{name}_json" for name in _TRANSITION_NAMES}
-_KEYS = (str, int, float, bool, type(None))  # types of mapping keys that JSON writes
-_DEEPEST, _TOO_DEEP = 200, "[nested too deep]"
-_MOST_BITS = 14_000  # of an integer: about 4,300 digits, the limit of Python's int-to-str conversion
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # an escaped NUL, not an escaped backslash followed by u0000
 _RECORDS = ("tools", "verdicts", "early_tools")
 # Columns whose credential fields are removed. The other columns hold fields of the task and its answer.
 _WITH_FIELDS = ("request", "response", "metadata", "parameters", "tools", "early_tools")
 
 
+_as_json = functools.partial(json_value, placeholders=True)
+
+
 def as_json(value: Any) -> str:
-    """JSON that both databases accept.
+    """JSON that both databases accept: the form of `json_value`, with U+FFFD in place of NUL.
 
-    NaN and infinities become null. NUL, lone surrogates, values that contain themselves and values nested more than 200
-    deep are replaced. Integers of more than about 4,300 digits become hexadecimal strings.
+    A value that has no JSON form is written as its type, so that no answer of a program ends the writer thread.
     """
     try:
-        text = orjson.dumps(value, default=_as_text, option=orjson.OPT_NON_STR_KEYS).decode()
+        text = orjson.dumps(value, default=_as_json, option=_OPTIONS).decode()
     except (TypeError, ValueError):  # lone surrogates, numbers beyond 64 bits, deep nesting
-        text = clean(json.dumps(_finite(value), ensure_ascii=False, default=_as_text))
+        text = json.dumps(_as_json(value), ensure_ascii=False)
     return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
-
-
-def _finite(value: Any, around: frozenset[int] = frozenset()) -> Any:
-    """A value that JSON can write.
-
-    Args:
-        around: ids of the containers that hold it.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return hex(value)
-    if not isinstance(value, dict | list | tuple):
-        return value
-    if id(value) in around or len(around) > _DEEPEST:
-        return _TOO_DEEP
-    within = around | {id(value)}
-    if isinstance(value, dict):
-        return {key if isinstance(key, _KEYS) else _as_text(key): _finite(item, within) for key, item in value.items()}
-    return [_finite(item, within) for item in value]
-
-
-def _as_text(value: Any) -> str:
-    """An object of a program's answer as text. An exception in its `__str__` must not end the writer thread."""
-    try:
-        return str(value)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():  # the user's
-            raise
-        return f"[a {type(value).__name__} whose text cannot be read]"
 
 
 def clean(text: str) -> str:

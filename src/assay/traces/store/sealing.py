@@ -21,6 +21,7 @@ from assay.datasets.splits import split_of
 from assay.datasets.tasks import SPLITS, Task, owners_of
 from assay.errors import ConfigError
 from assay.support.numbers import counted
+from assay.support.values import json_text
 from assay.traces.records import subject_digest
 from assay.traces.store import Store, store_url
 from assay.traces.store import tables as schema
@@ -195,7 +196,7 @@ class SplitFinder:
         recorded = recorded.strip().lower()
         if recorded in SEALED:
             return recorded
-        text = json.dumps(inputs, default=str)
+        text = json_text(inputs)
         if text not in self._cache:
             if len(self._cache) > 100_000:
                 self._cache.clear()

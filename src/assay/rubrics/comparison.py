@@ -1,0 +1,67 @@
+"""Whether an answer equals an expected value. Every check that compares them does it here."""
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+from assay.support.values import json_value, value_text
+
+__all__ = ["same"]
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
+_STRUCTURE = re.compile(r"\s*[\[{]")
+
+
+def same(found: Any, expected: Any, *, case: bool = False) -> bool:
+    """Whether two values are equal as JSON values (`assay.support.values.json_value`), whatever types they had.
+
+    - Numbers are equal by their value: 3, 3.0 and `Decimal("3")`, and a text that is one number: "3". True and false
+      are no numbers; they equal the texts "true" and "false".
+    - Texts are equal if they differ in runs of white space or, without `case`, in case only. A date equals its ISO
+      text, an enum member its value.
+    - Objects are equal if each of their fields is, in any order; a field that is null equals a missing one. Lists are
+      equal item by item; both also equal a text with their JSON.
+    """
+    return _same(json_value(found, placeholders=True), json_value(expected, placeholders=True), case)
+
+
+def _same(a: Any, b: Any, case: bool) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return all(_same(a.get(name), b.get(name), case) for name in a.keys() | b.keys())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b, [case] * len(a)))
+    if isinstance(a, dict | list) or isinstance(b, dict | list):
+        structure, other = (a, b) if isinstance(a, dict | list) else (b, a)
+        read = _structure(other) if isinstance(other, str) else None
+        return type(read) is type(structure) and _same(read, structure, case)
+    if a is None or b is None:
+        return a is b
+    if isinstance(a, bool) or isinstance(b, bool):
+        return type(a) in (bool, str) and type(b) in (bool, str) and _norm(a, False) == _norm(b, False)
+    if isinstance(a, str) and isinstance(b, str):
+        return _norm(a, case) == _norm(b, case)
+    numbers = _number(a), _number(b)
+    return None not in numbers and numbers[0] == numbers[1]
+
+
+def _norm(value: Any, case: bool) -> str:
+    """A scalar for comparison: `True` of Python and `true` of JSON are one text where one side is a boolean."""
+    text = " ".join(value_text(value).split())
+    return text if case else text.casefold()
+
+
+def _number(value: int | float | str) -> Any:
+    """The number that a value is; None if it is a text of anything else."""
+    if not isinstance(value, str):
+        return Decimal(repr(value)) if isinstance(value, float) else value
+    return Decimal(text) if _NUMBER.fullmatch(text := value.strip()) else None
+
+
+def _structure(text: str) -> Any:
+    if not _STRUCTURE.match(text):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,294 @@
+"""Programs with typed inputs and outputs, from the rows of a file to the scores of stored rollouts."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.api.deployed import LoadedVersion
+from assay.api.record import opened_store
+from assay.api.traces import score_rollouts
+from assay.cli.main import group
+from assay.datasets import Task, load_tasks
+from assay.deployment import save_artifact
+from assay.errors import DataError
+from assay.evaluation import SilentProgress
+from assay.programs import load_program, program_fields
+from assay.rubrics import Criterion, JudgeSpec, Rubric, checks
+from assay.testing import scripted_lm
+from assay.traces import Store
+
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC")
+URI = "data:image/png;base64," + base64.b64encode(PNG).decode()
+PROGRAM = '''
+import dataclasses, datetime, enum
+from decimal import Decimal
+import dspy, pydantic
+
+class Kind(enum.Enum):
+    FIRM = "firm"
+    PERSON = "person"
+
+class Money(pydantic.BaseModel):
+    amount: Decimal
+    currency: str = "EUR"
+    note: str | None = None
+
+@dataclasses.dataclass
+class Place:
+    city: str
+
+class Sig(dspy.Signature):
+    """Read an invoice."""
+    picture: dspy.Image = dspy.InputField()
+    day: datetime.date = dspy.InputField()
+    history: dspy.History = dspy.InputField()
+    kind: Kind = dspy.OutputField()
+    lines: list[Money] = dspy.OutputField()
+    due: datetime.date = dspy.OutputField()
+    tags: set[str] = dspy.OutputField()
+
+class Reader(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.read = dspy.Predict(Sig)
+
+    def forward(self, picture, day, history, sender=None, *, extra: int = 0):
+        assert isinstance(picture, dspy.Image) and isinstance(history, dspy.History)
+        return dspy.Prediction(
+            kind=Kind.FIRM, lines=[Money(amount=Decimal("12.50"))], due=day + datetime.timedelta(days=1 + extra),
+            tags={"b", "a"}, place=Place("Bonn"), sender=sender,
+        )
+'''
+EXPECTED = {"kind": "FIRM", "lines": [{"amount": "12.50"}], "tags": ["b", "a"]}
+
+
+@pytest.fixture
+def rows(own_folder: Path) -> Path:
+    (own_folder / "reader.py").write_text(PROGRAM)
+    (own_folder / "set").mkdir()
+    (own_folder / "set" / "a.png").write_bytes(PNG)
+    lines = [
+        {
+            "id": f"row{at}", "picture": "a.png", "day": f"2024-02-{at + 10}", "sender": f"sender {at}",
+            "history": [{"question": "who?", "answer": str(at)}], **EXPECTED, "due": f"2024-02-{at + 11}",
+            "split": ("train", "val", "gate", "test")[at % 4], "tenant": "t",
+        }
+        for at in range(8)
+    ]  # fmt: skip
+    (own_folder / "set" / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return own_folder / "set" / "rows.jsonl"
+
+
+class Said(SilentProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def right() -> Rubric:
+    return Rubric("right", [Criterion(name="all", check=checks.fields_match)])
+
+
+def test_typed_answers_are_right_stored_as_json_and_right_when_scored_again(rows: Path) -> None:
+    said = Said()
+    report = assay.evaluate(
+        "reader.py:Reader", rubric=right(), data=str(rows), lm=scripted_lm(str), progress=said
+    ).to_dict()["result"]
+    assert (report["score"], report["n"], report["unscored"]) == (1.0, 2, 0)
+    with Store() as store:
+        stored = [store.rollout(row.id) for row in store.rollouts() if row.phase == "evaluate"]
+        before = {row.id: row.score for row in stored}
+        assert stored[0].prediction == {
+            "kind": "firm", "lines": [{"amount": 12.5, "currency": "EUR", "note": None}], "tags": ["a", "b"],
+            "due": stored[0].expected["due"], "place": {"city": "Bonn"}, "sender": stored[0].inputs["sender"],
+        }  # fmt: skip
+        assert stored[0].inputs["picture"] == {"url": URI}
+        assert stored[0].inputs["history"]["messages"][0]["question"] == "who?"
+        score_rollouts(right(), store=store.url, again=True)
+        store.flush()
+    with Store() as store:
+        assert {row.id: row.score for row in store.rollouts() if row.id in before} == before
+    first = next(line for line in said.lines if "sender" in line)
+    assert said.lines.index(first) < 3
+    assert all(name in first for name in ("picture", "day", "history", "kind", "lines", "due", "tags"))
+    assert any("tenant" in line for line in said.lines)
+
+
+def test_a_row_that_cannot_be_converted_ends_the_job_before_anything_is_run(rows: Path) -> None:
+    text = rows.read_text().replace("2024-02-13", "13 February")
+    rows.write_text(text)
+    lm = scripted_lm(str)
+    with pytest.raises(DataError, match=r"rows\.jsonl:4.*day"):
+        assay.evaluate("reader.py:Reader", rubric=right(), data=str(rows), lm=lm)
+    assert lm.scripted.calls == 0
+
+
+def test_assay_run_prints_json_values_and_reads_files_that_the_user_names(rows: Path) -> None:
+    model = ["--model", "openai/none", "--api-base", "http://127.0.0.1:9"]
+    one = ["picture=set/a.png", "day=2024-02-28", "history=[]", "sender=me", "extra=1"]
+    answer = json.loads(CliRunner().invoke(group, ["run", "reader.py:Reader", *one, *model, "--json"]).stdout)
+    assert (answer["due"], answer["sender"], answer["kind"], answer["tags"]) == ("2024-03-01", "me", "firm", ["a", "b"])
+    done = CliRunner().invoke(group, ["run", "reader.py:Reader", "--file", str(rows), *model])
+    assert [json.loads(line)["sender"] for line in done.stdout.splitlines()] == [f"sender {at}" for at in range(8)]
+    assert "tenant" in done.stderr
+    missing = CliRunner().invoke(group, ["run", "reader.py:Reader", "picture=set/none.png", *one[1:], *model])
+    assert missing.exit_code != 0
+
+
+def artifact(folder: Path) -> Path:
+    manifest = {
+        "program": f"{folder}/reader.py:Reader",
+        "model": "openai/none",
+        "settings": {"adapter": None, "parameters": {}},
+    }
+    return save_artifact(folder / "made", load_program(manifest["program"]), manifest, splits={}, report="")
+
+
+def test_a_request_is_converted_and_opens_no_local_file(rows: Path, own_folder: Path) -> None:
+    loaded = LoadedVersion(artifact(own_folder))
+    inputs = {"day": "2024-02-28", "history": {"messages": []}}
+    store = str(own_folder / "s.db")
+    prediction = loaded.run(Task(id="a", inputs={**inputs, "picture": URI}), rubric=None, store=store)
+    assert str(prediction.due) == "2024-02-29"
+    with pytest.raises(DataError):
+        loaded.run(Task(id="a", inputs={**inputs, "picture": str(own_folder / "set/a.png")}), rubric=None, store=store)
+    opened_store(store)[0].flush()
+    with Store(store) as opened:
+        (stored,) = opened.rollouts()
+        whole = opened.rollout(stored.id)
+        assert (whole.prediction or {})["kind"] == "firm"
+        again = loaded.run(Task(id="a", inputs=whole.inputs), rubric=None, store=store)
+    assert again.due == prediction.due
+
+
+def test_an_image_of_a_row_is_in_the_request(rows: Path) -> None:
+    seen: list[Any] = []
+
+    def caption(request: Any) -> str:
+        seen.append([getattr(part, "data", None) for message in request.messages for part in message.parts])
+        return "[[ ## caption ## ]]\na dot\n\n[[ ## completed ## ]]"
+
+    data = [{"picture": "set/a.png", "caption": "a dot", "split": "val"} for _ in range(1)]
+    program = dspy.Predict("picture: dspy.Image -> caption")
+    assay.evaluate(program, rubric=right(), data=data, split="val", lm=scripted_lm(caption))
+    assert seen
+    assert all(URI.partition(",")[2] in parts for parts in seen)
+
+
+class Optional(dspy.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.say = dspy.Predict("question, sender, tone -> answer")
+
+    def forward(self, question: str, sender: str | None = None, *, tone: str = "calm") -> Any:
+        return dspy.Prediction(answer=f"{question} {sender} {tone}")
+
+
+class Any_(dspy.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = dspy.Predict("question, sender -> plan")
+        self.act = dspy.Predict("plan, tone: int -> answer")
+
+    def forward(self, **inputs: Any) -> Any:
+        return dspy.Prediction(answer=" ".join(str(inputs.get(name)) for name in ("question", "sender", "tone")))
+
+
+def function(question: str, sender: str | None = None, tone: str = "calm") -> str:
+    return f"{question} {sender} {tone}"
+
+
+@pytest.mark.parametrize("program", [Optional(), Any_(), function], ids=["forward", "any", "function"])
+def test_optional_arguments_receive_their_columns(program: Any) -> None:
+    rows = [
+        {"question": "q1", "sender": "me", "tone": 7, "answer": "q1 me 7"},
+        {"question": "q2", "sender": "you", "tone": 8, "answer": "q2 you 8"},
+    ]
+    data = [{**row, "split": "val"} for row in rows]
+    result = assay.evaluate(program, rubric=right(), data=data, split="val", lm=scripted_lm(str)).to_dict()["result"]
+    assert (result["n"], result["score"]) == (2, 1.0)
+
+
+def test_fields_of_programs_say_which_inputs_are_optional_and_their_types() -> None:
+    fields = program_fields(Optional())
+    assert fields is not None
+    assert (set(fields.required), set(fields.optional)) == ({"question"}, {"sender", "tone"})
+    anything = program_fields(Any_())
+    assert anything is not None
+    assert set(anything.inputs) == {"question", "sender", "tone"}  # `plan` is made by the program itself
+    assert anything.inputs["tone"] is int
+
+    class Hinted(dspy.Signature):
+        question: str = dspy.InputField()
+        hint: str | None = dspy.InputField(default=None)
+        answer: bool = dspy.OutputField()
+
+    signature = program_fields(dspy.ChainOfThought(Hinted))
+    assert signature is not None
+    assert (set(signature.required), set(signature.optional)) == ({"question"}, {"hint"})
+    assert signature.outputs["answer"] is bool
+
+
+def test_a_field_without_a_json_form_does_not_fail_a_run(own_folder: Path) -> None:
+    class Holder:
+        def __repr__(self) -> str:
+            raise AssertionError("never written as its text")
+
+    def program(question: str) -> dict[str, Any]:
+        return {"answer": question, "index": Holder()}
+
+    data = [{"question": "a", "answer": "a", "split": "val"}]
+    report = assay.evaluate(program, rubric=right(), data=data, split="val", lm=scripted_lm(str)).to_dict()["result"]
+    assert report["score"] == 1.0
+    with Store() as store:
+        (row,) = [row for row in store.rollouts() if row.phase == "evaluate"]
+        assert "Holder" in (store.rollout(row.id).prediction or {})["index"]
+
+
+def test_columns_of_structured_rows_outside_of_their_metadata_are_kept(own_folder: Path) -> None:
+    row = {"inputs": {"question": "q"}, "expected": {"answer": "a"}, "metadata": {"level": 1}, "source": "web"}
+    Path("rows.jsonl").write_text(json.dumps(row))
+    assert load_tasks("rows.jsonl")[0].metadata == {"level": 1, "source": "web"}
+
+
+def test_a_judge_reads_json(own_folder: Path) -> None:
+    (own_folder / "reader.py").write_text(PROGRAM)
+    seen: list[dict[str, Any]] = []
+
+    def resolve(criterion: Criterion) -> Any:
+        def judge(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
+            seen.append(prediction)
+            return 1.0
+
+        return judge
+
+    rubric = Rubric("r", [Criterion(name="good", judge=JudgeSpec(text="Is it good?"))], resolver=resolve)
+    program = load_program("reader.py:Reader")
+    fields = program_fields(program)
+    assert fields is not None
+    inputs = {"picture": URI, "day": "2024-02-28", "history": []}
+    prediction = program(**fields.converted(inputs, where="here"))
+    assert rubric.score({"inputs": {"text": "x"}}, prediction).value == 1.0
+    assert json.loads(json.dumps(seen[0]))["lines"] == [{"amount": 12.5, "currency": "EUR", "note": None}]
+
+
+def test_a_recorded_answer_is_scored_as_it_is_and_stored_as_json(own_folder: Path) -> None:
+    place = dspy.Code(code="x = 1")
+    typed: list[Any] = []
+
+    def check(task: Task, prediction: dict[str, Any], rollout: Any) -> float:
+        typed.append(prediction["answer"])
+        return 1.0
+
+    with assay.record({"question": "q"}, rubric=Rubric("r", [Criterion(name="c", check=check)])) as run:
+        run.answer(place)
+    assert typed == [place]
+    assert run.rollout.prediction == {"answer": "x = 1"}
