@@ -125,7 +125,7 @@ _JUDGE_FILE: Table = {"model": None, "samples": _Calls, "orders": _Calls}
 """Keys of a judge's YAML file that decide who is asked, and how often."""
 
 _SETTINGS: Table = {
-    "adapter": Literal[(None, *ADAPTERS)],  # type: ignore[valid-type]
+    "adapter": Literal[(None, *ADAPTERS)],
     "parameters": Annotated[dict[str, Any], pydantic.AfterValidator(AgentParameters.of)],
 }
 

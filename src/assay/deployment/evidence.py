@@ -136,11 +136,14 @@ def cell_of_units(units: Units, *, buckets: int = BUCKETS, newer: Cell | None = 
 def _summed(units: Units, count: np.ndarray, total: np.ndarray, shift: np.ndarray | None, buckets: int) -> Cell:
     weight = unit_weight(count)
     share = weight / np.maximum(count, 1)  # no count, no weight
-    sums = [None if part is None else np.bincount(units.bucket, part, minlength=buckets)
-            for part in (weight, share * total, None if shift is None else share * shift)]  # fmt: skip
+
+    def summed(part: np.ndarray) -> np.ndarray:
+        return np.bincount(units.bucket, part, minlength=buckets)
+
     return Cell(
-        weight=sums[0], total=sums[1], shift=sums[2], count=int(count.sum()), units=int(np.count_nonzero(count))
-    )
+        weight=summed(weight), total=summed(share * total), shift=None if shift is None else summed(share * shift),
+        count=int(count.sum()), units=int(np.count_nonzero(count)),
+    )  # fmt: skip
 
 
 def cell_of(

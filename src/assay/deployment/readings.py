@@ -68,7 +68,9 @@ class Reading:
         gain as the share of the champion's mean that the candidate saves."""
         if not is_amount(self.metric):
             return self
-        shares = {name: _saved(getattr(self, name)) for name in ("gain", "low", "high", "least", "newer", "newer_low")}
+        shares: dict[str, Any] = {
+            name: _saved(getattr(self, name)) for name in ("gain", "low", "high", "least", "newer", "newer_low")
+        }
         return replace(
             self, champion=math.exp(self.champion), candidate=math.exp(self.candidate),
             standard_error=self.standard_error * math.exp(-self.gain),

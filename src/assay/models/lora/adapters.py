@@ -147,6 +147,7 @@ def keep_adapter(
         for file in _PEFT:
             shutil.copyfile(source / file, ready / file)
         write_gguf(ready, find_model(base), ready / "adapter.gguf")
+        origin = dict(made or {})
         manifest = {
             "format": FORMAT,
             "name": name,
@@ -155,10 +156,10 @@ def keep_adapter(
             "sha256": _sha(ready / "adapter.gguf"),
             "after": [adapter.sha256 for adapter in after],
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "made": dict(made or {}),
+            "made": origin,
         }
         (ready / "adapter.json").write_text(json_text(manifest, indent=1) + "\n", encoding="utf-8")
-        if training := manifest["made"].get("training"):
+        if training := origin.get("training"):
             (ready / MARKER).write_text(training, encoding="utf-8")  # it may be made again after a kill
         try:
             os.rename(ready, target)  # fails if another process has made the folder in the meantime: none is replaced
