@@ -9,6 +9,7 @@ import time
 import weakref
 
 import pytest
+from steps import calls_in
 
 from assay.errors import FailureKind
 from assay.models import limits
@@ -190,6 +191,19 @@ def test_a_tool_has_a_quarter_of_its_runs_limit_and_no_limit_outside_a_run() -> 
     assert within_tool_limit(threading.current_thread, "search") is threading.current_thread()
     with limited(None, tools_of=0.8):
         assert run() == "went on"
+
+
+@pytest.mark.timeout(60)
+def test_profilers_work_after_a_tool_was_stopped() -> None:
+    """An exception that was cancelled before it was raised made Python 3.11 repeat the first step that is profiled."""
+
+    def run() -> None:
+        with pytest.raises(ToolOverTime):
+            within_tool_limit(hangs_in_python, "search")
+
+    with limited(0.8):
+        within_limit(run, "the run")
+    assert calls_in(lambda: str(1)) < 100
 
 
 @pytest.mark.timeout(120)

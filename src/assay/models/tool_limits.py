@@ -67,9 +67,10 @@ class _ToolCall(LimitedCall):
             try:
                 with self._lock:
                     self._done = True
-                    if self.stopped:
-                        # cancels an exception that has not been raised yet
-                        ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, None)
+                # An exception that has not been raised yet is raised by the jump back of this loop. Cancelled by None,
+                # it would leave Python 3.11 looking for an exception at every step, and profilers hanging.
+                for _ in range(2):
+                    pass
                 break
             except _Stopped:  # raised here, after the tool has returned; at most once
                 continue
