@@ -322,7 +322,7 @@ def _grade(value: Any) -> tuple[float | None, str]:
     """Grade in [0, 1], or None and the problem. `yes` and `no` are 1 and 0; other texts are labels without a grade."""
     if isinstance(value, str):
         return _YES_NO.get(value.strip().lower()), ""
-    if is_missing(value) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         return None, "" if is_missing(value) else "not a number"
     if not math.isfinite(value):
         return None, "not a finite number"
