@@ -94,14 +94,14 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("value", "annotation", "form"), READ, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(("value", "annotation", "form"), READ, ids=range(len(READ)))
 def test_a_value_is_read_by_its_declared_type(value: Any, annotation: Any, form: Any) -> None:
     found = read(value, annotation)
     assert found == form
     assert type(found) is type(form)
 
 
-@pytest.mark.parametrize(("value", "annotation", "form"), READ, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(("value", "annotation", "form"), READ, ids=range(len(READ)))
 def test_stored_inputs_are_read_back_and_are_the_same_task(value: Any, annotation: Any, form: Any) -> None:
     stored = json.loads(json.dumps(json_value({"x": form})))
     assert Fields({"x": annotation}).converted(stored, where="the store") == {"x": form}
@@ -124,7 +124,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("value", "annotation"), WRONG, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(("value", "annotation"), WRONG, ids=range(len(WRONG)))
 def test_a_value_that_cannot_be_converted_is_an_error_with_row_and_field(value: Any, annotation: Any) -> None:
     with pytest.raises(DataError, match=r"rows\.csv:7.*'x'"):
         make_task({"x": value, "question": "q"}, where="rows.csv:7", inputs=Fields({"x": annotation, "question": str}))

@@ -77,14 +77,14 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("found", "expected"), EQUAL)
+@pytest.mark.parametrize(("found", "expected"), EQUAL, ids=range(len(EQUAL)))
 def test_equal_values_are_the_same_in_both_directions(found: Any, expected: Any) -> None:
     assert same(found, expected)
     assert same(expected, found)
     assert same({"a": [found]}, {"a": [expected]})
 
 
-@pytest.mark.parametrize(("found", "expected"), DIFFERENT)
+@pytest.mark.parametrize(("found", "expected"), DIFFERENT, ids=range(len(DIFFERENT)))
 def test_different_values_are_not_the_same(found: Any, expected: Any) -> None:
     assert not same(found, expected)
     assert not same(expected, found)

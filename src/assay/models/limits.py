@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from assay.errors import ConfigError
+from assay.models.threads import pin_place
 
 __all__ = [
     "DEFAULT_S",
@@ -332,7 +333,9 @@ def _in_thread(call: Callable[[], T], seconds: float, late: Callable[[_Job], Ove
         worker = _idle.pop()
     except IndexError:
         worker = _Worker()
-    worker.jobs.put((contextvars.copy_context(), job))
+    context = contextvars.copy_context()
+    context.run(pin_place)
+    worker.jobs.put((context, job))
     over = None
     try:
         while over is None and not job.running.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):

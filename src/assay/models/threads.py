@@ -12,7 +12,7 @@ from functools import wraps
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-__all__ = ["accounted_calls", "current_place", "follow", "leave_place", "open_place"]
+__all__ = ["accounted_calls", "current_place", "follow", "leave_place", "open_place", "pin_place"]
 
 accounted_calls: ContextVar[int] = ContextVar("assay_accounted", default=0)
 _place: ContextVar[Any] = ContextVar("assay_place", default=None)
@@ -48,6 +48,17 @@ def current_place() -> Any:
     if place is None:
         place = getattr(threading.current_thread(), _OF_THREAD, None)
     return None if place is _NOWHERE else place
+
+
+def pin_place() -> None:
+    """Keep the current place, also that there is none, in this context, for a thread that outlives the place in which
+    it was started."""
+    _place.set(_place_or_nowhere())
+
+
+def _place_or_nowhere() -> object:
+    current = current_place()
+    return _NOWHERE if current is None else current
 
 
 def follow() -> None:
@@ -89,8 +100,7 @@ def _wrap_job(owner: type, name: str) -> None:
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
-    current = current_place()
-    place, accounted = _NOWHERE if current is None else current, accounted_calls.get()
+    place, accounted = _place_or_nowhere(), accounted_calls.get()
 
     def job(*args: Any, **kwargs: Any) -> Any:
         tokens = _place.set(place), accounted_calls.set(accounted)
