@@ -6,7 +6,7 @@ from assay.traces.export.gates import GateReport, Gates
 
 
 def report(gates: Gates, *, clean: int = 9, dirty: int = 0) -> GateReport:
-    gates_report = GateReport(gates, verified=True)
+    gates_report = GateReport(gates, state="patterns only")
     for _ in range(clean):
         gates_report.see("sums", None)
     for _ in range(dirty):
@@ -37,5 +37,5 @@ def test_unclean_data_stops_an_export(gates: Gates) -> None:
 
 def test_data_that_is_not_anonymized_stops_an_export() -> None:
     gates_report = report(Gates())
-    gates_report.verified = False
+    gates_report.state = "failed"
     assert stopped(gates_report) == ["privacy"]

@@ -221,3 +221,8 @@ def test_a_given_name_alone_after_a_number_is_a_person() -> None:
     find = Anonymizer(KEY, engine="gazetteers").find
     assert [(match.type, match.value) for match in find("Order 4711 is late.\nBob")] == [("person", "bob")]
     assert [match.type for match in find("I live in Paris.")] == ["place"]
+
+
+@pytest.mark.parametrize("text", ["口座番号はGB82WEST12345698765432です。", "계좌는GB82WEST12345698765432입니다."])
+def test_an_iban_between_letters_of_a_script_without_spaces_is_replaced(text: str) -> None:
+    assert "12345698" not in hidden(text)

@@ -160,7 +160,10 @@ def _show(kind: str, data: dict[str, Any]) -> None:
         )
     privacy = data["privacy"]
     replaced = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
-    table.add_row("personal data", f"{privacy['engine']}: {replaced}")
+    table.add_row("personal data", f"{privacy['engine']}: {replaced}; {privacy['state']}")
+    for language, types in privacy.get("recall", {}).items():
+        shares = ", ".join(f"{name} {result['found']}/{result['planted']}" for name, result in types.items())
+        table.add_row(f"planted values found, {language}", shares)
     rich.print(table)
     for note in [*([privacy["note"]] if privacy.get("note") else []), *data["notes"]]:
         rich.print(f"note: {in_flags(note)}")

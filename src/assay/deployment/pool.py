@@ -142,7 +142,7 @@ def write_pool(
         replace: an existing file is replaced.
     Raises:
         ConfigError: the file exists, or has another ending.
-        DataError: there are no tasks, or the anonymization could not be verified; nothing was written.
+        DataError: there are no tasks, or the anonymization is incomplete; nothing was written.
     """
     if out is not None and (out.suffix != ".jsonl" or (out.exists() and not replace)):
         raise ConfigError(f"{out} must be a new file that ends in .jsonl: existing pools are not overwritten")
@@ -153,10 +153,10 @@ def write_pool(
     report = run.report(rows, known)
     if not rows:
         raise DataError(f"there is no task for the pool of {agent!r}: {_reasons(report.left_out)}")
-    if settings.privacy != "off" and not run.hider.verified:
+    if settings.privacy != "off" and run.hider.state == FAILED:
         raise DataError(
-            f"the anonymization of the pool could not be verified: {run.hider.residual} rows still had personal "
-            "values. Nothing was written; leave these task types out, or install assay[privacy]"
+            f"the anonymization of the pool is incomplete: {run.hider.missing}. Nothing was written; leave these task "
+            "types out, or install assay[privacy]"
         )
     return report if out is None else _written(store, run, rows, report, out)
 
@@ -338,7 +338,7 @@ class _Pool:
 
     def _gates(self, points: int, clean: float, types: int) -> list[dict[str, Any]]:
         settings, off = self.settings, self.settings.privacy == "off"
-        state = FAILED if not self.hider.verified else VERIFIED if self.hider.finds_names else PATTERNS
+        state = self.hider.state
         gates: list[tuple[str, Any, Any, bool]] = [
             ("points", points, settings.min_points, points >= settings.min_points),
             ("clean", clean, settings.min_clean, clean >= settings.min_clean),

@@ -31,7 +31,7 @@ class PoolSettings(Settings):
         20_000, "Maximum number of tasks, divided between the task types; hard and failed ones are kept first.", ge=1
     )
     privacy: str = setting(
-        "auto", "Anonymization, as in assay export; with names it is verified that none are left.",
+        "auto", "Anonymization, as in assay export; with names the gate requires that it is verified.",
         choices=("auto", "patterns", "names", "off"),
     )  # fmt: skip
     privacy_key: str | None = setting(

@@ -33,7 +33,7 @@ def collect_pool(
         options: see `PoolSettings`.
     Raises:
         ConfigError: the file exists, or has another ending.
-        DataError: there are no tasks, or the anonymization could not be verified; nothing was written.
+        DataError: there are no tasks, or the anonymization is incomplete; nothing was written.
         DeploymentError: there is no such agent.
     """
     settings = PoolSettings(**options)

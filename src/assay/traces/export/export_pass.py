@@ -14,7 +14,7 @@ from assay.traces.export.balance import Sampler
 from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
 from assay.traces.export.formats import grpo_columns, grpo_rows, preference_rows, prompt_of, sft_rows
-from assay.traces.export.gates import VERIFIED, GateReport
+from assay.traces.export.gates import GateReport
 from assay.traces.export.hiding import Hider
 from assay.traces.export.manifest import FORMAT
 from assay.traces.export.provenance import Provenance
@@ -56,7 +56,7 @@ class ExportPass:
         self.target = Target(config)
         self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
         gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
-        self.gates = GateReport(gates, finds_names=self.hider.finds_names)
+        self.gates = GateReport(gates)
         self.exclusions = Counter(exclusion_counts(store, config.selection))
         self.people: set[str] = set()
         self.zero_variance_groups = self.rollouts = self.groups = 0
@@ -152,7 +152,7 @@ class ExportPass:
                     self.written[group[0].rollout.task_type] += 1
                     writer.write(self.hider.row(row, known))
                 advance(sum(len(episode.turns) for episode in group))
-        self.gates.verified, self.gates.residual = self.hider.verified, self.hider.residual
+        self.gates.state, self.gates.missing = self.hider.state, self.hider.missing
         self.gates.template = self.target.to_dict() if self.target.renders else None
         return writer.files
 
@@ -379,7 +379,7 @@ class ExportPass:
                 if config.kind == "grpo"
                 else {}
             ),
-            "privacy": {**self.hider.to_dict(), "state": self.gates.state, "verified": self.gates.state == VERIFIED},
+            "privacy": self.hider.to_dict(),
             "licence": config.licence,
             "salt": self.splits.salt,
             "tenants": list(config.selection.tenants),

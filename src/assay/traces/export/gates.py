@@ -16,8 +16,8 @@ from assay.support.reprs import ReportRepr
 
 __all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "format_value", "refuse_ungated"]
 
-VERIFIED = "verified"  # patterns and names were replaced, and a second pass found nothing more
-PATTERNS = "patterns only"  # patterns were replaced and verified; names were not detected
+VERIFIED = "verified"  # as `patterns only`, and planted values show the required recall by type and language
+PATTERNS = "patterns only"  # what the detectors found was replaced; what they do not find was not shown to be absent
 FAILED = "failed"  # nothing was anonymized, or the second pass found personal values
 
 
@@ -115,8 +115,8 @@ class Gates:
         min_transitions: Minimum number of clean transitions.
         min_clean: Minimum share of clean transitions, in [0, 1].
         min_task_types: Minimum number of task types with clean transitions.
-        privacy: Required anonymization: `patterns` (personal data with a recognisable format), `names` (also names) or
-            `off`.
+        privacy: Required anonymization: `patterns` (what the detectors find is replaced), `names` (`verified`: planted
+            values, names among them, are found in every language of the rows) or `off`.
         gated: Enforce all gates.
     """
 
@@ -146,9 +146,8 @@ class GateReport(ReportRepr):
     problems: Counter[str] = field(default_factory=Counter)  # transitions that are not clean, by problem
     task_types: Counter[str] = field(default_factory=Counter)  # clean transitions by task type
     runs: Counter[str] = field(default_factory=Counter)  # transitions that are not clean, by run
-    verified: bool = False  # the second pass found no personal values
-    residual: int = 0  # rows with findings of the second pass
-    finds_names: bool = False  # whether names are detected
+    state: str = FAILED  # of the anonymization: `VERIFIED`, `PATTERNS` or `FAILED`
+    missing: str = "nothing was anonymized"  # why the state is not `VERIFIED`
     template: Mapping[str, Any] | None = None  # `Target.to_dict()`; None if nothing is rendered
 
     def see(self, task_type: str, problem: str | None, run: str | None = None) -> None:
@@ -228,11 +227,6 @@ class GateReport(ReportRepr):
             *([] if self.template is None else [_template_gate(self.template)]),
         ]
 
-    @property
-    def state(self) -> str:
-        """State of the anonymization: `VERIFIED`, `PATTERNS` or `FAILED`."""
-        return FAILED if not self.verified else VERIFIED if self.finds_names else PATTERNS
-
     def _privacy(self) -> dict[str, Any]:
         state, required = self.state, self.gates.privacy
         gate: dict[str, Any] = {
@@ -243,23 +237,10 @@ class GateReport(ReportRepr):
         }
         gate["passed"] = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
         if not gate["passed"]:
-            gate["missing"] = self._missing(state)
+            gate["missing"] = self.missing + ("; export with privacy='auto'" if state == FAILED else "")
         elif state == PATTERNS:
-            gate["warning"] = (
-                "names were not detected; install 'assay[privacy]' with a language model, and require it with "
-                "privacy='names'"
-            )
+            gate["warning"] = self.missing
         return gate
-
-    def _missing(self, state: str) -> str:
-        if state == PATTERNS:
-            return "names were not detected; install 'assay[privacy]' with a language model"
-        problem = (
-            f"the second pass still found {self.residual} personal values"
-            if self.residual
-            else "nothing was anonymized"
-        )
-        return f"{problem}; export with privacy='auto'"
 
 
 def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,22 @@
-"""Anonymization of export rows, with a second pass that verifies what is written."""
+"""Anonymization of export rows, with two checks of what is written.
+
+A second pass over the rows finds declared values that are left and replacements that are incomplete. It asks the same
+detector, so that it says nothing about values that the detector does not know: planted values measure these
+(`assay.traces.privacy.canaries`).
+"""
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
 from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue
+from assay.traces.privacy.canaries import REQUIRED_RECALL, Canaries, Recall
+from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
 from assay.traces.records import Rollout
 from assay.traces.store.rows import as_json
 
@@ -25,7 +33,7 @@ _ROLES = (
     "text",
     "message",
 )  # words of every conversation, and nobody's name
-_CHECKED = 1000  # the first rows are all verified; after them, one row in a hundred
+_CHECKED = 1000  # the first rows all get a second pass; after them, one row in a hundred
 _UNCHANGED_COLUMNS = frozenset(  # columns without free text
     (
         "rollout",
@@ -69,15 +77,56 @@ class Hider:
         self.encoded = frozenset(encoded)
         self._named: dict[KnownValue, None] = {}  # that tasks name and that occur in the text of the manifest
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
+        self.canaries = Canaries()
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
 
     @property
-    def finds_names(self) -> bool:
-        return self.anonymizer is not None and self.anonymizer.finds_names
+    def recall(self) -> Mapping[str, Mapping[str, Recall]]:
+        """Recall on planted values by language of the rows and type."""
+        return {} if self.anonymizer is None else self.canaries.recall(self.anonymizer.find)
 
     @property
-    def verified(self) -> bool:
-        return self.anonymizer is not None and self.checked > 0 and not self.residual
+    def state(self) -> str:
+        """`VERIFIED` if every tested type reaches the required recall in every language of the rows, `PATTERNS`, or
+        `FAILED` if nothing was anonymized or the second pass found something.
+        """
+        if self.anonymizer is None or not self.checked or self.residual:
+            return FAILED
+        results = [result for types in self.recall.values() for result in types.values()]
+        complete = results and not self.canaries.not_tested and all(result.verified for result in results)
+        return VERIFIED if complete else PATTERNS
+
+    @property
+    def missing(self) -> str:
+        """Why the state is not `VERIFIED`; empty if it is."""
+        state = self.state
+        if state == FAILED:
+            return (
+                f"the second pass still found {self.residual} personal values"
+                if self.residual
+                else "nothing was anonymized"
+            )
+        if state == VERIFIED:
+            return ""
+        assert self.anonymizer is not None
+        low = [
+            f"{language}: "
+            + ", ".join(
+                f"{kind} {result.found}/{result.planted}" for kind, result in types.items() if not result.verified
+            )
+            for language, types in self.recall.items()
+            if not all(result.verified for result in types.values())
+        ]
+        untested = ", ".join(f"{language} ({count} rows)" for language, count in self.canaries.not_tested.items())
+        parts = [
+            "" if self.anonymizer.finds_names else "names were not detected; install 'assay[privacy]'",
+            f"planted values found, lower bound of the recall below {REQUIRED_RECALL:g}: {'; '.join(low)}"
+            if low
+            else "",
+            f"languages not tested: {untested}" if untested else "",
+            "" if low or untested else "no text of the rows is in a recognised language",
+        ]
+        return ". ".join(part for part in parts if part)
 
     def known(self, rollouts: Sequence[Rollout]) -> tuple[KnownValue, ...]:
         """Personal values that the metadata of a group's tasks declares. A row may contain text of any of its
@@ -108,7 +157,9 @@ class Hider:
             return row
         self.rows += 1
         columns = {name: value for name, value in row.items() if name not in _UNCHANGED_COLUMNS}
-        hidden = self._values(columns, known)
+        parsed = self._parsed(columns)
+        self.canaries.see(_texts(list(parsed.values())))
+        hidden = self._hidden(columns, parsed, known)
         changed = {**row, **hidden}
         spelled = any(hidden.get(name) != row.get(name) for name in ("output", "reasoning", "refusal", "tools"))
         if spelled and row.get("token_ids", "null") != "null":
@@ -132,18 +183,21 @@ class Hider:
         if self.rows <= _CHECKED or self.rows % 100 == 0:
             self.checked += 1
             counts = self.anonymizer.counts.copy()
-            leaked = leaked or self._values(hidden, known) != hidden
+            leaked = leaked or self._hidden(hidden, self._parsed(hidden), known) != hidden
             self.anonymizer.counts = counts
         self.residual += leaked
 
-    def _values(self, columns: dict[str, Any], known: tuple[KnownValue, ...]) -> dict[str, Any]:
-        """Anonymized columns; JSON columns stay JSON text. Column names are passed on as labels of the values."""
-        assert self.anonymizer is not None
-        parsed = {
+    def _parsed(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Columns that are not empty, JSON text decoded."""
+        return {
             name: orjson.loads(value) if name in self.encoded else value
             for name, value in columns.items()
             if not self._empty(name, value)
         }
+
+    def _hidden(self, columns: dict[str, Any], parsed: dict[str, Any], known: tuple[KnownValue, ...]) -> dict[str, Any]:
+        """Anonymized columns; JSON columns stay JSON text. Column names are passed on as labels of the values."""
+        assert self.anonymizer is not None
         hidden = self.anonymizer.value(parsed, known)
         empty = {name: value for name, value in columns.items() if self._empty(name, value)}
         return {
@@ -171,29 +225,51 @@ class Hider:
         return {str(self.plain(name)): count for name, count in counts.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """For the manifest: engine, counts by type, whether names are detected, and the result of the second pass."""
+        """For the manifest: engine, counts by type, the state with its evidence, the result of the second pass.
+
+        `recall` has the planted values by language of the rows and type.
+        """
+        state = self.state
         if self.anonymizer is None:
-            return {"engine": "off", "verified": False, "note": "nothing was anonymized"}
-        note = (
-            ""
-            if self.anonymizer.finds_names
-            else "no name model is installed: names that the tasks do not declare were not detected"
-        )
+            return {"engine": "off", "state": state, "verified": False, "note": self.missing}
+        missing = self.missing
         return {
             "engine": self.anonymizer.engine_name,
             "finds_names": self.anonymizer.finds_names,
             "found": dict(self.anonymizer.counts),
-            "verified": self.verified,
+            "state": state,
+            "verified": state == VERIFIED,
+            "recall": {
+                language: {kind: result.to_dict() for kind, result in types.items()}
+                for language, types in self.recall.items()
+            },
+            "required_recall": REQUIRED_RECALL,
+            "seed": self.canaries.seed,
+            "languages": dict(self.canaries.rows),
+            "languages_not_tested": self.canaries.not_tested,
+            "types_not_tested": [kind for kind in TYPES if kind not in PLANTED_TYPES],
             "checked_rows": self.checked,
             "residual": self.residual,
             "reversible": self.key_path is not None,
             "rows_without_token_ids": self.untokened,
-            **({"note": note} if note else {}),
+            **({"note": f"{state}: {missing}"} if missing else {}),
         }
 
     def save_table(self, path: Path) -> None:
         if self.anonymizer is not None and self.key_path is not None:
             self.anonymizer.save_table(path, self.key_path)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in JSON-like data."""
+    stack, seen = [value], set[int]()
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict | list | tuple) and id(item) not in seen:
+            seen.add(id(item))
+            stack.extend(item.values() if isinstance(item, dict) else item)
 
 
 def _secret(path: Path | None) -> bytes | None:

@@ -26,7 +26,7 @@ from assay.traces.privacy.forms import FINDERS as FORMS
 from assay.traces.privacy.gazetteers import KEY, THINGS
 from assay.traces.privacy.key_files import key_of, load_fernet, write_private
 from assay.traces.privacy.matches import EntityMatch, normal, small
-from assay.traces.privacy.names import TYPES, WORDS, KnownValue, known_in, name_engine, unescaped
+from assay.traces.privacy.names import TYPES, WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
 from assay.traces.privacy.numbers import FINDERS as NUMBERS
 from assay.traces.privacy.patterns import FINDERS, LABEL
 from assay.traces.privacy.secrets import named_secret
@@ -160,7 +160,15 @@ class Anonymizer:
         if len(text) < 3:
             return text
         if len(text) > 2 * PART_CHARS and "PRIVATE KEY" not in text and len(parts := list(_parts(text))) > 1:
-            result = "".join([self._text(part, known, names=names) for part in parts])
+            mentions = self._mentions(text, parts) if names else {}
+            result = "".join(
+                [
+                    self._text(
+                        part, (*known, *(value for word, value in mentions.items() if word in part)), names=names
+                    )
+                    for part in parts
+                ]
+            )
             return text if result == text else result
         with self._lock:
             entry = self._cache.get((text, known, names))
@@ -174,6 +182,14 @@ class Anonymizer:
             if entry[1]:
                 self.counts.update(entry[1])
             return entry[0]
+
+    def _mentions(self, text: str, parts: Sequence[str]) -> dict[str, KnownValue]:
+        """Words of full names in any part, which the other parts may mention alone."""
+        if self._names is None:
+            return {}
+        with self._lock:
+            names = [part[m.start : m.end] for part in parts for m in self._names(part) if m.type == "person"]
+        return {word: KnownValue("person", word) for word in sorted(mentioned_words(text, names))}
 
     def anonymize_part(self, text: str, known: tuple[KnownValue, ...], names: bool) -> tuple[str, Counter[str]]:
         """An anonymized text and the number of its matches by kind. Does not use the cache."""

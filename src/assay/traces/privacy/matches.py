@@ -5,7 +5,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-__all__ = ["BLANK", "FREE", "EntityMatch", "normal", "small"]
+__all__ = ["BLANK", "COMMON_NAMES", "FREE", "EntityMatch", "normal", "small"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,12 @@ def small(text: str) -> str:
 
 BLANK = r"(?:[^\S\n]|\n(?!\n))"  # white space without empty lines: texts are split there, so no match may span one
 FREE = r"(?<!(?<!\\)\w)"  # no word character before, except the n of an escaped \n in JSON
+COMMON_NAMES = frozenset(  # names that are also words: replaced in a full name, not alone
+    """and art august autumn baker banks bell best bill bishop black blue bond book bright brook brown bush carol
+    chance chase christian church cliff cook cooper crystal dale dawn day dean del den der drew earl faith field
+    fisher ford forest fox frank gene grace grant gray green guy hall hand hill holly hope hunter iris ivy jack
+    jean joy june king knight lake lane law lee lily little long love major mark marshall mason max may miles
+    miller moon noble olive page paris park pat penny piper price rain ray reed rice rich ridge river rob robin
+    rock rod rose ruby sandy short singer sky small smart south spring star stone storm sue summer sun taylor
+    the trip turner van victor von walker ward waters wells west white will wise wolf wood young""".split()  # noqa: SIM905
+)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -12,9 +12,9 @@ from typing import Any
 from assay.errors import ConfigError, MissingExtra
 from assay.support.settings import one_of
 from assay.traces.privacy import gazetteers as privacy_gazetteers
-from assay.traces.privacy.matches import BLANK, EntityMatch, normal
+from assay.traces.privacy.matches import BLANK, COMMON_NAMES, EntityMatch, normal
 
-__all__ = ["TYPES", "WORDS", "KnownValue", "known_in", "name_engine", "unescaped"]
+__all__ = ["TYPES", "WORDS", "KnownValue", "known_in", "mentioned_words", "name_engine", "unescaped"]
 
 ENGINES = ("auto", "patterns", "names", "gazetteers", "presidio")
 WORDS = {"person": "Person", "place": "Place", "organisation": "Organisation", "address": "Address", "id": "Id"}
@@ -42,17 +42,6 @@ class KnownValue:
             raise ConfigError(f"type={self.type!r} {one_of(self.type, TYPES)}")
 
 
-_COMMON = frozenset(  # names that are also words: replaced in a full name, not alone
-    """and art august autumn baker banks bell best bill bishop black blue bond book bright brook brown bush carol
-    chance chase christian church cliff cook cooper crystal dale dawn day dean del den der drew earl faith field
-    fisher ford forest fox frank gene grace grant gray green guy hall hand hill holly hope hunter iris ivy jack
-    jean joy june king knight lake lane law lee lily little long love major mark marshall mason max may miles
-    miller moon noble olive page paris park pat penny piper price rain ray reed rice rich ridge river rob robin
-    rock rod rose ruby sandy short singer sky small smart south spring star stone storm sue summer sun taylor
-    the trip turner van victor von walker ward waters wells west white will wise wolf wood young""".split()  # noqa: SIM905
-)
-
-
 @lru_cache(maxsize=512)
 def _matcher(known: tuple[KnownValue, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None, dict[str, str]]:
     """Matcher of known values.
@@ -75,7 +64,7 @@ def _matcher(known: tuple[KnownValue, ...]) -> tuple[tuple[str, ...], re.Pattern
             parts |= {
                 stripped
                 for word in words
-                if sum(map(str.isalpha, stripped := word.strip(".,'’"))) >= 3 and stripped not in _COMMON
+                if sum(map(str.isalpha, stripped := word.strip(".,'’"))) >= 3 and stripped not in COMMON_NAMES
             }
     if not types:
         return (), None, {}
@@ -121,7 +110,7 @@ def known_in(text: str, lower: str, known: tuple[KnownValue, ...]) -> Iterator[E
         for m in pattern.finditer(text):
             value = unescaped(m[0])
             kind = types.get(" ".join(value.lower().split()), "person")
-            if kind != "person" or value not in _COMMON:  # a known "Will" must not match every "will"
+            if kind != "person" or value not in COMMON_NAMES:  # a known "Will" must not match every "will"
                 yield EntityMatch(kind, *m.span(), "known" if kind == "secret" else normal(kind, value))
 
 
@@ -140,6 +129,11 @@ def name_engine(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None,
         raise ConfigError(f"engine={engine!r} {one_of(engine, ENGINES)}")
     if engine == "patterns":
         return None, "patterns"
+    find, name = _detector(engine)
+    return None if find is None else lru_cache(maxsize=1_000)(partial(_with_mentions, find=find)), name
+
+
+def _detector(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None, str]:
     listed = privacy_gazetteers.finder() if engine != "presidio" and privacy_gazetteers.available() else None
     if engine == "gazetteers" or (engine == "names" and listed is None and find_spec("presidio_analyzer") is None):
         if listed is None:
@@ -149,6 +143,38 @@ def name_engine(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None,
     if model is None or listed is None:
         return (model, called) if listed is None else (listed, "gazetteers")
     return lambda text: [*model(text), *listed(text)], f"{called}+gazetteers"
+
+
+def _with_mentions(text: str, find: Callable[[str], list[EntityMatch]]) -> list[EntityMatch]:
+    matches = find(text)
+    words = mentioned_words(text, [text[m.start : m.end] for m in matches if m.type == "person"])
+    if not words:
+        return matches
+    spelled = "|".join(re.escape(form) for word in sorted(words) for form in (word, word.upper()))
+    alone = re.finditer(rf"(?<![\w@./-])(?:{spelled})(?!\w)", text)
+    return [*matches, *(EntityMatch("person", *m.span(), normal("person", m[0])) for m in alone)]
+
+
+def mentioned_words(text: str, persons: Iterable[str]) -> set[str]:
+    """Words of full names that stand for the person elsewhere in the text: "Coombs" of "Jason R. Coombs".
+
+    Excludes names of which no word is on the lists, if they are installed, words that are common (`AMBIGUOUS`), and
+    words that the text has in small letters.
+    """
+    listed = privacy_gazetteers.is_listed if privacy_gazetteers.available() else bool
+    words = {
+        word.capitalize() if word.isupper() else word
+        for name in persons
+        if len(parts := re.split(r"[\s,]+", name)) > 1 and listed(name)
+        for part in parts
+        if len(word := part.strip(".'’")) > 2 and word[0].isupper() and "@" not in word
+    }
+    return {
+        word
+        for word in words
+        if word.casefold() not in privacy_gazetteers.AMBIGUOUS
+        and not re.search(rf"(?<![\w@./-]){re.escape(word.lower())}(?![\w@]|[./-]\w)", text)
+    }
 
 
 def _presidio(engine: str) -> tuple[Callable[[str], list[EntityMatch]] | None, str]:

@@ -194,6 +194,7 @@ def _phone(text: str, start: int, end: int) -> Iterator[EntityMatch]:
 
 # Bank accounts, IP and MAC addresses
 _IBAN = re.compile(r"\d(?<=[A-Za-z]{2}\d)\d[ \n-]?[A-Za-z0-9]{4}", re.A)
+_IBAN_LETTER = re.compile(r"[^\W_](?<![\u0250-\U0010ffff])")  # a letter or digit; not of a script without spaces
 _IBAN_LENGTHS = {  # SWIFT IBAN registry
     code: length
     for length, codes in {
@@ -249,7 +250,7 @@ def _ibans(text: str, lower: str) -> Iterator[EntityMatch]:
     for m in _IBAN.finditer(text) if _RUN.search(text) else ():  # an IBAN of any country has seven consecutive digits
         end = start = m.start() - 2
         length, value = _IBAN_LENGTHS.get(text[start : start + 2].upper(), 0), ""
-        if text[start - 1 : start].isalnum() and not _ESCAPE.match(text, start - 1):
+        if _IBAN_LETTER.match(text, start - 1) and start and not _ESCAPE.match(text, start - 1):
             continue
         while len(value) < length and end < len(text):
             if text[end].isascii() and text[end].isalnum():
@@ -257,7 +258,7 @@ def _ibans(text: str, lower: str) -> Iterator[EntityMatch]:
             elif text[end] not in " -\n" or not text[end - 1].isalnum():
                 break
             end += 1
-        complete = length and len(value) == length and not text[end : end + 1].isalnum()
+        complete = length and len(value) == length and not _IBAN_LETTER.match(text, end)
         if complete and int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1:
             yield EntityMatch("iban", start, end, value.casefold())
 
