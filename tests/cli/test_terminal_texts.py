@@ -103,7 +103,8 @@ def test_json_keeps_its_values() -> None:
     value = {"text": "".join([*CONTROLS, *MARKS]) + "\ud800 é \n\t", "key \x9b": [HOSTILE]}
     with streams() as (out, _):
         print_json(value)
-    assert json.loads(out.getvalue()) == value
+    text = value["text"].replace("\ud800", "\ufffd")  # JSON as UTF-8 has no lone surrogates
+    assert json.loads(out.getvalue()) == {**value, "text": text}
     assert not RAW.search(out.getvalue())
 
 
