@@ -43,6 +43,7 @@ class Kind(Judge):
         ("shutil:rmtree", {"path": "precious"}),
         ("pip._internal.utils.subprocess:call_subprocess", {"cmd": ["touch", "ran"], "command_desc": "x"}),
         ("assay.sources.artifact_files:os.system", {"command": "touch ran"}),
+        ("pip.__main__:QA", {}),
         ("beside.py:QA", {}),
         ("beside:QA", {}),
         ("../beside.py:QA", {}),

@@ -164,6 +164,24 @@ def test_a_state_with_more_calls_or_other_parts_needs_trust(own_folder: Path, ch
         load_artifact(artifact, program=load_program("math_qa"))
 
 
+FLEX = "class FlexModule(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.predict = "
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("call", ["dspy.Predict('q -> a', n=50)", "dspy.RLM('q -> a', max_llm_calls=10**6)"])
+def test_code_in_a_state_needs_trust(own_folder: Path, call: str, frozen: bool) -> None:
+    """DSPy's sandbox runs the code, but it chooses the arguments of predictors, and so how many calls there are."""
+    flex = dspy.Flex("q -> a")
+    artifact = shipped(own_folder / "a", program="dspy:Flex", config={"signature": "q -> a"})
+    code = {"module_src": f"{FLEX}{call}\n\n    def forward(self, q):\n        return self.predict(q=q)"}
+    state: dict[str, Any] = {"kind": "program", "state": flex.dump_state() if frozen else code}
+    for made in [state | {"frozen": {"x": code}}] if frozen else [state, {"kind": "ensemble", "members": [state]}]:
+        with pytest.raises(UntrustedArtifact):
+            load_artifact(with_state(artifact, made))
+        with pytest.raises(UntrustedArtifact):
+            load_artifact(artifact, program=dspy.Flex("q -> a"))
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_program_with_its_default_arguments_needs_no_trust(own_folder: Path, name: str) -> None:
     artifact = of_program(own_folder / "a", name, **ARGUMENTS.get(name, {}))

@@ -138,9 +138,8 @@ _POLICY: Table = {
     "samples": _Calls,
 }
 _NEAREST: Table = {"k": Annotated[int, Field(ge=1, le=32)]}
-_PREDICTOR = frozenset(("traces", "train", "demos", "signature", "fields", "lm", "config", "module_src"))
-"""Parts of a predictor's state. `lm` and `config` are never used, see `assay.programs.state`. The `module_src` of
-`dspy.Flex` runs in DSPy's sandbox."""
+_PREDICTOR = frozenset(("traces", "train", "demos", "signature", "fields", "lm", "config"))
+"""Parts of a predictor's state. `lm` and `config` are never used, see `assay.programs.state`."""
 _MOST_THINKING = max(EFFORT_TOKENS.values())
 
 
@@ -174,8 +173,12 @@ def refused_settings(settings: Any) -> list[str]:
     return [*_refused({**_SETTINGS, "thinking": Any}, settings), *_refused_thinking(settings.get("thinking"))]
 
 
-def refused_state(state: Any) -> list[str]:
-    """Parts of an artifact's program state that need trust: more calls per task than a program has, or code."""
+def refused_state(state: Any, config: Any = None) -> list[str]:
+    """Parts of an artifact's program state that need trust: more calls per task than a program has, or code.
+
+    Args:
+        config: the program's constructor arguments.
+    """
     refused: list[str] = []
     waiting, calls = [state], 0
     while waiting:
@@ -188,13 +191,13 @@ def refused_state(state: Any) -> list[str]:
             waiting += part["members"]
         elif kind == "program":
             calls += 1
-            refused += _refused_program(part)
+            refused += _refused_program(part, config)
         else:
             refused.append(f"state={_short(part)}")
     return refused + ([f"{calls} members of an ensemble"] if calls > _AT_ONCE else [])
 
 
-def _refused_program(state: Mapping[str, Any]) -> Iterator[str]:
+def _refused_program(state: Mapping[str, Any], config: Any) -> Iterator[str]:
     yield from _refused_thinking(state.get("thinking"))
     policy = state.get("policy")
     yield from _refused(_POLICY, policy) if isinstance(policy, Mapping) else [] if policy is None else ["policy"]
@@ -205,7 +208,19 @@ def _refused_program(state: Mapping[str, Any]) -> Iterator[str]:
                 yield f"state={_short(part)}"
                 continue
             more = {name: value for name, value in part.items() if name not in _PREDICTOR and value is not None}
+            if "module_src" in more and _is_unchanged(more["module_src"], config):
+                del more["module_src"]
             yield from (f"{name}={_short(value)}" for name, value in more.items())
+
+
+def _is_unchanged(source: Any, config: Any) -> bool:
+    """Whether the code of a `dspy.Flex` is that of its constructor. Other code runs in DSPy's sandbox, but chooses the
+    arguments of its predictors, and so the number of calls.
+    """
+    try:
+        return bool(source == dspy.Flex(_signature(config["signature"])).module_src)
+    except Exception:  # of an invalid signature; or DSPy has no Flex
+        return False
 
 
 def _refused_thinking(value: Any) -> list[str]:

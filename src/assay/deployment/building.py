@@ -48,6 +48,8 @@ def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
         raise ArtifactError(
             f"it names {name!r} of the standard library: only dspy.Module and BaseAgent classes are built"
         )
+    if "__main__" in parts:
+        raise ArtifactError(f"it names {name!r}, which is a command: importing it could run it")
     if not _is_installed(parts):
         raise ArtifactError(
             f"it names {name!r}, and {module} is neither an installed package nor in the artifact: "

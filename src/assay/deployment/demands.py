@@ -75,7 +75,7 @@ def demands_of_values(manifest: Mapping[str, Any], state: Mapping[str, Any], *, 
         *refused_arguments(str(manifest.get("program")), config),
         *refused_settings(manifest.get("settings")),
         *refused_settings(thinking),
-        *refused_state(state),
+        *refused_state(state, manifest.get("config")),
     ]
     if refused:
         named = ", ".join(refused[:_MOST_NAMED])
