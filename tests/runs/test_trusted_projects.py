@@ -93,6 +93,11 @@ ADDRESSES = [
     ("improve", '[improve.grpo]\nmodel = "huggingface/https://evil.example/m"'),
     ("evaluate", '[program]\nmodel = "openai/m"\napi_key_env = "GITHUB_TOKEN"'),
     ("evaluate", '[judge]\nmodel = "openai/j"\napi_key_env = "ANTHROPIC_API_KEY"'),
+    ("serve", '[serve]\nhost = "0.0.0.0"'),
+    ("serve", '[defaults]\nhost = "::"'),
+    ("serve", '[serve]\nallow_host = ["localhost", "evil.example"]'),  # its page in a browser reaches the gateway
+    ("view", '[view]\nallow_host = ["evil.example"]'),
+    ("train grpo", '[train.grpo]\nagent_listen = "0.0.0.0:7000"'),
 ]
 
 
@@ -104,6 +109,24 @@ def test_a_file_that_sends_keys_or_data_elsewhere_must_be_trusted(command: str, 
         project_settings(command)
     assert project_settings(command, trust=True) != {}
     assert project_settings(command) != {}
+
+
+@pytest.mark.parametrize(
+    "text", ['host = "localhost"', 'host = "::1"', 'host = "127.0.0.2"', 'allow_host = ["localhost", "127.0.0.1"]']
+)
+def test_listening_on_this_machine_needs_no_trust(text: str) -> None:
+    Path("assay.toml").write_text(f"[serve]\n{text}\n")
+    assert project_settings("serve") != {}
+
+
+def test_a_file_of_another_user_must_be_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a shared folder such as /tmp anybody may write one."""
+    Path("assay.toml").write_text(HARMLESS)
+    owner = Path("assay.toml").stat().st_uid
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    with pytest.raises(UntrustedArtifact):
+        project_settings("evaluate")
+    assert project_settings("evaluate", trust=True)["seed"] == 3
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,7 @@ def address_in(model: Any) -> str | None:
 def is_loopback(address: str) -> bool:
     """Whether an address is certainly on this machine. One that clients may read in several ways is not."""
     match = _LOOPBACK.match(address)
-    if match is None:
-        return False
-    host = match["host"].strip("[]").lower()
+    host = address if match is None else match["host"].strip("[]").lower()  # without a match it may be `::1`
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

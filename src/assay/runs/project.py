@@ -108,6 +108,7 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
 _SIZE_KEYS = {f"{split}_size": split for split in SPLITS}
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 _ROOTS = (".git", ".hg", ".svn", ".jj")  # in the root of a project under version control
+_LISTENS = ("host", "agent_listen", "allow_host")  # where requests are taken from, which use the user's key
 _HAVE_ADDRESS = re.compile(r"(?:.*_)?model|embedder|sft|grpo|optimizer_settings")  # settings besides those of a URL
 _read_values: set[tuple[str, str]] = set()  # name and `repr` of every setting that a project file has given
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
@@ -162,8 +163,9 @@ def read_project(command: str, folder: str | Path = ".") -> tuple[Path | None, d
 def demand_trust(path: Path, command: str, values: Mapping[str, Any], folder: str | Path = ".") -> None:
     """Demands that the user trusts a project file, if values that it gives to a command need it.
 
-    They do if the file is outside of the project of `folder`, or if they choose a host that gets keys or data. Hosts of
-    a model's provider and loopback addresses need no trust.
+    They do if the file is outside of the project of `folder` or belongs to another user, or if they choose a host that
+    gets keys or data, or from which requests are accepted. Hosts of a model's provider and loopback addresses need no
+    trust.
 
     Raises:
         UntrustedArtifact: the user has not trusted the content of the file.
@@ -171,8 +173,10 @@ def demand_trust(path: Path, command: str, values: Mapping[str, Any], folder: st
     start = Path(folder).resolve()
     if values and not path.parent.is_relative_to(root := _project_root(start)):
         why = f"is outside of this project ({root}) and sets {', '.join(values)}"
+    elif values and not _is_owned(path):
+        why = f"belongs to another user and sets {', '.join(values)}"
     elif places := _places(command, values):
-        why = f"sends keys or data elsewhere: {', '.join(places)}"
+        why = f"sends keys or data elsewhere, or accepts requests from there: {', '.join(places)}"
     else:
         return
     trust.demand(hash_of_file(path), path, why)
@@ -211,19 +215,19 @@ def _places(command: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _addresses(setting: Setting, value: Any) -> list[str]:
-    """Addresses in a setting: of a server, in the name of a model, or anywhere in the settings of a step."""
+    """Addresses in a setting: of a server, of clients, in the name of a model, or anywhere in the settings of a step."""
     if isinstance(value, Mapping):
         return [address for item in value.values() for address in _addresses(setting, item)]
     if isinstance(value, list | tuple):
         return [address for item in value for address in _addresses(setting, item)]
-    if setting.declared.metavar == "URL":
+    if setting.declared.metavar == "URL" or setting.name in _LISTENS:
         return [str(value)]
     found = address_in(value) if _HAVE_ADDRESS.fullmatch(setting.name) else None
     return [] if found is None else [found]
 
 
 def _leaves(address: str) -> bool:
-    """Whether what is sent to an address goes to another machine than this one and the provider's."""
+    """Whether an address is of another machine than this one and the provider's."""
     return not (address == PROVIDER or address.startswith("sqlite:") or is_loopback(address))
 
 
