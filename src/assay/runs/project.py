@@ -215,7 +215,7 @@ def _places(command: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _addresses(setting: Setting, value: Any) -> list[str]:
-    """Addresses in a setting: of a server, of clients, in the name of a model, or anywhere in the settings of a step."""
+    """Addresses in a setting: of a server, of clients, in a model's name, or anywhere in the settings of a step."""
     if isinstance(value, Mapping):
         return [address for item in value.values() for address in _addresses(setting, item)]
     if isinstance(value, list | tuple):
