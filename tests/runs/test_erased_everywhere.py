@@ -162,6 +162,54 @@ def test_texts_of_other_scripts_are_found_in_any_unicode_form(own_folder: Path, 
         assert store.rollout(other.id).prediction == {"answer": ERASED}
 
 
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        ("ann@example.org", "Ann@Example.org"),
+        ("0151 2345678", "0151-234-5678"),
+        ("4111111111111111", "4111 1111 1111 1111"),
+        (4111111111111111, "4111111111111111"),
+        ("4111111111111111", 4111111111111111),
+        ("AB 123456789", "ab123456789"),
+    ],
+)
+def test_a_short_address_or_number_is_found(own_folder: Path, value: Any, form: Any) -> None:
+    mine = Rollout(task_id="a", inputs={"question": "yes", "contact": value}, data_subject="Ann")
+    other = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": f"Call {form}!", "value": form})
+    with Store() as store:
+        for rollout in (mine, other):
+            store.put_rollout(rollout)
+        store.put_transition(other.id, Transition(t=0, model="m", request={}, output=f"it is {form}"))
+        store.flush()
+        forget_subject("ann")
+        found = store.rollout(other.id)
+    assert found.prediction == {"answer": ERASED, "value": ERASED}
+    assert found.transitions[0].output == ERASED
+
+
+def test_a_text_is_found_in_html(own_folder: Path) -> None:
+    mine = Rollout(task_id="a", inputs={"question": "It's Ann O'Hara, living at 'Rose & Co'"}, data_subject="Ann")
+    page = "<p>It&#39;s&nbsp;Ann&nbsp;O&#x27;Hara, living at &lsquo;Rose &amp; Co&rsquo;</p>"
+    other = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": page})
+    with Store() as store:
+        for rollout in (mine, other):
+            store.put_rollout(rollout)
+        store.flush()
+        forget_subject("ann")
+        assert store.rollout(other.id).prediction == {"answer": ERASED}
+
+
+def test_a_date_or_a_common_number_stays(own_folder: Path) -> None:
+    mine = Rollout(task_id="a", inputs={"day": "2024-02-29", "n": 12345678, "to": "a@b"}, data_subject="Ann")
+    other = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": "2024-02-29 12345678 a@b"})
+    with Store() as store:
+        for rollout in (mine, other):
+            store.put_rollout(rollout)
+        store.flush()
+        forget_subject("ann")
+        assert store.rollout(other.id).prediction == other.prediction
+
+
 def test_a_text_that_several_tasks_or_other_people_wrote_is_not_erased_from_them(own_folder: Path) -> None:
     common = "How do I reset the password of my account?"
     with Store() as store:

@@ -1,8 +1,9 @@
 """Finds texts that repeat what an erased person wrote. Reads and writes no store.
 
-Texts are compared by their letters and digits alone: case, spaces, punctuation, escapes of JSON and the Unicode form do
-not matter. A text repeats another one if `LETTERS` of them in a row are the same (`FEW_LETTERS` of a script without
-spaces between words); shorter texts, such as `yes` or a first name, identify nobody and are not searched.
+Texts are compared by their letters and digits alone: case, spaces, punctuation, escapes of JSON and HTML and the
+Unicode form do not matter. A text repeats another one if `LETTERS` of them in a row are the same (`FEW_LETTERS` of a
+script without spaces between words), or if it holds all of a shorter address or number (an `@`, or `DIGITS` digits).
+Other short texts, such as `yes` or a first name, identify nobody and are not searched.
 """
 
 import html
@@ -15,7 +16,7 @@ __all__ = ["ERASED", "FEW_LETTERS", "LETTERS", "ErasedTexts"]
 
 ERASED = "[erased]"
 """Stands in place of an erased text."""
-LETTERS, FEW_LETTERS = 20, 8
+LETTERS, FEW_LETTERS, DIGITS = 20, 8, 9
 _IDEOGRAPHS = 0x2E80  # code points from here on are of scripts in which a letter says about as much as a word
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|[bfnrt])")
 _NO_LETTER = re.compile(r"[\W_]+")
@@ -33,7 +34,7 @@ class ErasedTexts:
         self.short = 0
         self._texts: list[set[str]] = []  # the runs of letters of each text
         self._runs: set[str] = set()
-        self._parts: dict[int, set[str]] = {LETTERS: set(), FEW_LETTERS: set()}  # halves of runs, by their length
+        self._parts: dict[int, set[str]] = {}  # halves of runs, by their length
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -51,8 +52,9 @@ class ErasedTexts:
         elif isinstance(value, list | tuple):
             for part in value:
                 self.add(part)
-        elif isinstance(value, str) and value.strip():
-            runs = set(_runs_of(_letters(value)))
+        elif (text := _text(value)).strip():
+            letters = _letters(text)
+            runs = set(_runs_of(letters)) or ({letters} if _identifies(text, letters) else set())
             if not runs:
                 self.short += 1
                 return
@@ -60,7 +62,7 @@ class ErasedTexts:
             self._runs |= runs
             for run in runs:
                 half = len(run) // 2
-                self._parts[len(run)].update(run[at : at + half] for at in range(len(run) - half + 1))
+                self._parts.setdefault(len(run), set()).update(run[at : at + half] for at in range(len(run) - half + 1))
 
     def runs_in(self, text: str) -> set[str]:
         """The runs of letters that a text shares with them."""
@@ -84,15 +86,12 @@ class ErasedTexts:
         if isinstance(value, list):
             kept = [part for part in value if not (key in _EXAMPLES and self._are_within(part))]
             return [self.without(part, key) for part in kept]
-        return ERASED if isinstance(value, str) and self.are_in(value) else value
+        return ERASED if self.are_in(_text(value)) else value
 
     def without_lines(self, text: str) -> str:
         """A text without the lines that repeat one of them; empty but for a mark if they run over several lines."""
-        plain = "".join(
-            f"{ERASED}\n" if self.are_in(line) or self.are_in(html.unescape(line)) else line
-            for line in text.splitlines(keepends=True)
-        )
-        return f"{ERASED}\n" if self.are_in(plain) or self.are_in(html.unescape(plain)) else plain
+        plain = "".join(f"{ERASED}\n" if self.are_in(line) else line for line in text.splitlines(keepends=True))
+        return f"{ERASED}\n" if self.are_in(plain) else plain
 
     def _are_within(self, value: Any) -> bool:
         return self.without(value) != value
@@ -100,16 +99,28 @@ class ErasedTexts:
     def _found(self, letters: str) -> Iterator[str]:
         for size, parts in self._parts.items():
             half = size // 2
-            for at in range(0, len(letters) - half + 1 if parts else 0, half):
+            for at in range(0, len(letters) - half + 1, half):
                 if letters[at : at + half] in parts:
                     for start in range(max(0, at - half), at + 1):
                         if (run := letters[start : start + size]) in self._runs:
                             yield run
 
 
+def _text(value: Any) -> str:
+    """A text, or a whole number, as text; empty for other values."""
+    return value if isinstance(value, str) else str(value) if type(value) is int else ""
+
+
+def _identifies(text: str, letters: str) -> bool:
+    """Whether a short text is an address or a number: of a telephone, a bank account, a passport."""
+    return len(letters) >= FEW_LETTERS and ("@" in text or sum(letter.isdigit() for letter in letters) >= DIGITS)
+
+
 def _letters(text: str) -> str:
     if "\\" in text:
         text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else " ", text)
+    if "&" in text:
+        text = html.unescape(text)
     return _NO_LETTER.sub("", unicodedata.normalize("NFKC", text).casefold())
 
 
