@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import assay
 from assay.api.pages import write_evaluation_page
@@ -197,6 +198,28 @@ def test_a_text_is_found_in_html(own_folder: Path) -> None:
         store.flush()
         forget_subject("ann")
         assert store.rollout(other.id).prediction == {"answer": ERASED}
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_nothing_of_the_person_is_left_in_postgresql(own_folder: Path, empty_postgres_url: str) -> None:
+    url = empty_postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    with Store(url) as store:
+        Memory(store).remember("Bob", f"was told by Ann: {ANN}")
+        store.put_run("evaluate-1", kind="evaluate", config={"note": ANN}, status="done", started_at=1.0)
+        for name, (rollout, transition) in rows_of_others().items():
+            rollout.task_id, rollout.inputs = name, {"question": name}
+            store.put_rollout(rollout)
+            store.put_transition(rollout.id, transition)
+        store.put_rollout(Rollout(task_id="ann", inputs={"question": ANN}, data_subject="Ann"))
+        store.flush()
+        report = forget_subject("ann", store=url)
+        with store.engine.connect() as connection:
+            left = [str(row) for table in schema.metadata.sorted_tables for row in connection.execute(sa.select(table))]
+    assert [row for row in left if "4711" in row] == []
+    assert any(BOB in row for row in left)
+    assert report["emptied"]["rows"]["facts"] == 1
+    assert report["naming_facts"] == []  # the fact that had the name is gone
 
 
 def test_a_date_or_a_common_number_stays(own_folder: Path) -> None:

@@ -126,12 +126,12 @@ def erase_subject(
         for some in (sa.and_(*own), *map(r.c.id.in_, _batches(sorted(recalled.own)))):
             _remove(connection, erased, some)
         erased.facts += int(connection.execute(sa.delete(f).where(about)).rowcount)
-        elsewhere = sa.select(f.c.id, f.c.text).where(*([f.c.tenant == tenant] if tenant is not None else []))
-        erased.naming = sorted(number for number, text in connection.execute(elsewhere) if _names(text, subject))
         _blank(connection, erased, texts)
         if erased.texts:
             _keep_shared(connection, erased.texts)
             _empty_rows(connection, erased)
+        elsewhere = sa.select(f.c.id, f.c.text).where(*([f.c.tenant == tenant] if tenant is not None else []))
+        erased.naming = sorted(number for number, text in connection.execute(elsewhere) if _names(text, subject))
         if (erased.facts or erased.emptied[f.name]) and connection.dialect.name == "sqlite":
             # FTS5 only marks the words of deleted rows as such; merging its segments removes them from the file
             connection.exec_driver_sql("INSERT INTO facts_fts(facts_fts) VALUES ('optimize')")
