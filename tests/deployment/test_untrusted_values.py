@@ -152,6 +152,7 @@ def test_settings_out_of_range_need_trust(own_folder: Path, settings: Any) -> No
         },
         lambda state: {**state, "state": {**state["state"], "k": 10**6}},
         lambda state: {**state, "kind": "other"},
+        lambda state: {**state, "frozen": [state["state"]]},
         lambda state: {"members": []},
     ],
 )

@@ -201,7 +201,11 @@ def _refused_program(state: Mapping[str, Any], config: Any) -> Iterator[str]:
     yield from _refused_thinking(state.get("thinking"))
     policy = state.get("policy")
     yield from _refused(_POLICY, policy) if isinstance(policy, Mapping) else [] if policy is None else ["policy"]
-    for module in [state.get("state"), *(state.get("frozen") or {}).values()]:
+    frozen = state.get("frozen") or {}
+    if not isinstance(frozen, Mapping):
+        yield f"frozen={_short(frozen)}"
+        frozen = {}
+    for module in [state.get("state"), *frozen.values()]:
         is_one = isinstance(module, Mapping) and (isinstance(module.get("demos"), list) or "module_src" in module)
         for part in [module] if is_one or not isinstance(module, Mapping) else module.values():
             if not isinstance(part, Mapping):
