@@ -93,6 +93,10 @@ ADDRESSES = [
     ("improve", '[improve.grpo]\nmodel = "huggingface/https://evil.example/m"'),
     ("evaluate", '[program]\nmodel = "openai/m"\napi_key_env = "GITHUB_TOKEN"'),
     ("evaluate", '[judge]\nmodel = "openai/j"\napi_key_env = "ANTHROPIC_API_KEY"'),
+    ("evaluate", '[program]\nmodel = "/m"\napi_key_env = "GITHUB_TOKEN"'),
+    ("evaluate", '[program]\nmodel = "key/m"\napi_key_env = "OTHER_KEY"'),
+    ("evaluate", '[program]\nmodel = "ai/m"\napi_key_env = "OPENAI_API_KEY"'),
+    ("improve", '[improve.grpo]\njudge_api_key_env = "GITHUB_TOKEN"'),
     ("serve", '[serve]\nhost = "0.0.0.0"'),
     ("serve", '[defaults]\nhost = "::"'),
     ("serve", '[serve]\nallow_host = ["localhost", "evil.example"]'),  # its page in a browser reaches the gateway
@@ -109,6 +113,12 @@ def test_a_file_that_sends_keys_or_data_elsewhere_must_be_trusted(command: str, 
         project_settings(command)
     assert project_settings(command, trust=True) != {}
     assert project_settings(command) != {}
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "MY_OPENAI_KEY", "openai"])
+def test_a_key_of_the_models_provider_needs_no_trust(variable: str) -> None:
+    Path("assay.toml").write_text(f'[program]\nmodel = "openai/m"\napi_key_env = "{variable}"\n')
+    assert project_settings("evaluate")["api_key_env"] == variable
 
 
 @pytest.mark.parametrize(

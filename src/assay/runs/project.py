@@ -205,13 +205,21 @@ def _places(command: str, values: Mapping[str, Any]) -> list[str]:
         if name.endswith("api_key_env"):
             role = name.removesuffix("api_key_env")
             # a key of another provider; one that goes to an address is named with the address
-            provider = str(values.get(f"{role}model") or values.get("model") or "openai").partition("/")[0]
+            model = str(values.get(f"{role}model") or values.get("model") or "openai")
             address = values.get(f"{role}api_base") or values.get("api_base") or PROVIDER
-            if address == PROVIDER and provider.partition("_")[0].lower() not in str(value).lower():
+            if address == PROVIDER and not _is_key_of(str(value), model.partition("/")[0]):
                 places.append(f"{name}={value!r}")
         elif name in settings:
             places += [f"{name}={address!r}" for address in _addresses(settings[name], value) if _leaves(address)]
+        if isinstance(value, Mapping):  # settings of a step
+            keys = {key: part for key, part in value.items() if str(key).endswith("api_key_env")}
+            places += [f"{name}.{key}={part!r}" for key, part in keys.items()]
     return places
+
+
+def _is_key_of(variable: str, provider: str) -> bool:
+    """Whether the name of a variable has the provider's as a word, as OPENAI_API_KEY has."""
+    return provider.partition("_")[0].lower() in {*variable.lower().split("_")} - {"", "api", "key", "secret", "token"}
 
 
 def _addresses(setting: Setting, value: Any) -> list[str]:
