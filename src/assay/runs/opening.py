@@ -124,10 +124,10 @@ def open_run(
             status = keep_failure(folder, error)
             raise
         finally:
-            ledger.close()
             if not opened.full:
                 _flushed(opened)
             opened.use_room(whole=True)
+            ledger.close()
             if opened.full:  # before the rows that wait take the space
                 end_on_full_disk(opened, run_id, status, recorder.unrecorded)
             missed = before if ended else recorder.unrecorded
