@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
-from assay.errors import Cancelled, ConfigError, StoreError, WriteFailed
+from assay.errors import BudgetExceeded, Cancelled, ConfigError, StoreError, WriteFailed
 from assay.support.places import write_whole, writing
 from assay.testing import scripted_lm
 from assay.testing.chaos import STOPS, Stop, serving, stopped
@@ -96,6 +96,7 @@ def test_a_signal_ends_a_command_after_its_calls_in_flight(command: list[str], n
         code, errors = stopped_command(tmp_path, server.address, number, *command)
         answered = server.requests
     assert code == 130, errors
+    assert not (tmp_path / "out.jsonl").exists()
     with sqlite3.connect(tmp_path / ".assay" / "assay.db") as db:
         assert db.execute("SELECT count(*) FROM transitions WHERE NOT cached").fetchone() == (answered,)
         assert db.execute("SELECT count(*) FROM rollouts WHERE status = 'running'").fetchone() == (0,)
@@ -225,6 +226,25 @@ def test_a_job_stops_at_a_full_disk_and_its_report_says_what_is_missing(
         stored = db.execute("SELECT count(*) FROM transitions").fetchone()[0]
     assert report["unrecorded"] == report["calls"] - stored
     assert report["rows_not_stored"] >= report["unrecorded"]
+
+
+def test_a_full_disk_stops_predictions_for_a_file_and_what_was_written_is_named_a_part(
+    tmp_path: Path, full: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    write_project(tmp_path, 300)
+    (tmp_path / "out.jsonl").write_text("before")
+    full[0] = 1
+    with serving(tmp_path / "log", delay_ms=20) as server:
+        command = ["run", "p.py:p", "--file", "d.jsonl", "--out", "out.jsonl", "--model", "openai/m"]
+        with pytest.raises(BudgetExceeded, match="disk"):
+            CliRunner().invoke(group, [*command, "--api-base", server.address])
+        assert 0 < server.requests < 300
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl.part").read_text().splitlines()]
+    assert 0 < len(rows) < 300
+    assert (tmp_path / "out.jsonl").read_text() == "before"
+    assert list((tmp_path / ".assay").glob("*.room*")) == []
 
 
 @contextmanager
