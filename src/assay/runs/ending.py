@@ -15,6 +15,7 @@ from assay.evaluation import Progress
 from assay.models import Meter
 from assay.models.limits import LAST_CALLS_S
 from assay.support.numbers import counted
+from assay.support.refused import FULL_DISK
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Store
 
@@ -69,7 +70,7 @@ def ended_in_order(
         store: of the recorder; once its disk is full, no further call is made.
         to_continue: what to do after a full disk, for its message.
     """
-    reason, full = "the run ended", f"the disk of the store is full: free space, and {to_continue}"
+    reason, full = "the run ended", f"{FULL_DISK}: free space, and {to_continue}"
     meter.obstacle = lambda: full if store.full else None
     store.keep_room()
     with cancelled_by_signals(meter):
