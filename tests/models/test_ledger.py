@@ -154,3 +154,24 @@ def test_calls_without_a_key_are_recorded_as_new_calls(tmp_path: Path) -> None:
 
 def test_a_model_outside_a_run_needs_no_ledger() -> None:
     assert get_lm("openai/x", cache=ResponseCache()).recording.meter.ledger is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no limit of size")
+def test_calls_that_a_full_disk_does_not_take_are_written_once_there_is_room(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "calls.db"
+    first = meter(path)
+    answered(first, KEY)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        answered(first, OTHER)
+        waiting = first.reserve("ef" * 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    first.settle(waiting, prompt_tokens=10, completion_tokens=2, cost_usd=0.5, failed=False)
+    assert first.ledger is not None
+    first.ledger.close()
+    assert vars(meter(path).usage) == vars(first.usage)
+    assert first.usage.calls == 3

@@ -20,8 +20,10 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 import assay
+from assay.api.init import init_project
+from assay.api.rollouts import export_rollouts
 from assay.cli.main import group
-from assay.errors import Cancelled, ConfigError, StoreError, WriteFailed
+from assay.errors import BudgetExceeded, Cancelled, ConfigError, StoreError, WriteFailed
 from assay.support.places import write_whole, writing
 from assay.testing import scripted_lm
 from assay.testing.chaos import STOPS, Stop, serving, stopped
@@ -96,6 +98,7 @@ def test_a_signal_ends_a_command_after_its_calls_in_flight(command: list[str], n
         code, errors = stopped_command(tmp_path, server.address, number, *command)
         answered = server.requests
     assert code == 130, errors
+    assert not (tmp_path / "out.jsonl").exists()
     with sqlite3.connect(tmp_path / ".assay" / "assay.db") as db:
         assert db.execute("SELECT count(*) FROM transitions WHERE NOT cached").fetchone() == (answered,)
         assert db.execute("SELECT count(*) FROM rollouts WHERE status = 'running'").fetchone() == (0,)
@@ -227,6 +230,55 @@ def test_a_job_stops_at_a_full_disk_and_its_report_says_what_is_missing(
     assert report["rows_not_stored"] >= report["unrecorded"]
 
 
+@pytest.mark.slow
+def test_a_compile_that_a_full_disk_stopped_continues_once_there_is_space(
+    tmp_path: Path, full: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_project(tmp_path, 80)
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(80)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    calls = [0]
+
+    def answer(request: Any) -> str:
+        calls[0] += 1
+        if calls[0] == 20:
+            full[0] = 1
+        time.sleep(0.02)
+        return '{"answer": "1"}'
+
+    def compiled(*, resume: bool) -> dict[str, Any]:
+        return assay.compile(
+            "p.py:p", rubric="r.yaml", data="d.jsonl", lm=scripted_lm(answer), threads=4, preflight=False,
+            prompt_format="json", max_search_calls=60, resume=resume,
+        ).to_dict()  # fmt: skip
+
+    assert "disk" in compiled(resume=False)["stopped"]
+    made, full[0] = calls[0], 1_000_000
+    continued = compiled(resume=True)
+    assert continued["stopped"] is None
+    assert continued["calls"] == calls[0] > made
+
+
+def test_a_full_disk_stops_predictions_for_a_file_and_what_was_written_is_named_a_part(
+    tmp_path: Path, full: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    write_project(tmp_path, 300)
+    (tmp_path / "out.jsonl").write_text("before")
+    full[0] = 1
+    with serving(tmp_path / "log", delay_ms=20) as server:
+        command = ["run", "p.py:p", "--file", "d.jsonl", "--out", "out.jsonl", "--model", "openai/m"]
+        with pytest.raises(BudgetExceeded, match="disk"):
+            CliRunner().invoke(group, [*command, "--api-base", server.address])
+        assert 0 < server.requests < 300
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl.part").read_text().splitlines()]
+    assert 0 < len(rows) < 300
+    assert (tmp_path / "out.jsonl").read_text() == "before"
+    assert list((tmp_path / ".assay").glob("*.room*")) == []
+
+
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
     """Inside, no file of this process can be larger, as on a full disk."""
@@ -249,6 +301,25 @@ def test_a_file_that_the_disk_does_not_take_is_not_there_in_part(tmp_path: Path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
     with pytest.raises(ConfigError, match="cannot be written"):
         write_whole(tmp_path / "missing" / "report.html", "x")
+
+
+def test_a_project_that_the_disk_does_not_take_is_not_there_in_part(tmp_path: Path) -> None:
+    with largest_file(1000), pytest.raises(ConfigError, match="cannot write"):
+        init_project(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    assert init_project(tmp_path / "new")
+
+
+def test_an_export_of_spans_that_the_disk_does_not_take_is_not_there_in_part(tmp_path: Path) -> None:
+    place = tmp_path / "spans.jsonl"
+    with Store(tmp_path / "s.db") as store:
+        for number in range(40):
+            store.put_rollout(Rollout(id=f"r{number}", inputs={"question": "q"}, status="done"))
+        store.flush()
+        with largest_file(200), pytest.raises(WriteFailed, match=r"spans\.jsonl cannot be written"):
+            export_rollouts(store, "otlp", place)
+        assert sorted(path.name for path in tmp_path.glob("*spans*")) == []
+        assert export_rollouts(store, "otlp", place).rollouts == 40
 
 
 def test_a_file_is_as_before_if_its_writing_is_interrupted(tmp_path: Path) -> None:

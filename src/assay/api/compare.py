@@ -23,6 +23,8 @@ from assay.traces.records import new_id
 
 __all__ = ["CompareReport", "compare"]
 
+_CAPS = ("max_calls", "max_tokens", "max_cost_usd")
+
 
 @dataclass(repr=False)
 class CompareReport(ReportRepr):
@@ -45,7 +47,7 @@ class CompareReport(ReportRepr):
         }
         both = {
             key: [report.to_dict()[key] for report in (self.a, self.b)]
-            for key in ("calls", "cached", "tokens", "cost_usd")
+            for key in ("calls", "cached", "tokens", "cost_usd", "unrecorded")
         }
         spent: dict[str, Any] = {key: None if None in values else sum(values) for key, values in both.items()}
         openings = self.b.openings or self.a.openings  # those of both sides, as one job
@@ -75,7 +77,7 @@ def compare(
             with; a program compared with an artifact uses the artifact's model.
         b: program or artifact that is compared with `a`.
         options: the fields of `assay.runs.settings.CompareSettings`. `split="test"` opens the sealed split; the opening
-            is counted once for both sides.
+            is counted once for both sides. The caps are those of both: the first side stops at half of them.
     Raises:
         ConfigError: a program is compared with itself.
         AssayError: what was wrong, which rule, what to do.
@@ -104,23 +106,30 @@ def compare(
             f"a and b are both {a}, with the same model: there is nothing to compare. Score it alone with evaluate"
         )
     _check_loads(b)
-    first, second = (
-        evaluate(
-            side_program,
-            rubric=rubric,
-            data=data,
-            lm=lm,
-            store=store,
-            resume=resume,
-            progress=progress,
-            opens_as=job,
-            **side,
-        )
-        for side_program, side in zip((a, b), sides, strict=True)
-    )
+    common: dict[str, Any] = {
+        "rubric": rubric, "data": data, "lm": lm, "store": store, "resume": resume, "progress": progress,
+        "opens_as": job,
+    }  # fmt: skip
+    first = evaluate(a, **common, **{**sides[0], **_first_half(settings)})
+    second = evaluate(b, **common, **{**sides[1], **_rest(settings, first)})
     models = [lm.model if lm is not None else str(side.get("model") or DEFAULT_MODEL) for side in sides]
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
     return CompareReport((str(a), str(b)), (models[0], models[1]), first, second, gain)
+
+
+def _caps(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: cap for name in _CAPS if (cap := settings.get(name)) is not None}
+
+
+def _first_half(settings: dict[str, Any]) -> dict[str, Any]:
+    """Caps of the first side, so that the second can be scored on the same tasks."""
+    return {name: cap / 2 if name == "max_cost_usd" else (cap + 1) // 2 for name, cap in _caps(settings).items()}
+
+
+def _rest(settings: dict[str, Any], first: EvaluationReport) -> dict[str, Any]:
+    """Caps of the second side: what the first has left of those of both."""
+    spent = first.to_dict()
+    return {name: max(0, cap - (spent[name.removeprefix("max_")] or 0)) for name, cap in _caps(settings).items()}
 
 
 def _check_loads(side: Any) -> None:

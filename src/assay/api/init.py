@@ -5,8 +5,9 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError
 from assay.support.keywords import takes
+from assay.support.places import write_whole
 
 __all__ = ["init_project"]
 
@@ -38,8 +39,10 @@ def init_project(folder: str | Path = ".") -> list[Path]:
     try:
         place.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (place / name).write_text(text, encoding="utf-8")
-    except OSError as error:
+            write_whole(place / name, text)
+    except (OSError, AssayError) as error:
+        for name in texts:
+            (place / name).unlink(missing_ok=True)
         raise ConfigError(f"cannot write to {place}: {error}. Name another folder") from error
     return [place / name for name in texts]
 

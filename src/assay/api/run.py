@@ -158,7 +158,8 @@ def predictor(
                 rollout.prediction = json_value(dict(prediction.items()), placeholders=True)
             return prediction
 
-        with ended_in_order(lm.recording.meter, recorder, SilentProgress()):
+        meter = lm.recording.meter
+        with ended_in_order(meter, recorder, opened, SilentProgress(), to_continue="run it again"):
             yield predict
 
 

@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -120,32 +120,34 @@ def _run_rows(
     total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)
     stdout = click.get_current_context().meta.get("stdout", sys.stdout)
     folder = Path.cwd() if file == "-" or not Path(file).is_file() else Path(file).parent
-    target: Any = open(out, "w", encoding="utf-8") if out else nullcontext(stdout)  # noqa: SIM115  (entered below)
     with (
         predictor(program, columns=columns, folder=folder, say=console.say, store=store, **settings) as predict,
-        target as written,
+        _growing(out) if out else nullcontext(stdout) as written,
         console.bar(f"run {program}", total) as advance,
     ):
         for place, row in _rows(file):
             answer = _answer(predict, place, row, rename)
             failed += "error" in answer and "line" in answer
-            _write(written, json_text(results(json_value(answer, placeholders=True))), out)
+            echo(json_text(results(json_value(answer, placeholders=True))), file=written)
             advance(1)
     if failed:
         console.say(f"warning: {counted(failed, 'rows')} failed; each has its error in the output")
     return failed
 
 
-def _write(file: Any, line: str, out: str | None) -> None:
-    """Writes a line at once. A file that the system does not take to its end is renamed, so that it reads as a part."""
+@contextmanager
+def _growing(out: str) -> Iterator[Any]:
+    """A file to write line by line. Its name ends with `.part` until it is whole; so it does after a stop."""
     from assay.errors import WriteFailed
 
+    place, part = Path(out), Path(f"{out}.part")
+    if place.exists() and not place.is_file():  # a pipe
+        part = place
     try:
-        echo(line, file=file)
+        with open(part, "w", encoding="utf-8") as file:
+            yield file
+        part.replace(place)
     except OSError as error:
-        if out is None:
-            raise
-        Path(out).replace(part := Path(f"{out}.part"))
         reason = error.strerror or error
         raise WriteFailed(f"{out} cannot be written: {reason}. What was written before is in {part}") from error
 

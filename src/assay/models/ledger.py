@@ -80,6 +80,7 @@ class Ledger:
         self._sent: Counter[bytes] = Counter()
         self._claimed: set[bytes] = set()
         self._hit: Counter[bytes] = Counter()
+        self._refused: dict[tuple[bytes, int], Sent] = {}  # rows that a full disk did not take; written by `close`
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -183,7 +184,10 @@ class Ledger:
             return [(phase, dict(zip(names, values, strict=True))) for phase, *values in self._db.execute(query)]
 
     def close(self) -> None:
+        """Write the rows that the disk refused before; what it refuses again is lost, and the count is too low."""
         with self._lock:
+            for row in list(self._refused.values()):
+                self._write_row(row)
             self._db.close()
 
     def _row(self, digest: bytes, attempt: int) -> Sent | None:
@@ -196,15 +200,18 @@ class Ledger:
         return None if values is None else Sent(*values)
 
     def _write_row(self, row: Sent) -> None:
-        self._execute(
-            f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", tuple(vars(row).values())
-        )
+        statement = f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({', '.join('?' * 11)})"
+        if self._execute(statement, tuple(vars(row).values())) is None:
+            self._refused[row.key, row.attempt] = row
+        else:
+            self._refused.pop((row.key, row.attempt), None)
 
-    def _execute(self, statement: str, values: tuple[object, ...]) -> int:
+    def _execute(self, statement: str, values: tuple[object, ...]) -> int | None:
+        """Number of rows written; None if the disk refused them."""
         try:
             return self._db.execute(statement, values).rowcount
-        except sqlite3.Error:  # the disk refused the row: if the run is killed later, its count is too low
-            return 1
+        except sqlite3.Error:
+            return None
 
 
 class KeyLocks:

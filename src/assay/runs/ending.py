@@ -15,8 +15,9 @@ from assay.evaluation import Progress
 from assay.models import Meter
 from assay.models.limits import LAST_CALLS_S
 from assay.support.numbers import counted
+from assay.support.refused import FULL_DISK
 from assay.support.scrubbing import error_text
-from assay.traces import Recorder
+from assay.traces import Recorder, Store
 
 __all__ = ["cancelled_by_signals", "ended_in_order", "ending_signals"]
 
@@ -60,9 +61,18 @@ def cancelled_by_signals(meter: Meter) -> Iterator[None]:
 
 
 @contextmanager
-def ended_in_order(meter: Meter, recorder: Recorder, progress: Progress) -> Iterator[None]:
-    """Inside, a run is at work. Afterwards no call is in flight and no rollout is open."""
-    reason = "the run ended"
+def ended_in_order(
+    meter: Meter, recorder: Recorder, store: Store, progress: Progress, *, to_continue: str
+) -> Iterator[None]:
+    """Inside, a run is at work. Afterwards no call is in flight and no rollout is open.
+
+    Args:
+        store: of the recorder; once its disk is full, no further call is made.
+        to_continue: what to do after a full disk, for its message.
+    """
+    reason, full = "the run ended", f"{FULL_DISK}: free space, and {to_continue}"
+    meter.obstacle = lambda: full if store.full else None
+    store.keep_room()
     with cancelled_by_signals(meter):
         try:
             yield

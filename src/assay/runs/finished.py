@@ -18,7 +18,7 @@ from assay.errors import ArtifactError, AssayError, StopRun
 from assay.evaluation import Progress
 from assay.models import Caps
 from assay.support.places import write_whole
-from assay.support.refused import note_full_disk
+from assay.support.refused import FULL_DISK, note_full_disk
 from assay.support.scrubbing import error_text, results
 from assay.support.values import digest_of, json_text
 from assay.traces.store.listing import FAILURE
@@ -72,6 +72,8 @@ class FinishedRun:
         if content["format"] != _FORMAT or content["about"] != self.about or self._raised(content["caps"]):
             return None
         report: dict[str, Any] = content["report"]
+        if FULL_DISK in (report["stopped"] or ""):  # not a cap: it continues as soon as there is space
+            return None
         if "artifact" in report:
             if not is_artifact(report["artifact"]):
                 return None

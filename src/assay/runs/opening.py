@@ -43,9 +43,6 @@ __all__ = [
 ]
 
 
-_FULL = "the disk of the store is full: free space, and continue with resume=True"
-
-
 @dataclass
 class Run:
     """An open run. All its language models share recorder, meter and cache."""
@@ -94,7 +91,6 @@ def open_run(
         ledger = opened_ledger(folder / "calls.db", recorder, opened, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         meter.unrecorded = lambda: recorder.unrecorded.calls
-        meter.obstacle = lambda: _FULL if opened.full else None
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             model = (
@@ -107,13 +103,12 @@ def open_run(
             opened.put_run(run_id, kind=config.kind, config=stored, status="running", started_at=started)
             keep_failure(folder, None)
             opened.flush()  # before the first call, so that a run that is killed at once can be resumed
-            opened.keep_room()
             run = Run(
                 run_id, folder, opened, recorder, meter, model,
                 functools.partial(get_lm, seed=config.seed, **lm_options), reflection,
                 config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
-            with ended_in_order(meter, recorder, progress):
+            with ended_in_order(meter, recorder, opened, progress, to_continue="continue with resume=True"):
                 yield run
             status = run.status
             recorder.finish()
@@ -124,10 +119,10 @@ def open_run(
             status = keep_failure(folder, error)
             raise
         finally:
-            ledger.close()
             if not opened.full:
                 _flushed(opened)
             opened.use_room(whole=True)
+            ledger.close()
             if opened.full:  # before the rows that wait take the space
                 end_on_full_disk(opened, run_id, status, recorder.unrecorded)
             missed = before if ended else recorder.unrecorded

@@ -15,6 +15,7 @@ from typing import Any
 from assay.errors import ArtifactError, NoArtifact
 from assay.support.formats import check_format
 from assay.support.names import is_within
+from assay.support.places import write_whole
 
 __all__ = [
     "FORMAT",
@@ -106,7 +107,7 @@ def resealed(folder: Path, shown: Mapping[str, Any]) -> str:
             files[place] = _hash_of_file(folder / kind / place, folder)
     manifest |= {"shown": dict(shown)} if shown else {}
     manifest["sha256"] = hash_of_manifest(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False))
     return str(manifest["sha256"])
 
 

@@ -277,13 +277,12 @@ class Accounts:
     stored: int
     unrecorded: int
     settled: int  # in the ledgers of its runs
-    exact_ledger: bool  # no full disk refused its rows
     running: int  # rollouts, and runs
 
     def problems(self) -> Iterator[str]:
         if self.answered != self.stored + self.unrecorded:
             yield f"{self.answered} calls were answered: {self.stored} are stored, {self.unrecorded} unrecorded"
-        if self.settled != self.answered and self.exact_ledger:
+        if self.settled != self.answered:
             yield f"{self.answered} calls were answered, {self.settled} are paid for in the ledger"
         if self.running:
             yield f"{self.running} rollouts or runs are still running"
@@ -306,7 +305,7 @@ def stopped(job: str, folder: Path, server: "Server", stop: Stop, *, tasks: int 
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, stop.signal)
         process.join()
-    accounts = _accounts(folder, server.requests - before, exact_ledger=stop.disk_kb is None)
+    accounts = _accounts(folder, server.requests - before)
     return accounts, list(accounts.problems())
 
 
@@ -321,7 +320,7 @@ def _on_small_disk(job: str, folder: Path, address: str, disk_kb: int, settings:
     left.rename(home)
 
 
-def _accounts(folder: Path, answered: int, *, exact_ledger: bool) -> Accounts:
+def _accounts(folder: Path, answered: int) -> Accounts:
     """Read once the rows that wait in a file are written."""
     from assay.traces import Store
 
@@ -338,7 +337,7 @@ def _accounts(folder: Path, answered: int, *, exact_ledger: bool) -> Accounts:
     for ledger in folder.glob(".assay/runs/*/calls.db"):
         with closing(sqlite3.connect(ledger)) as db:
             settled += int(db.execute("SELECT sum(settled) FROM calls WHERE NOT failed").fetchone()[0] or 0)
-    return Accounts(answered, stored, unrecorded, settled, exact_ledger, running)
+    return Accounts(answered, stored, unrecorded, settled, running)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from assay.errors import ConfigError
-from assay.support.places import check_writable
+from assay.support.places import check_writable, writing
 from assay.support.reprs import ReportRepr
 from assay.traces.export.leaving import Leaving
 from assay.traces.otlp.sending import PROTOBUF, Endpoint, encoded, send
@@ -60,8 +61,8 @@ def export_traces(
     target = Endpoint.of(endpoint) if file is None else None
     selected = _Selected(store, ids, Leaving(store, tenants=tenants, content=content))
     counts = [0, 0]
-    stream = None if file is None else open(file, "wb")  # noqa: SIM115
-    try:
+    with ExitStack() as files:
+        stream = None if file is None else files.enter_context(files.enter_context(writing(file)).open("wb"))
         while batch := list(islice(selected, _BATCH)):
             request = trace_request(batch, content=content)
             if target is not None:
@@ -69,9 +70,6 @@ def export_traces(
             elif stream is not None and file is not None:
                 _write(stream, request, is_protobuf=file.suffix == ".pb")
             counts = [counts[0] + len(batch), counts[1] + sum(len(rollout.transitions) for rollout in batch)]
-    finally:
-        if stream is not None:
-            stream.close()
     path = str(file) if target is None else target.traces
     return TracesExportReport(path=path, rollouts=counts[0], transitions=counts[1], withheld=selected.withheld)
 

@@ -1,10 +1,12 @@
 """Key files and other files that only their owner can read."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
+from assay.support.places import writing
 
 __all__ = ["key_of", "load_fernet", "write_private"]
 
@@ -47,6 +49,9 @@ def load_fernet() -> Any:
 def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
     """Write a file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC), 0o600), "wb") as file:
-        os.chmod(path, 0o600)  # an existing file may have been readable by others
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)
+    with (
+        nullcontext(path) if new else writing(path) as place,  # a full disk must not cost the table that is there
+        os.fdopen(os.open(place, flags, 0o600), "wb") as file,
+    ):
         file.write(content)

@@ -212,6 +212,8 @@ class Store(DirectWrites):
             StoreError: see `flush`.
         """
         closed_before, self._closed = self._closed, True
+        if self._rooms:
+            self.use_room(whole=True)
         try:
             if self._writer.alive and not closed_before:  # a writer that is ending does not answer another flush
                 self.flush(timeout_s)
