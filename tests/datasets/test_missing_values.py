@@ -18,7 +18,7 @@ from assay.datasets import iter_rows, load_tasks, make_task
 from assay.datasets.memory import data_spec
 from assay.datasets.tasks import NULL, known_outputs, written_outputs
 from assay.errors import DataError
-from assay.rubrics import Criterion, Rubric, checks
+from assay.rubrics import Criterion, Rubric, checks, conversations
 from assay.support.missing import is_missing
 from assay.traces.gateway.rollout_fields import checked_fields
 
@@ -130,3 +130,30 @@ def test_two_columns_of_one_name_are_refused(data: Any) -> None:
 def test_infinity_is_not_a_missing_value() -> None:
     with pytest.raises(DataError, match="answer"):
         make_task({"question": "q", "answer": math.inf})
+
+
+@pytest.mark.parametrize(
+    ("check", "arguments"),
+    [
+        (checks.exact, {}),
+        (checks.numeric, {}),
+        (checks.contains, {}),
+        (checks.contains, {"text": "2024"}),
+        (checks.regex, {"pattern": "[0-9]+"}),
+        (checks.regex, {"pattern": ".*"}),
+        (checks.one_of, {"values": ["2023", "2024"]}),
+        (checks.json_schema, {"schema": {"type": "string"}}),
+    ],
+)
+def test_every_check_of_a_field_that_must_be_null_gives_1_for_null_only(check: Any, arguments: Any) -> None:
+    task = make_task({"inputs": {"text": "t"}, "expected": {"end": NULL, "start": "2023"}})
+    predictions: list[dict[str, Any]] = [{"end": None}, {"end": "2024"}, {"end": ""}, {"start": "2023"}]
+    assert [check(task, row, None, field="end", **arguments).value for row in predictions] == [1, 0, 0, 0]
+
+
+def test_values_in_an_outcome_are_compared_as_values() -> None:
+    expected = {"end": None, "people": 3, "day": "Friday"}
+    task = make_task({"inputs": {"text": "t"}, "expected": {"outcome": expected}})
+    right: dict[str, Any] = {"end": None, "people": "3.0", "day": "friday."}
+    assert conversations.completed(task, {"outcome": right}, None).value == 1
+    assert conversations.filled(task, {"outcome": {**right, "end": "None"}}, None).value == pytest.approx(2 / 3)

@@ -22,6 +22,8 @@ from assay.datasets.fields import Fields
 from assay.datasets.memory import data_spec
 from assay.datasets.tasks import task_key
 from assay.errors import DataError
+from assay.rubrics import checks
+from assay.rubrics.criteria import NoGrade
 from assay.support.values import json_value
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC")
@@ -213,3 +215,38 @@ def test_optional_inputs_may_be_missing_or_have_no_value() -> None:
         {"question": "q"},
         {"question": "q"},
     ]
+
+
+def test_a_column_that_is_no_output_is_not_graded() -> None:
+    fields = Fields({"question": str}, outputs={"kind": str, "total": int})
+    task = make_task({"question": "q", "kind": "firm", "ticket": "T1", "inputs": "x"}, inputs=fields)
+    assert task.expected == {"kind": "firm", "ticket": "T1", "inputs": "x"}
+    assert checks.fields_match(task, {"kind": "firm"}, None).value == 1
+    assert checks.exact(task, {"kind": "firm"}, None).value == 1
+    assert checks.fields_match(task, {"kind": "firm", "ticket": "T2", "inputs": "x"}, None).value == pytest.approx(
+        2 / 3
+    )
+    missed = make_task({"question": "q", "kind": "firm", "total": 3, "ticket": "T1"}, inputs=fields)
+    assert checks.fields_match(missed, {"kind": "firm"}, None).value == 0.5
+    for check in (checks.fields_match, checks.exact):
+        with pytest.raises(NoGrade):
+            check(make_task({"question": "q", "kind": None, "ticket": "T1"}, inputs=fields), {"kind": "firm"}, None)
+
+
+def test_a_column_that_is_an_input_of_the_program_is_nothing_else() -> None:
+    names = ["question", "split", "metadata", "task_type", "inputs", "expected"]
+    row = {**dict.fromkeys(names, "some text"), "id": "7", "answer": "x"}
+    task = make_task(row, inputs=names)
+    assert dict(task.inputs) == dict.fromkeys(names, "some text")
+    assert (task.id, task.split, task.task_type, task.expected, task.metadata) == (
+        "7",
+        None,
+        "default",
+        {"answer": "x"},
+        {},
+    )
+
+
+def test_no_column_is_lost_beside_metadata_that_is_a_text() -> None:
+    row = {"inputs": {"question": "q"}, "expected": "x", "metadata": "a note", "source": "page 3"}
+    assert make_task(row).metadata == {"value": "a note", "source": "page 3"}
