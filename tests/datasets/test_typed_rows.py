@@ -250,3 +250,15 @@ def test_a_column_that_is_an_input_of_the_program_is_nothing_else() -> None:
 def test_no_column_is_lost_beside_metadata_that_is_a_text() -> None:
     row = {"inputs": {"question": "q"}, "expected": "x", "metadata": "a note", "source": "page 3"}
     assert make_task(row).metadata == {"value": "a note", "source": "page 3"}
+
+
+def test_media_in_the_messages_of_a_history_are_read_back() -> None:
+    history = dspy.History(messages=[{"picture": dspy.Image(URI), "scans": [dspy.Image(URI)], "answer": "a"}])
+    fields = Fields(
+        {"history": dspy.History | None, "picture": dspy.Image}, {"scans": list[dspy.Image]}, outputs={"answer": str}
+    )
+    stored = json.loads(json.dumps(json_value({"history": history, "picture": dspy.Image(URI)})))
+    for value in (stored["history"], stored["history"]["messages"], json.dumps(stored["history"]), history):
+        assert fields.converted({"history": value}, where="the store")["history"] == history
+    with pytest.raises(DataError, match="history"):
+        fields.converted({"history": [{"picture": "none.png"}]}, where="row 1")
