@@ -157,3 +157,15 @@ def test_values_in_an_outcome_are_compared_as_values() -> None:
     right: dict[str, Any] = {"end": None, "people": "3.0", "day": "friday."}
     assert conversations.completed(task, {"outcome": right}, None).value == 1
     assert conversations.filled(task, {"outcome": {**right, "end": "None"}}, None).value == pytest.approx(2 / 3)
+
+
+def test_integers_beside_a_missing_value_stay_integers_in_a_parquet_file_of_pandas(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(
+        {"count": [3, None], "share": [0.5, None], "all": [1.0, 2.0], "huge": [2.0**60, None], "end": [math.inf, None]}
+    )
+    frame.to_parquet(tmp_path / "a.parquet")
+    first, second = (row for _, row in iter_rows(str(tmp_path / "a.parquet")))
+    assert [repr(value) for value in first.values()] == ["3", "0.5", "1.0", repr(2.0**60), "inf"]
+    assert [second[name] for name in ("count", "share", "huge")] == [None, None, None]
+    pyarrow.parquet.write_table(pyarrow.table({"share": [3.0, None]}), tmp_path / "b.parquet")
+    assert [repr(row["share"]) for _, row in iter_rows(str(tmp_path / "b.parquet"))] == ["3.0", "None"]
