@@ -116,6 +116,10 @@ def test_typed_answers_are_right_stored_as_json_and_right_when_scored_again(rows
         store.flush()
     with Store() as store:
         assert {row.id: row.score for row in store.rollouts() if row.id in before} == before
+    shown = CliRunner().invoke(group, ["traces", "show", stored[0].id]).stdout.splitlines()
+    (inputs,) = (line.partition("): ")[2] for line in shown if line.startswith("task "))
+    (answer,) = (line.partition(": ")[2] for line in shown if line.startswith("prediction: "))
+    assert (json.loads(inputs), json.loads(answer)) == (stored[0].inputs, stored[0].prediction)
     first = next(line for line in said.lines if "sender" in line)
     assert said.lines.index(first) < 3
     assert all(name in first for name in ("picture", "day", "history", "kind", "lines", "due", "tags"))
