@@ -173,6 +173,16 @@ def test_a_request_is_converted_and_opens_no_local_file(rows: Path, own_folder: 
     assert again.due == prediction.due
 
 
+def test_expected_outputs_of_a_request_have_the_form_of_the_programs_outputs(rows: Path, own_folder: Path) -> None:
+    loaded, store = LoadedVersion(artifact(own_folder)), str(own_folder / "s.db")
+    inputs = {"day": "2024-02-28", "history": [], "picture": URI}
+    prediction = loaded.run(Task(id="a", inputs=inputs, expected=EXPECTED), rubric=right(), store=store)
+    opened_store(store)[0].flush()
+    with Store(store) as opened:
+        stored = opened.rollout(prediction.rollout)
+    assert (stored.score, stored.expected["kind"], stored.expected["tags"]) == (1.0, "firm", ["a", "b"])
+
+
 def test_an_image_of_a_row_is_in_the_request(rows: Path) -> None:
     seen: list[Any] = []
 
