@@ -202,6 +202,14 @@ def test_expected_outputs_get_the_form_of_the_programs_outputs() -> None:
     }
 
 
+def test_an_expected_picture_may_be_named_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    fields = Fields({"question": str}, outputs={"drawing": dspy.Image})
+    row = {"question": "q", "drawing": "a.png"}
+    assert make_task(row, inputs=fields, folder=tmp_path).expected == {"drawing": {"url": URI}}
+    assert make_task(row, inputs=fields).expected == {"drawing": "a.png"}
+
+
 def test_an_input_without_a_json_form_is_refused_with_row_and_field() -> None:
     with pytest.raises(DataError, match=r"data\[0\].*connection"):
         make_task({"connection": object(), "answer": "x"}, where="data[0]")

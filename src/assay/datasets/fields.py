@@ -109,17 +109,21 @@ class Fields:
                 ]
         return history
 
-    def expected(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def expected(self, values: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
         """Expected outputs in the JSON form that the program's outputs of the declared type have: a list of a set in
-        its order, an object with its defaults. A value that is not of the type stays as it is."""
-        return {name: _canonical(value, self.outputs.get(name, Any)) for name, value in values.items()}
+        its order, an object with its defaults. A value that is not of the type stays as it is.
+
+        Args:
+            folder: see `converted`.
+        """
+        return {name: _canonical(value, self.outputs.get(name, Any), folder) for name, value in values.items()}
 
 
-def _canonical(value: Any, annotation: Any) -> Any:
+def _canonical(value: Any, annotation: Any, folder: Path | None) -> Any:
     if not isinstance(value, str | int | float | list | dict):
         return value
     try:
-        plain = json_value(_typed(value, annotation, None))
+        plain = json_value(_typed(value, annotation, folder))
     except (ValueError, TypeError, AttributeError, RecursionError, ImportError):
         return value
     return plain if _keeps(value, plain) else value

@@ -215,7 +215,7 @@ def make_task(
             raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")
         raise EmptyInputs(where)
     if fields is not None:
-        values, expected = fields.converted(values, where=where, folder=folder), fields.expected(expected)
+        values, expected = fields.converted(values, where=where, folder=folder), fields.expected(expected, folder)
     try:
         json_value(values)
     except NoJsonForm as error:
