@@ -225,16 +225,17 @@ def make_task(
             raise DataError(f"{where}: {name}={value!r} is not a finite number")
     if len(str(row.get("id") or "")) > _ID:
         raise DataError(f"{where}: the id has {len(str(row['id']))} characters; the limit is {_ID}")
-    split = {"validation": "val", "dev": "val"}.get(str(row.get("split")), row.get("split"))
+    split = "" if row.get("split") is None else str(row["split"]).strip().casefold()
+    split = {"validation": "val", "dev": "val"}.get(split, split)
     if split and split not in SPLITS:
-        raise DataError(f"{where}: the split {split!r} does not exist; the splits are {', '.join(SPLITS)}")
+        raise DataError(f"{where}: the split {row['split']!r} does not exist; the splits are {', '.join(SPLITS)}")
     return Task(
         id=str(row["id"]) if row.get("id") not in (None, "") else task_key(values),
         task_type=str(row.get("task_type") or "default"),
         inputs=values,
         expected=expected,
         metadata=metadata,
-        split=str(split) if split else None,
+        split=split or None,
         where=where,
     )
 

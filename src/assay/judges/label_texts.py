@@ -79,12 +79,12 @@ def id_text(value: Any) -> str:
 def read_label(value: Any, labels: Sequence[str], anchors: Mapping[str, str] | None = None) -> str | None:
     """The label of a scale that a value means; None if it says that there is none, such as `N/A`, `-` or NaN.
 
-    - Case, white space around and between words, `_` and `-` between words, quotes around the label and a period, comma,
-      colon, semicolon or exclamation mark after it make no difference.
+    - Case, white space around and between words, `_` and `-` between words, quotes around the label and one of `.,:;!`
+      after it make no difference.
     - On a scale of numbers: `4.0`, `4,0`, `4/5` and `4 out of 5` (of the highest label), `80 %` (on a scale up to 1 or
       100), and a number with its name, as in `4 - good`.
     - `true`, `yes`, `y`, `t`, a check mark and `false`, `no`, `n`, `f`, a cross are the one label for yes and the one
-      for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too, and words such as `passed` and `wrong`.
+      for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too, and words such as `passed`, `wrong`.
     - The meaning of a label in `anchors` is the label.
 
     Raises:
