@@ -129,7 +129,7 @@ def test_without_early_stop_a_gate_runs_the_full_split(job: dict[str, Any]) -> N
 def test_a_gate_stopped_by_a_cap_decides_nothing_and_resumes(
     job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 4 == 0)"))  # one of four tasks
+    Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 5 == 0)"))  # one of five tasks
     report = assay.improve("before.py:Mine", max_calls=30, **job)
     assert server.calls == 22  # 8 are kept for the sealed test, and no step is kept that it would compare
     assert "step 1 of 1, prompts: gate ended after 11 of 50 tasks" in str(report.stopped)

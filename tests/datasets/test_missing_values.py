@@ -18,7 +18,7 @@ from assay.datasets import iter_rows, load_tasks, make_task
 from assay.datasets.memory import data_spec
 from assay.datasets.tasks import NULL, known_outputs, written_outputs
 from assay.errors import DataError
-from assay.rubrics import Criterion, Rubric, checks
+from assay.rubrics import Criterion, Rubric, checks, conversations
 from assay.support.missing import is_missing
 from assay.traces.gateway.rollout_fields import checked_fields
 
@@ -130,3 +130,42 @@ def test_two_columns_of_one_name_are_refused(data: Any) -> None:
 def test_infinity_is_not_a_missing_value() -> None:
     with pytest.raises(DataError, match="answer"):
         make_task({"question": "q", "answer": math.inf})
+
+
+@pytest.mark.parametrize(
+    ("check", "arguments"),
+    [
+        (checks.exact, {}),
+        (checks.numeric, {}),
+        (checks.contains, {}),
+        (checks.contains, {"text": "2024"}),
+        (checks.regex, {"pattern": "[0-9]+"}),
+        (checks.regex, {"pattern": ".*"}),
+        (checks.one_of, {"values": ["2023", "2024"]}),
+        (checks.json_schema, {"schema": {"type": "string"}}),
+    ],
+)
+def test_every_check_of_a_field_that_must_be_null_gives_1_for_null_only(check: Any, arguments: Any) -> None:
+    task = make_task({"inputs": {"text": "t"}, "expected": {"end": NULL, "start": "2023"}})
+    predictions: list[dict[str, Any]] = [{"end": None}, {"end": "2024"}, {"end": ""}, {"start": "2023"}]
+    assert [check(task, row, None, field="end", **arguments).value for row in predictions] == [1, 0, 0, 0]
+
+
+def test_values_in_an_outcome_are_compared_as_values() -> None:
+    expected = {"end": None, "people": 3, "day": "Friday"}
+    task = make_task({"inputs": {"text": "t"}, "expected": {"outcome": expected}})
+    right: dict[str, Any] = {"end": None, "people": "3.0", "day": "friday."}
+    assert conversations.completed(task, {"outcome": right}, None).value == 1
+    assert conversations.filled(task, {"outcome": {**right, "end": "None"}}, None).value == pytest.approx(2 / 3)
+
+
+def test_integers_beside_a_missing_value_stay_integers_in_a_parquet_file_of_pandas(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(
+        {"count": [3, None], "share": [0.5, None], "all": [1.0, 2.0], "huge": [2.0**60, None], "end": [math.inf, None]}
+    )
+    frame.to_parquet(tmp_path / "a.parquet")
+    first, second = (row for _, row in iter_rows(str(tmp_path / "a.parquet")))
+    assert [repr(value) for value in first.values()] == ["3", "0.5", "1.0", repr(2.0**60), "inf"]
+    assert [second[name] for name in ("count", "share", "huge")] == [None, None, None]
+    pyarrow.parquet.write_table(pyarrow.table({"share": [3.0, None]}), tmp_path / "b.parquet")
+    assert [repr(row["share"]) for _, row in iter_rows(str(tmp_path / "b.parquet"))] == ["3.0", "None"]

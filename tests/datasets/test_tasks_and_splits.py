@@ -201,7 +201,7 @@ def test_the_test_split_is_sealed_until_it_is_opened() -> None:
 
 
 def test_a_file_may_name_its_splits(tmp_path: Path) -> None:
-    names = ["train", "validation", "gate", "test"]
+    names = ["Train", "validation ", "gate", "TEST"]
     splits = load_splits(
         write(tmp_path / "a.jsonl", [{**row, "split": names[i % 4]} for i, row in enumerate(questions(8))])
     )

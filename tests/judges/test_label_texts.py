@@ -46,7 +46,9 @@ FIVE = ("1", "2", "3", "4", "5")
         "4 (good)",
         "4. good",
         "4 stars",
+        "4,",
         "Good",
+        "Good.",
     ],
 )
 def test_a_label_on_a_scale_of_numbers_is_read_in_every_spelling(value: Any) -> None:
@@ -61,6 +63,11 @@ def test_a_label_on_a_scale_of_numbers_is_read_in_every_spelling(value: Any) -> 
         ("TRUE", ("fail", "pass"), "pass"),
         ("False", ("incorrect", "correct"), "incorrect"),
         ("Y", ("no", "yes"), "yes"),
+        ("Yes!", ("no", "yes"), "yes"),
+        ("✓", ("fail", "pass"), "pass"),
+        ("❌", ("fail", "unclear", "pass"), "fail"),
+        ("PASSED", ("fail", "pass"), "pass"),
+        ("wrong", ("incorrect", "correct"), "incorrect"),
         (1, ("no", "yes"), "yes"),
         (0.0, ("no", "yes"), "no"),
         ("true", ("0", "1"), "1"),

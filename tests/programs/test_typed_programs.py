@@ -116,6 +116,10 @@ def test_typed_answers_are_right_stored_as_json_and_right_when_scored_again(rows
         store.flush()
     with Store() as store:
         assert {row.id: row.score for row in store.rollouts() if row.id in before} == before
+    shown = CliRunner().invoke(group, ["traces", "show", stored[0].id]).stdout.splitlines()
+    (inputs,) = (line.partition("): ")[2] for line in shown if line.startswith("task "))
+    (answer,) = (line.partition(": ")[2] for line in shown if line.startswith("prediction: "))
+    assert (json.loads(inputs), json.loads(answer)) == (stored[0].inputs, stored[0].prediction)
     first = next(line for line in said.lines if "sender" in line)
     assert said.lines.index(first) < 3
     assert all(name in first for name in ("picture", "day", "history", "kind", "lines", "due", "tags"))
@@ -167,6 +171,16 @@ def test_a_request_is_converted_and_opens_no_local_file(rows: Path, own_folder: 
         assert (whole.prediction or {})["kind"] == "firm"
         again = loaded.run(Task(id="a", inputs=whole.inputs), rubric=None, store=store)
     assert again.due == prediction.due
+
+
+def test_expected_outputs_of_a_request_have_the_form_of_the_programs_outputs(rows: Path, own_folder: Path) -> None:
+    loaded, store = LoadedVersion(artifact(own_folder)), str(own_folder / "s.db")
+    inputs = {"day": "2024-02-28", "history": [], "picture": URI}
+    prediction = loaded.run(Task(id="a", inputs=inputs, expected=EXPECTED), rubric=right(), store=store)
+    opened_store(store)[0].flush()
+    with Store(store) as opened:
+        stored = opened.rollout(prediction.rollout)
+    assert (stored.score, stored.expected["kind"], stored.expected["tags"]) == (1.0, "firm", ["a", "b"])
 
 
 def test_an_image_of_a_row_is_in_the_request(rows: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -76,6 +77,7 @@ class LoadedVersion:
         inputs: dict[str, Any] = dict(task.inputs)
         if self.fields is not None:  # no local file is read: a request may come from anywhere
             inputs = self.fields.converted(inputs, where="the request")
+            task = replace(task, expected=self.fields.expected(task.expected))
         replaying = {} if replay is None else listening(replay)
         recording = None
         try:

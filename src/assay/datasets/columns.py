@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from assay.datasets.fields import Fields
-from assay.datasets.tasks import USUAL_OUTPUTS, Task
+from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN, USUAL_OUTPUTS, Task
 
 __all__ = ["Columns", "column_lines", "used_columns"]
 
@@ -20,7 +20,7 @@ class Columns:
     def add(self, task: Task) -> None:
         self.inputs |= dict.fromkeys(task.inputs)
         self.expected |= dict.fromkeys(task.expected)
-        self.metadata |= dict.fromkeys(task.metadata)
+        self.metadata |= dict.fromkeys(name for name in task.metadata if name not in (OTHER_COLUMNS, UNKNOWN))
 
 
 def column_lines(columns: Columns, fields: Fields | None, compared: Collection[str]) -> list[str]:

@@ -73,7 +73,7 @@ class Fields:
 
         Pydantic converts, in its lax mode: 3 from "3", True from "true", a date from ISO text. A text may also hold the
         JSON of a list or object, and the name of an enum's member. Images, audio and files are made of URLs, data URIs,
-        base64, bytes and paths.
+        base64, bytes and paths; in the messages of a history too, where a key is the name of a field that holds them.
 
         Args:
             where: place of the row, for messages.
@@ -87,6 +87,8 @@ class Fields:
                 continue
             annotation = self.inputs.get(name, Any)
             try:
+                if "History" in map(_medium, _arguments(annotation)):
+                    value = self._with_media(value, folder)
                 result[name] = _typed(value, annotation, folder)
             except (ValueError, TypeError, AttributeError, RecursionError, ImportError) as error:
                 wanted = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
@@ -95,17 +97,33 @@ class Fields:
                 ) from None
         return result
 
-    def expected(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_media(self, history: Any, folder: Path | None) -> Any:
+        """A history whose messages, which have fields of the program by name, hold images, audio and files as such."""
+        for read in _readings(history, Any):
+            messages = read.get("messages") if isinstance(read, Mapping) else read
+            if isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages):
+                kinds = {name: kind for name, kind in {**self.outputs, **self.inputs}.items() if _holds_medium(kind)}
+                return [
+                    {k: _typed(v, kinds[k], folder) if v is not None and k in kinds else v for k, v in message.items()}
+                    for message in messages
+                ]
+        return history
+
+    def expected(self, values: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
         """Expected outputs in the JSON form that the program's outputs of the declared type have: a list of a set in
-        its order, an object with its defaults. A value that is not of the type stays as it is."""
-        return {name: _canonical(value, self.outputs.get(name, Any)) for name, value in values.items()}
+        its order, an object with its defaults. A value that is not of the type stays as it is.
+
+        Args:
+            folder: see `converted`.
+        """
+        return {name: _canonical(value, self.outputs.get(name, Any), folder) for name, value in values.items()}
 
 
-def _canonical(value: Any, annotation: Any) -> Any:
+def _canonical(value: Any, annotation: Any, folder: Path | None) -> Any:
     if not isinstance(value, str | int | float | list | dict):
         return value
     try:
-        plain = json_value(_typed(value, annotation, None))
+        plain = json_value(_typed(value, annotation, folder))
     except (ValueError, TypeError, AttributeError, RecursionError, ImportError):
         return value
     return plain if _keeps(value, plain) else value
@@ -256,6 +274,14 @@ def _medium(annotation: Any) -> str | None:
         if base.__module__.startswith(_DSPY) and base.__name__ in _MEDIA:
             return str(base.__name__)
     return None
+
+
+def _holds_medium(annotation: Any) -> bool:
+    """Whether a type is that of a medium, a union with one, or a list, tuple or dictionary of it."""
+    return any(
+        _medium(part) not in (None, "History") or any(map(_holds_medium, get_args(part)))
+        for part in _arguments(annotation)
+    )
 
 
 def _of_medium(value: Any, medium: str, kind: type, folder: Path | None) -> Any:

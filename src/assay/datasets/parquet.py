@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError
+from assay.support.missing import is_missing
 
 __all__ = ["check_columns", "parquet_rows"]
 
@@ -24,6 +25,7 @@ _VALUES = 32 * 2**20
 _LEAST = 1 / 128
 _OBJECT = 8  # bytes per value, at least
 _DICT = 64  # bytes per row as a Python dict, at least
+_EXACT = 2**53  # up to here every integer has a float of its own
 _TEXTS = ("STRING", "NONE", "JSON", "ENUM", "BSON")
 
 
@@ -46,6 +48,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         ):
             _check_rows(file, path, most)
             check_columns(file.schema_arrow.names, str(path))
+            integers = _integer_columns(file)
             for group in range(file.metadata.num_row_groups):
                 _check_claims(file, group, path, most)
                 rows = _rows_at_once(peeked, group, {*flat, *lists})
@@ -56,9 +59,31 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                             raise _too_much(path, most)
                         for row in part.to_pylist():
                             number += 1
+                            for name in integers:
+                                row[name] = None if is_missing(row[name]) else int(row[name])
                             yield f"{path}:row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a Parquet file that can be read ({error})") from None
+
+
+def _integer_columns(file: Any) -> list[str]:
+    """Columns of integers that pandas wrote as floats, because a value is missing."""
+    import pyarrow
+
+    schema = file.schema_arrow
+    missing: set[str] = set()
+    whole = {name for name in schema.names if schema.field(name).type in (pyarrow.float32(), pyarrow.float64())}
+    if schema.pandas_metadata is None or not whole:
+        return []
+    for batch in file.iter_batches(batch_size=_ROWS, columns=sorted(whole)):
+        for name in sorted(whole):
+            values = batch.column(name).to_numpy(zero_copy_only=False)
+            present = values[values == values]
+            if len(present) < len(values):
+                missing.add(name)
+            if not (present == present.round()).all() or not (abs(present) < _EXACT).all():
+                whole.remove(name)
+    return sorted(whole & missing)
 
 
 def check_columns(names: Sequence[str], where: str) -> None:

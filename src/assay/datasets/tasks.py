@@ -17,6 +17,7 @@ from assay.support.values import json_value
 
 __all__ = [
     "NULL",
+    "OTHER_COLUMNS",
     "OWNERS",
     "SPLITS",
     "UNKNOWN",
@@ -43,6 +44,7 @@ USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", 
 
 NULL: Mapping[str, bool] = {"$null": True}  # in a row: an expected output that must be null
 UNKNOWN = "unknown_output"  # in the metadata of a task whose answer, label, … is not known, but another column is
+OTHER_COLUMNS = "other_columns"  # in the metadata of a task: columns in `expected` that are no outputs of the program
 _NULL_TEXT = '{"$null":true}'
 
 
@@ -166,7 +168,8 @@ def make_task(
             output: the columns that `inputs` names are inputs; without `inputs`, columns with a usual output name
             (`answer`, `label`, …) and those that `outputs` names are expected outputs. In both forms `tenant`,
             `data_subject` and `consent` go into the metadata. A missing value (`assay.support.missing`) is None as an
-            input, and no expected output, see `known_outputs`.
+            input, and no expected output, see `known_outputs`. A column that is an input of the
+            program is nothing else, whatever its name, except for `id` and the columns of the owner.
         where: `file:line`, for error messages.
         inputs: the program's inputs, if known: their names, or its `Fields`, by whose types values are converted.
         outputs: output fields that are known, for a row whose inputs are not.
@@ -180,34 +183,39 @@ def make_task(
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: expected an object with the task's fields, found {type(row).__name__}")
     row = {name: None if is_missing(value) else value for name, value in row.items()}
-    if isinstance(row.get("inputs"), Mapping):
+    structured = isinstance(row.get("inputs"), Mapping)
+    if structured:
         values: dict[str, Any] = {name: None if is_missing(value) else value for name, value in row["inputs"].items()}
         expected = row.get("expected", {})
         if not isinstance(expected, Mapping) or _is_null(expected):
             expected = {"answer": expected}
-        more: dict[str, Any] = {k: v for k, v in row.items() if k not in _STRUCTURE}
-        metadata: Any = row.get("metadata") or {}
-        metadata = {**more, **metadata} if isinstance(metadata, Mapping) else metadata
+        columns = [*values, *expected]
+        more = {k: v for k, v in row.items() if k not in _STRUCTURE}
     else:
         values, expected = _of_flat(row, fields, outputs)
-        metadata = row.get("metadata") or {}
-    metadata = (
-        {**{name: row[name] for name in OWNERS if row.get(name) is not None}, **metadata}
-        if isinstance(metadata, Mapping)
-        else metadata
-    )
-    usual, expected = expected.keys() & USUAL_OUTPUTS, known_outputs(expected)
-    if expected and usual and not expected.keys() & usual and isinstance(metadata, Mapping):
-        metadata = {**metadata, UNKNOWN: min(usual)}
+        columns = list(row)
+        row = {name: value for name, value in row.items() if name not in values or name in ("id", *OWNERS)}
+        more = {}
+    metadata = row.get("metadata") or {}
+    metadata = {
+        **more,
+        **{name: row[name] for name in OWNERS if row.get(name) is not None},
+        **(metadata if isinstance(metadata, Mapping) else {"value": metadata}),
+    }
+    known = USUAL_OUTPUTS | set(() if fields is None else fields.outputs)
+    answers, expected = expected.keys() & known, known_outputs(expected)
+    if expected and answers and not expected.keys() & answers:
+        metadata[UNKNOWN] = min(answers)
+    if not structured and fields is not None and fields.outputs and (other := sorted(expected.keys() - known)):
+        metadata[OTHER_COLUMNS] = other
     if fields is not None and (missing := fields.missing(values)):
-        columns = [*values, *expected] if isinstance(row.get("inputs"), Mapping) else list(row)
         raise missing_inputs(where, missing, columns)
     if not task_key(values):
         if not isinstance(wrong := row.get("inputs"), Mapping) and wrong not in (None, ""):
             raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")
         raise EmptyInputs(where)
     if fields is not None:
-        values, expected = fields.converted(values, where=where, folder=folder), fields.expected(expected)
+        values, expected = fields.converted(values, where=where, folder=folder), fields.expected(expected, folder)
     try:
         json_value(values)
     except NoJsonForm as error:
@@ -217,16 +225,17 @@ def make_task(
             raise DataError(f"{where}: {name}={value!r} is not a finite number")
     if len(str(row.get("id") or "")) > _ID:
         raise DataError(f"{where}: the id has {len(str(row['id']))} characters; the limit is {_ID}")
-    split = {"validation": "val", "dev": "val"}.get(str(row.get("split")), row.get("split"))
+    split = "" if row.get("split") is None else str(row["split"]).strip().casefold()
+    split = {"validation": "val", "dev": "val"}.get(split, split)
     if split and split not in SPLITS:
-        raise DataError(f"{where}: the split {split!r} does not exist; the splits are {', '.join(SPLITS)}")
+        raise DataError(f"{where}: the split {row['split']!r} does not exist; the splits are {', '.join(SPLITS)}")
     return Task(
         id=str(row["id"]) if row.get("id") not in (None, "") else task_key(values),
         task_type=str(row.get("task_type") or "default"),
         inputs=values,
         expected=expected,
-        metadata=metadata if isinstance(metadata, Mapping) else {"value": metadata},
-        split=str(split) if split else None,
+        metadata=metadata,
+        split=split or None,
         where=where,
     )
 
@@ -236,7 +245,7 @@ def _of_flat(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and expected outputs of a flat row."""
     own = set() if fields is None else fields.inputs.keys()
-    structure = _STRUCTURE - {"expected"} - own
+    structure = _STRUCTURE - {"expected"} - own - ({"inputs"} if fields is not None else set())
     flat = {key: value for key, value in row.items() if key not in structure}
     names = own if fields is not None else flat.keys() - USUAL_OUTPUTS - set(outputs)
     return {k: v for k, v in flat.items() if k in names}, {k: v for k, v in flat.items() if k not in names}

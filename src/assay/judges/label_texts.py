@@ -14,11 +14,11 @@ __all__ = ["GivenRating", "id_text", "rater_columns", "ratings_in", "read_label"
 
 # what survey and spreadsheet tools write for a missing answer; a label of the scale that is spelled so is a label
 _NO_LABEL = frozenset(
-    ("", "-", "--", "–", "—", ".", "?", "n/a", "#n/a", "na", "n.a.", "<na>", "nan", "nat", "null", "none", "nil",
+    ("", "-", "--", "–", "—", ".", "?", "n/a", "#n/a", "na", "n.a", "n.a.", "<na>", "nan", "nat", "null", "none", "nil",
      "skip", "skipped", "abstain", "missing", "not applicable", "no answer", "no label", "not rated", "unrated",
      "unlabeled", "unlabelled")
 )  # fmt: skip
-_YES, _NO = frozenset(("yes", "true", "y", "t")), frozenset(("no", "false", "n", "f"))
+_YES, _NO = frozenset(("yes", "true", "y", "t", *"✓✔☑✅")), frozenset(("no", "false", "n", "f", *"✗✘☒❌"))
 _YES_LABELS = _YES | {"1", "pass", "passed", "correct", "right", "good", "accept", "accepted", "positive"}
 _NO_LABELS = _NO | {"0", "fail", "failed", "incorrect", "wrong", "bad", "reject", "rejected", "negative"}
 _OUT_OF = re.compile(r"(.+?)\s*(?:/|out of|of)\s*(.+)")
@@ -79,11 +79,12 @@ def id_text(value: Any) -> str:
 def read_label(value: Any, labels: Sequence[str], anchors: Mapping[str, str] | None = None) -> str | None:
     """The label of a scale that a value means; None if it says that there is none, such as `N/A`, `-` or NaN.
 
-    - Case, white space around and between words, `_` and `-` between words make no difference.
+    - Case, white space around and between words, `_` and `-` between words, quotes around the label and one of `.,:;!`
+      after it make no difference.
     - On a scale of numbers: `4.0`, `4,0`, `4/5` and `4 out of 5` (of the highest label), `80 %` (on a scale up to 1 or
       100), and a number with its name, as in `4 - good`.
-    - `true`, `yes`, `y`, `t` and `false`, `no`, `n`, `f` are the one label for yes and the one for no, such as `pass`
-      and `fail`; on a scale of two labels 1 and 0 are too.
+    - `true`, `yes`, `y`, `t`, a check mark and `false`, `no`, `n`, `f`, a cross are the one label for yes and the one
+      for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too, and words such as `passed`, `wrong`.
     - The meaning of a label in `anchors` is the label.
 
     Raises:
@@ -118,7 +119,8 @@ def read_label(value: Any, labels: Sequence[str], anchors: Mapping[str, str] | N
 
 
 def _normal(text: str) -> str:
-    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip("\"'")
+    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip("\"'").rstrip(".,:;! ")
+    text = re.sub(r" ?/ ?", "/", text)
     return re.sub(r"(?<=[^\W\d])[-_ ]+(?=[^\W\d])", " ", text)
 
 
@@ -145,7 +147,9 @@ def _yes_or_no(text: str, labels: Sequence[str]) -> str | None:
     no = [label for label in labels if _normal(label) in _NO_LABELS]
     if len(yes) != 1 or len(no) != 1:
         return None
-    digit = whole_number(text) if len(labels) == 2 else None
-    if text in _YES or digit == 1:
+    if len(labels) > 2:
+        return yes[0] if text in _YES else no[0] if text in _NO else None
+    digit = whole_number(text)
+    if text in _YES_LABELS or digit == 1:
         return yes[0]
-    return no[0] if text in _NO or digit == 0 else None
+    return no[0] if text in _NO_LABELS or digit == 0 else None

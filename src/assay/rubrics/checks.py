@@ -1,9 +1,10 @@
 """Shipped code checks. Each is called as `check(task, prediction, rollout, **with)` and returns a grade in [0, 1].
 
 `prediction` is a dict of the output fields. `field` names the field to check; the default is the task's only expected
-field. Rollouts recorded from outside (gateway, imports) have one field whose name the recorder chose; without `field`,
-that field is read whatever its name. A check without the data it needs raises `NoGrade`; the criterion is unscored.
-Where null is expected (`assay.datasets.tasks.NULL`), a field that is null has the grade 1, any other 0.
+field, not counting columns that are no outputs of the program. Rollouts recorded from outside (gateway, imports) have
+one field whose name the recorder chose; without `field`, that field is read whatever its name. A check without the data
+it needs raises `NoGrade`; the criterion is unscored. Where null is expected of a field (`assay.datasets.tasks.NULL`), a
+check of this field gives 1 for null, otherwise 0.
 """
 
 import json
@@ -14,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from assay.datasets import Task
-from assay.datasets.tasks import UNKNOWN
+from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN
 from assay.rubrics.comparison import same
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
@@ -71,7 +72,8 @@ def _validate_texts(text: Any = None, values: Any = None, **_: Any) -> None:
 
 
 def _expected(task: Task, field: str | None) -> tuple[str, Any]:
-    only = next(iter(task.expected)) if len(task.expected) == 1 else "answer"
+    names = task.expected.keys() - set(task.metadata.get(OTHER_COLUMNS, ())) or task.expected
+    only = next(iter(names)) if len(names) == 1 else "answer"
     name = field or str(task.metadata.get(UNKNOWN, only))
     if name not in task.expected:
         way = "" if task.expected else ". Give the row as {'inputs': {…}, 'expected': {…}}"
@@ -104,6 +106,14 @@ def _is_equal(prediction: dict[str, Any], name: str, expected: Any, case: bool) 
     if expected is None:
         return value is None and name in prediction
     return value is not None and same(value, expected, case=case)
+
+
+def _null_grade(task: Task, prediction: dict[str, Any], expected_name: str, name: str) -> Grade | None:
+    """The grade of a field where null is expected: 1 if it is null, otherwise 0; None where null is not expected."""
+    if task.expected.get(expected_name, "") is not None:
+        return None
+    equal = _is_equal(prediction, name, None, False)
+    return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, None)[1:]}.")
 
 
 def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
@@ -139,18 +149,22 @@ def fields_match(
     """Share of the task's expected fields that equal those of the prediction, compared by
     `assay.rubrics.comparison.same`.
 
+    A column of the data that is no output of the program counts only if the prediction has a field of its name.
+
     Args:
         all_or_nothing: grade 1 if all fields match, otherwise 0.
         case: whether texts are compared case-sensitively.
     """
-    if not task.expected:
+    other = set(task.metadata.get(OTHER_COLUMNS, ())) - prediction.keys()
+    wanted = {name: value for name, value in task.expected.items() if name not in other}
+    if not wanted:
         raise NoGrade(f"task {task.id!r} expects no fields")
     wrong = [
         f"{name}: {_difference(prediction, name, expected)}"
-        for name, expected in task.expected.items()
+        for name, expected in wanted.items()
         if not _is_equal(prediction, name, expected, case)
     ]
-    share = 1 - len(wrong) / len(task.expected)
+    share = 1 - len(wrong) / len(wanted)
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
 
 
@@ -171,12 +185,13 @@ def numeric(
         tolerance: default 0 for an expected integer, 1e-6 otherwise.
     """
     name, expected = _expected(task, field)
-    if expected is None:
-        return exact(task, prediction, rollout, field)
+    found_name = _field_name(prediction, rollout, field, name)
+    if (null := _null_grade(task, prediction, name, found_name)) is not None:
+        return null
     target = parse_number(expected)
     if target is None:
         raise NoGrade(f"task {task.id!r}: the expected {name}={expected!r} contains no number")
-    value = _value(prediction, _field_name(prediction, rollout, field, name))
+    value = _value(prediction, found_name)
     number = parse_number(value)
     if number is None:
         return Grade(
@@ -198,7 +213,10 @@ def regex(
 
     It is not a search: `.*PATTERN.*` finds a pattern anywhere in the field (`.` matches line ends too).
     """
-    text = _field_text(prediction, _field_name(prediction, rollout, field, "answer"))[:100_000]
+    name = _field_name(prediction, rollout, field, "answer")
+    if (null := _null_grade(task, prediction, field or "answer", name)) is not None:
+        return null
+    text = _field_text(prediction, name)[:100_000]
     match = matches(pattern, text.strip())
     return Grade(value=float(match), reason="" if match else f"{text[:200]!r} as a whole does not match {pattern!r}.")
 
@@ -211,11 +229,13 @@ def contains(
     text: str | Sequence[str] | None = None,
     field: str | None = None,
 ) -> Grade:
-    """Share of the texts contained in the field (default `answer`), ignoring case. The default is the expected value,
-    or each item of an expected list."""
-    if text is None and _expected(task, None)[1] is None:
-        return exact(task, prediction, rollout, field)
-    wanted = _expected(task, None)[1] if text is None else text
+    """Share of the texts contained in the field (default `answer`), ignoring case. The default is the expected value
+    (of the field, if the task has one), or each item of an expected list."""
+    own = field if field in task.expected else None
+    expected_name, wanted = _expected(task, own) if text is None else (field or "answer", text)
+    name = _field_name(prediction, rollout, field, expected_name if text is None else "answer")
+    if (null := _null_grade(task, prediction, expected_name, name)) is not None:
+        return null
     parts = list(map(value_text, wanted if isinstance(wanted, list | tuple | set) else [wanted]))
     content = _field_text(prediction, _field_name(prediction, rollout, field, "answer")).casefold()
     missing = [part for part in parts if part.casefold() not in content]
@@ -227,7 +247,10 @@ def one_of(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, values: Sequence[str], field: str | None = None
 ) -> Grade:
     """Grade 1 if the field (default `label`) equals one of the values, compared by `assay.rubrics.comparison.same`."""
-    value = _value(prediction, _field_name(prediction, rollout, field, "label"))
+    name = _field_name(prediction, rollout, field, "label")
+    if (null := _null_grade(task, prediction, field or "label", name)) is not None:
+        return null
+    value = _value(prediction, name)
     allowed = any(same(value, option) for option in values)
     return Grade(
         value=float(allowed), reason="" if allowed else f"{value_text(value)[:200]!r} is not one of {list(values)}."
@@ -243,6 +266,8 @@ def json_schema(
     A field that is a text is read as JSON. Where the schema names strings (`"type": "string"`, or a string in `enum` or
     `const`), the text itself may be valid too.
     """
+    if field is not None and (null := _null_grade(task, prediction, field, field)) is not None:
+        return null
     value = json_value(prediction if field is None else _value(prediction, field), placeholders=True)
     if len(text := value_text(value)) > MOST_CHARACTERS:
         name = field or "The prediction"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.datasets import Task
+from assay.rubrics.comparison import same
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.steps import plain_text
 from assay.traces.messages.dialects import chat_messages, part_texts
@@ -73,7 +74,8 @@ class _Turn:
 def completed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str = "outcome") -> Grade:
     """Grade 1 if the outcome has every expected value, and the user did not give up and was not cut off.
 
-    Values are equal but for case, spaces and a final period. A prediction without `ended` is graded by its outcome.
+    Values are compared by `assay.rubrics.comparison.same`, texts without a final period. A prediction without `ended`
+    is graded by its outcome.
 
     Args:
         field: output field with the outcome, and the expected field with its values.
@@ -109,8 +111,14 @@ def _differences(task: Task, prediction: Mapping[str, Any], field: str) -> list[
     return [
         f"{name} is {made.get(name)!r}" if name in made else f"{name} is missing"
         for name, value in expected.items()
-        if name not in made or plain_text(made[name]) != plain_text(value)
+        if name not in made or not _is_equal(made[name], value)
     ]
+
+
+def _is_equal(value: Any, expected: Any) -> bool:
+    if value is None or expected is None:
+        return value is expected
+    return same(value, expected) or plain_text(value) == plain_text(expected)
 
 
 def turns_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int | None = None) -> Grade:

@@ -12,6 +12,7 @@ from assay.cli.shared import echo_line, open_store, print_json
 from assay.runs.settings import TracesListSettings
 from assay.support.numbers import figure
 from assay.support.terminal import echo
+from assay.support.values import value_text
 
 __all__ = ["list_command"]
 
@@ -62,7 +63,7 @@ def _show(rollouts: list[Any]) -> None:
     echo_line(f"{columns} {'failure':8} first input")
     for rollout in rollouts:
         started = time.strftime("%m-%d %H:%M:%S", time.localtime(rollout.started_at))
-        first_input = " ".join(str(next(iter(rollout.inputs.values()), "")).split())
+        first_input = " ".join(value_text(next(iter(rollout.inputs.values()), "")).split())
         score = figure(rollout.score, 2)
         echo_line(
             f"{rollout.id[:16]} {started} {score:>5} {rollout.status:7} {_program(rollout):{width}} {rollout.source:7} "

@@ -11,6 +11,7 @@ from assay.errors import ConfigError
 from assay.runs.settings import TracesRateSettings
 from assay.support.numbers import counted
 from assay.support.terminal import ask, echo
+from assay.support.values import json_text
 
 __all__ = ["rate_command"]
 
@@ -52,8 +53,8 @@ def _ask_rating(opened: Any, settings: dict[str, Any]) -> dict[str, float]:
     rated: dict[str, float] = {}
     waiting = rollouts_to_rate(opened, **settings)
     for number, rollout in enumerate(waiting, 1):
-        output = rollout.prediction if rollout.prediction is not None else rollout.error
-        echo(f"\n[{number} of {len(waiting)}] {rollout.inputs}\n  -> {output}", err=True)
+        output = rollout.error if rollout.prediction is None else json_text(rollout.prediction)
+        echo(f"\n[{number} of {len(waiting)}] {json_text(rollout.inputs)}\n  -> {output}", err=True)
         answer = ask("rating 0 to 1 (Enter: skip, q: quit): ")
         if answer is None or answer == "q":
             break

@@ -8,6 +8,7 @@ import click
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.support.terminal import echo
+from assay.support.values import json_text, value_text
 
 __all__ = ["show_command"]
 
@@ -32,7 +33,7 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
     program = "@".join(part for part in (rollout.program, rollout.program_version) if part) or f"from {rollout.source}"
     task = ", ".join(part for part in (rollout.task_type, rollout.split) if part)
     echo(f"{rollout.id}  {program}  {rollout.model}  {rollout.status}  score {score}")
-    echo(f"task {rollout.task_id or '–'} ({task}): {rollout.inputs}")
+    echo(f"task {rollout.task_id or '–'} ({task}): {json_text(rollout.inputs)}")
     _show_tools(rollout.early_tools)
     for t in rollout.transitions:
         marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
@@ -57,7 +58,7 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
         _show_tools(t.tools)
         if t.step_rewards:
             echo(f"  step rewards: {', '.join(f'{name} {value:g}' for name, value in t.step_rewards.items())}")
-    echo(f"\nprediction: {rollout.prediction if rollout.prediction is not None else rollout.error}")
+    echo(f"\nprediction: {rollout.error if rollout.prediction is None else json_text(rollout.prediction)}")
     if rollout.human_rating is not None:
         echo(f"human rating: {rollout.human_rating:g}")
     for v in rollout.verdicts:
@@ -69,7 +70,7 @@ def _show_tools(tools: list[Any]) -> None:
     for tool in tools:
         result = tool.result if tool.error is None else f"error: {tool.error}"
         isolation = "" if tool.isolation is None else f" [isolation {tool.isolation}]"
-        echo(f"  tool {tool.name}({tool.arguments}){isolation} = {result}")
+        echo(f"  tool {tool.name}({value_text(tool.arguments)}){isolation} = {value_text(result)}")
 
 
 def _counted(tokens: int | None) -> str:
