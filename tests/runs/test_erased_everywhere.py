@@ -358,15 +358,20 @@ def test_everything_derived_is_named_over_any_number_of_steps(own_folder: Path) 
 
 
 @pytest.mark.slow
-def test_a_report_page_is_named_by_the_people_of_its_run(own_folder: Path) -> None:
+def test_a_report_page_outside_of_the_folder_is_named_and_emptied(own_folder: Path) -> None:
     write_job()
     lm = scripted_lm(repeating)
     evaluated = assay.evaluate("p.py:One", rubric="r.yaml", data="d.jsonl", lm=lm, split="train")
     write_evaluation_page("page.html", evaluated, program="p")
+    assert "4711" in Path("page.html").read_text()
     report = forget_subject("Person 0")
     page = str(Path("page.html").absolute())
     assert page in report["made_from_them"]
-    assert page in report["holding"]
+    assert page in report["emptied"]["files"]
+    assert page not in report["holding"]
+    text = Path("page.html").read_text()
+    assert "4711" not in text
+    assert "branch number 4?" in text, "the rest of the page stays"
 
 
 @pytest.mark.slow

@@ -142,7 +142,8 @@ def forget_subject(
         one of these. `versions`: registered versions made from them, see
         `assay.deployment.retirement.versions_of_erased`.
         `emptied`: `rows` (number by table) and `files` in which a text of the person was replaced, see
-        `assay.traces.erased_texts`. `holding`: files outside of `.assay` and indexed documents that hold such a text;
+        `assay.traces.erased_texts`. `holding`: files outside of `.assay`, other than pages of `--report`, and indexed
+        documents that hold such a text;
         they are not changed. `not_searched`: `short_texts` (number of texts of the person that are too short),
         `shared_texts` (that others wrote too), `tasks_without_texts` (that were never run), `files`, `free_pages` (True
         if another process kept the database from being compacted), `models` (folders of models that were trained, and

@@ -1,6 +1,7 @@
 """Erasure of a person's texts from files: artifacts, runs, pools and other files of `.assay`, and the response cache.
 
-Files elsewhere are searched and named, never changed: they are the user's. The store's own file is the matter of
+Pages of `--report` are emptied wherever they are. Other files elsewhere are searched and named, never changed: they are
+the user's. The store's own file is the matter of
 `assay.traces.store.erasure`.
 """
 
@@ -28,6 +29,7 @@ __all__ = ["ErasedFiles", "demonstrated_inputs", "erase_answers", "erase_files"]
 
 _HOME = ".assay"  # the name of a folder that assay made, with everything in it
 _OURS = ("artifacts", "improve", "impact", "loop", "runs", "training")  # folders that assay makes next to a store
+_PAGE = ".html"  # of a registered report, which is assay's wherever it is
 _MOST_FIELDS = 10  # of a demonstration, in whose combinations the inputs are looked for
 _MOST_BYTES = 2**28  # of a file that is searched
 _SQLITE, _PARQUET = b"SQLite format 3\0", b"PAR1"
@@ -99,7 +101,7 @@ def erase_answers(home: Path, requests: Sequence[dict[str, Any]], texts: ErasedT
 
 
 def erase_files(store: Store, home: Path, texts: ErasedTexts, elsewhere: Collection[str]) -> ErasedFiles:
-    """Searches files for the texts of a person, and removes the texts from those of a folder `.assay`.
+    """Searches files for the texts of a person, and removes the texts from those of a folder `.assay` and from pages.
 
     Artifacts get new hashes, so that they still load, and the registry follows.
 
@@ -113,7 +115,10 @@ def erase_files(store: Store, home: Path, texts: ErasedTexts, elsewhere: Collect
     artifacts = {folder: (sha, _shown_without(folder, texts)) for folder, sha in _artifacts(home)} if owned else {}
     roots = [home.absolute()] if owned else [home.absolute() / name for name in _OURS]
     seen = set[Path]()
-    for root, ours in [*((root, owned) for root in roots), *((Path(place), False) for place in elsewhere)]:
+    for root, ours in [
+        *((root, owned) for root in roots),
+        *((Path(place), place.endswith(_PAGE)) for place in elsewhere),
+    ]:
         for path in _files_below(root):
             if (place := path.resolve()) not in seen and not _is_of_store(path, store.url):
                 seen.add(place)
