@@ -122,7 +122,7 @@ def test_a_key_of_the_models_provider_needs_no_trust(variable: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['host = "localhost"', 'host = "::1"', 'host = "127.0.0.2"', 'allow_host = ["localhost", "127.0.0.1"]']
+    "text", ['host = "localhost"', 'host = "::1"', 'host = "127.0.0.2"', 'allow_host = ["localhost", "gateway.local"]']
 )
 def test_listening_on_this_machine_needs_no_trust(text: str) -> None:
     Path("assay.toml").write_text(f"[serve]\n{text}\n")

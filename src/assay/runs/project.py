@@ -17,7 +17,7 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
-from assay.models.roles import PROVIDER, address_in, is_loopback
+from assay.models.roles import PROVIDER, address_in, is_local, is_loopback
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
@@ -228,6 +228,8 @@ def _addresses(setting: Setting, value: Any) -> list[str]:
         return [address for item in value.values() for address in _addresses(setting, item)]
     if isinstance(value, list | tuple):
         return [address for item in value for address in _addresses(setting, item)]
+    if setting.name == "allow_host" and is_local(str(value)):  # no page of the internet has such a name
+        return []
     if setting.declared.metavar == "URL" or setting.name in _LISTENS:
         return [str(value)]
     found = address_in(value) if _HAVE_ADDRESS.fullmatch(setting.name) else None
