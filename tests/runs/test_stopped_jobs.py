@@ -314,7 +314,7 @@ def test_an_export_of_spans_that_the_disk_does_not_take_is_not_there_in_part(tmp
     place = tmp_path / "spans.jsonl"
     with Store(tmp_path / "s.db") as store:
         for number in range(40):
-            store.put_rollout(Rollout(id=f"r{number}", inputs={"question": "q"}, status="done"))
+            store.put_rollout(Rollout(id=f"r{number:02}", program="p", status="done", started_at=1.0, ended_at=2.0))
         store.flush()
         with largest_file(200), pytest.raises(WriteFailed, match=r"spans\.jsonl cannot be written"):
             export_rollouts(store, "otlp", place)
