@@ -12,7 +12,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+settings.register_profile("loaded machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loaded machine")  # Hypothesis otherwise fails a test for an example of 200 ms
 os.environ.setdefault("ASSAY_THREADS", "1")
 CONFIG = tempfile.TemporaryDirectory(prefix="assay-config-")
 os.environ["XDG_CONFIG_HOME"] = CONFIG.name  # what tests compile is trusted there, not in the user's own list
