@@ -429,7 +429,7 @@ def _signatures(text: str) -> Iterator[EntityMatch]:
         if any(word in _COMMON for word in words) or not (closed or m["name"][0].isupper()):
             continue
         if words[0] in first or (closed and words[-1] in last):
-            yield EntityMatch("person", *m.span("name"), normal("person", m["name"].rstrip(".")))
+            yield EntityMatch("person", m.start("name"), m.end("name"), normal("person", m["name"].rstrip(".")))
 
 
 _SMALL = regex.compile(
