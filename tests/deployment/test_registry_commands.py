@@ -180,7 +180,7 @@ def test_diff_says_that_installed_code_is_not_compared(agent: Path) -> None:
         (["deploy", "start", "nobody@1"], "no agent 'nobody' is registered"),
         (["deploy", "rollback", "x"], "there is no deployment 'x'"),
         (["registry", "show", "support@9"], "has no version '9'"),
-        (["registry", "register", "a b", "one"], "must have 1 to 63 letters"),
+        (["registry", "register", "a b", "one"], "must be 1 to 63 ASCII letters"),
         (["registry", "register", "other", "nowhere"], "is no artifact"),
         (["deploy", "start", "support@2", "--suite-data", "x.csv"], "belong together"),
         (["deploy", "start", "support@2", "--metric", "latency:0.5"], "Did you mean 'latency_s'"),

@@ -18,6 +18,7 @@ from assay.models import get_lm
 from assay.models.lora.adapters import list_adapters
 from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, ready
+from assay.support.job_folders import MARKER
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:
@@ -252,12 +253,12 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
         patch.setattr("assay.optimizers.finetuning.sft.report_agreement", killed)
         with pytest.raises(Killed):
             train_sft(path, "cut", config)
-    manifest = Path(".assay/adapters/cut/adapter.json")
-    stored = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**stored, "made": {**stored["made"], "training": "another"}}))
+    marker = Path(".assay/adapters/cut", MARKER)
+    training = marker.read_text()
+    marker.write_text("another")
     with pytest.raises(ConfigError, match="there is an adapter 'cut'"):
         train_sft(path, "cut", config, resume=True)
-    manifest.write_text(json.dumps(stored))
+    marker.write_text(training)
     resumed = train_sft(path, "cut", config, resume=True)
     assert (resumed.loss, resumed.held_out_loss, resumed.steps, resumed.agreement) == (
         uninterrupted.loss,

@@ -477,4 +477,4 @@ def _handles(text: str) -> Iterator[EntityMatch]:
     for m in _HANDLE.finditer(text) if "@" in text else ():
         if m[0] in _DECORATORS or f"\n{m[0]}\n" in text:
             continue
-        yield EntityMatch("person", *m.span(), normal("person", m[0].removeprefix("@")))
+        yield EntityMatch("person", m.start(), m.end(), normal("person", m[0].removeprefix("@")))
