@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from assay.cli import improve, train
 from assay.cli.main import group
+from assay.datasets.rows import NO_ROWS
 from assay.testing.serving import chat_completion, served
 
 PROGRAM = """import dspy
@@ -111,7 +112,7 @@ TEST = {"before": SIDE, "after": SIDE, "gain": {"mean": 0.0, "low": 0.0, "high":
 def test_improve_reports_openings_of_the_test_split(capsys: pytest.CaptureFixture[str]) -> None:
     report: dict[str, Any] = {
         "steps": [], "notes": [], "stopped": None, "test": None, "test_openings": {"this_job": 2, "this_store": 5},
-        "model": "m", "artifact": "a",
+        "model": "m", "artifact": "a", "data": NO_ROWS.to_dict(),
     }  # fmt: skip
     improve.print_report(report)
     assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())

@@ -259,7 +259,7 @@ def test_traces_close_reports_rollouts_with_recent_calls_and_show_omits_empty_fi
     )
     assert "--idle-minutes 0 ends them now" in output
     lines = printed(["traces", "show", "aaaa"]).splitlines()
-    assert lines[:2] == [f"{'a' * 32}  from gateway  m  running  score unscored", "task – (default): {'prompt': 'hi'}"]
+    assert lines[:2] == [f"{'a' * 32}  from gateway  m  running  score unscored", 'task – (default): {"prompt": "hi"}']
     assert "still running" not in printed(["traces", "close", "--idle-minutes", "0"])
 
 

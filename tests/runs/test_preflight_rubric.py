@@ -85,9 +85,8 @@ def test_the_most_similar_of_several_columns_is_named(place: Path) -> None:
     assert "rename=" not in str(caught.value)
 
 
-@pytest.mark.parametrize("arguments", ["", ", with: {field: intnet}"])
-def test_a_column_of_both_answer_and_data_is_named_as_the_field_of_a_check(place: Path, arguments: str) -> None:
-    (place / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: right, check: exact{arguments}}}\n")
+def test_a_column_of_both_answer_and_data_is_named_as_the_field_of_a_check(place: Path) -> None:
+    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: intnet}}\n")
     with pytest.raises(RubricError) as caught:
         evaluated(rows(intent="bug", customer="c1"))
     assert "Name the field in the rubric: {name: right, with: {field: intent}}" in str(caught.value)

@@ -71,6 +71,8 @@ def json_text(value: Any, *, sort_keys: bool = False, indent: int | None = None)
 
 def value_text(value: Any) -> str:
     """A value as text: a text as it is (also that of a date, or an enum's member), any other value as JSON text."""
+    if type(value) is str:
+        return value
     plain = json_value(value, placeholders=True)
     return plain if isinstance(plain, str) else json_text(plain)
 
