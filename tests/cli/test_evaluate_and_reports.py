@@ -18,6 +18,7 @@ from assay.cli import evaluate as evaluate_command
 from assay.cli.evaluate import command
 from assay.cli.main import group
 from assay.cli.shared import Console
+from assay.datasets.rows import NO_ROWS
 from assay.errors import ConfigError, DataError, ModelError
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
@@ -148,7 +149,7 @@ def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch,
     data = {
         "split": "val", "calls": 3, "cached": 1234, "tokens": 9, "cost_usd": None, "corrected": {},
         "test_openings": None, "notes": [], "rows_not_stored": 0, "unrecorded": 0, "alarms": [], "result": result,
-        "stopped": "the cap of 3 calls is reached",
+        "stopped": "the cap of 3 calls is reached", "data": NO_ROWS.to_dict(),
     }  # fmt: skip
     evaluate_command.print_result("p", data)
     printed = capsys.readouterr().out
