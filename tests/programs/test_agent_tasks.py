@@ -33,9 +33,9 @@ def test_inputs_of_every_kind_are_written_as_json() -> None:
     for value, written in (
         (day, "2024-01-31"),
         (10**30, 10**30),
-        ("\udcff", "\udcff"),
+        ("\udcff", "\ufffd"),
         ({1: 2}, {"1": 2}),
-        ({3}, "{3}"),
+        ({3}, [3]),
     ):
         task = AgentTask(id="t", rollout="r", inputs={"x": value}, model="m", base_url="u", api_key="k")
         assert json.loads(task.to_json())["inputs"] == {"x": written}

@@ -128,8 +128,9 @@ def _first_half(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _rest(settings: dict[str, Any], first: EvaluationReport) -> dict[str, Any]:
     """Caps of the second side: what the first has left of those of both."""
-    spent = first.to_dict()
-    return {name: max(0, cap - (spent[name.removeprefix("max_")] or 0)) for name, cap in _caps(settings).items()}
+    caps = _caps(settings)
+    spent = first.to_dict() if caps else {}
+    return {name: max(0, cap - (spent[name.removeprefix("max_")] or 0)) for name, cap in caps.items()}
 
 
 def _check_loads(side: Any) -> None:
