@@ -65,7 +65,7 @@ def test_hostile_texts_are_stored_and_recognised_on_the_next_import(store: Store
     path = lines(tmp_path / "x.jsonl", request(hostile_span))
     assert import_traces(store, "otlp", path).rollouts == 1
     (run,) = stored(store)
-    assert run.transitions[0].output == run.program == run.data_subject == "a?b\ufffdc"
+    assert run.transitions[0].output == run.program == run.data_subject == "a\ufffdb\ufffdc"
     assert import_traces(store, "otlp", path).unchanged == 1
     assert len(stored(store)) == 1
 

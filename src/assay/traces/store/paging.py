@@ -18,7 +18,7 @@ from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.reads import StoreReads
-from assay.traces.store.rows import rollout_of, transition_of
+from assay.traces.store.rows import clean, rollout_of, transition_of
 
 __all__ = [
     "CALLS",
@@ -260,7 +260,7 @@ def _conditions(filters: RolloutFilters, columns: Columns) -> list[sa.ColumnElem
     if filters.program:
         conditions.append(columns.program.icontains(filters.program, autoescape=True))
     if filters.text:
-        written = orjson.dumps(filters.text.encode("utf-8", "replace").decode()).decode()[1:-1]  # as the column has it
+        written = orjson.dumps(clean(filters.text)).decode()[1:-1]  # as the column has it
         conditions.append(columns.inputs_json.icontains(written, autoescape=True))
     if filters.criterion:
         conditions.append(_names(columns.verdicts_json, "criterion", filters.criterion))
@@ -281,7 +281,7 @@ def _conditions(filters: RolloutFilters, columns: Columns) -> list[sa.ColumnElem
 
 def _names(column: sa.Column[Any], field_name: str, value: str) -> sa.ColumnElement[bool]:
     """Whether a column of JSON has a field with this text, as the two serializers of `rows.as_json` write it."""
-    text = orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
+    text = orjson.dumps(clean(value)).decode()
     return sa.or_(*(column.contains(f'"{field_name}":{space}{text}', autoescape=True) for space in ("", " ")))
 
 

@@ -43,9 +43,10 @@ def as_json(value: Any) -> str:
 
 
 def clean(text: str) -> str:
+    """The text with U+FFFD in place of NUL and of lone surrogates, which databases do not take."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _written(name: str, value: Any, secrets: Sequence[str]) -> str:
