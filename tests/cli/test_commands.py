@@ -66,7 +66,7 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
             "must be a number",
         ),
         (["traces", "list", "--split", "bogus"], 2, "'bogus' must be one of train, val"),
-        (["evaluate", "math_qa", "--split", "vall"], 2, "test. Did you mean 'val'?"),
+        (["evaluate", "math_qa", "--split", "vall"], 2, "all. Did you mean 'val'?"),
         (["models", "pull", "nonsense"], 2, "the models are smollm2-135m"),
     ],
 )

@@ -54,7 +54,7 @@ def easy_scores_higher(task, prediction, rollout):
 
 
 def half_scored(task, prediction, rollout):
-    # of two val tasks of a stage, one is right and the other unscored
+    # of the three val tasks of a stage, one is unscored and the others are right
     if rollout.split == "val":
         return 1.0 if int(task.inputs["question"].split()[3]) % 8 == 2 else float("nan")
     return letters(task, prediction, rollout)
@@ -140,7 +140,9 @@ def test_a_stage_with_unscored_val_tasks_is_not_passed_and_retention_tasks_have_
     other = [{"inputs": {"question": f"other {at}"}, "split": ("val", "test")[at % 2]} for at in range(4)]
     Path("other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
     Path("kept.yaml").write_text("name: kept\ncriteria:\n- {name: right, check: 'p.py:letters'}\n")
-    report = train(tiny_model, "gaps", steps=1, retention=["p.py:Ask,kept.yaml,other.jsonl"], max_score_drop=1.0)
+    report = train(
+        tiny_model, "gaps", steps=1, eval_tasks=3, retention=["p.py:Ask,kept.yaml,other.jsonl"], max_score_drop=1.0
+    )
     assert report.curriculum["stages"][0]["status"] == "not passed"
     assert {event["score"] for event in report.curriculum["events"]} == {None}
     assert report.curves["held_out_greedy"] == {0: 1.0, 1: 1.0}

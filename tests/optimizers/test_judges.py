@@ -156,7 +156,7 @@ def test_optimizers_of_compile_are_available_for_judges_by_name(tmp_path: Path, 
     sizes = {"train": 18, "val": 20, "gate": 20, "test": 20}
     data = compiled(tmp_path, optimizer=optimizer, sizes=sizes).to_dict()
     assert data["test"]["compiled"]["n"] == 20
-    assert data["test"]["compiled"]["weighted_kappa"] > 0.8
+    assert data["test"]["compiled"]["weighted_kappa"] > 0.7
 
 
 @pytest.mark.slow

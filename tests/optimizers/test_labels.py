@@ -157,7 +157,10 @@ def test_trainer_uses_the_labels_unchanged(tiny_model: Path, tmp_path: Path) -> 
         name: by_trl[name] for name in ("input_ids", "labels")
     }
     policy = load_policy(str(tiny_model))
-    path = conversations(tmp_path / "d.jsonl", *({"messages": TALK, "task": f"t{at}"} for at in range(8)))
+    path = conversations(
+        tmp_path / "d.jsonl",
+        *({"messages": [{"role": "system", "content": f"Be short, in {at} words."}, *TALK[1:]]} for at in range(8)),
+    )
     data = read_sft(path, min_quality=0.8, eval_fraction=0.25, seed=0)
     parts = [fitting_rows(rows, policy, 500, data.left_out) for rows in (data.train, data.held_out)]
     trainer = make_trainer(policy, *parts, config, tmp_path / "out", nothing)

@@ -48,7 +48,7 @@ class Saying(dspy.Module):
 @pytest.mark.model
 def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
     tasks = [
-        {"inputs": {"question": f"What is the number {number} known for?"}, "expected": {}} for number in range(80)
+        {"inputs": {"question": f"What is the number {number} known for?"}, "expected": {}} for number in range(160)
     ]
     Path("numbers.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     Path("brief.py").write_text(
@@ -58,7 +58,7 @@ def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
     report = train(
         Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, prompt_format="lean",
         steps=4, prompts_per_step=3, num_generations=4,
-        learning_rate=5e-4, beta=0.0, max_completion=14, evaluate_every=0, sizes={"test": 6, "val": 2},
+        learning_rate=5e-4, beta=0.0, max_completion=14, evaluate_every=0, sizes={"test": 40, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
     assert sampled["gain"]["low"] > 0

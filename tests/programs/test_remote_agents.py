@@ -278,7 +278,7 @@ CYCLE.append(CYCLE)
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(CYCLE, "Circular reference"), ({("a", "b"): 1}, "keys must be"), ("x" * 9_000_000, "bytes; at most 8,388,608")],
+    [(CYCLE, "contains itself"), ({("a", "b"): 1}, "cannot be a key"), ("x" * 9_000_000, "bytes; at most 8,388,608")],
     ids=["cycle", "keys", "large"],
 )
 def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, answer: Any, reason: str) -> None:

@@ -119,7 +119,7 @@ FAILING = {
         "global seen\n        seen = globals().get('seen', 0) + 1\n        if seen > 1:\n"
         "            raise ValueError(f'bad {seen}')\n        return found",
         r"first \d+ tasks, such as: ValueError: bad",
-        24,  # of several threads some runs have begun
+        18,  # ten runs decide; other threads have begun some more
     ),
 }
 

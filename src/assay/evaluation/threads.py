@@ -18,6 +18,7 @@ __all__ = ["as_finished", "in_background", "in_order"]
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
 _MAX_WAIT_S = 0.05  # longest wait in seconds before finished jobs are yielded
+_AT_ONCE = 16  # first jobs, each of which is yielded at once: they may show that the others are not worth their calls
 
 
 def as_finished(
@@ -55,8 +56,8 @@ def in_background(job: Callable[[], T]) -> Callable[[], T]:
 class _Jobs(Generic[T]):
     """State shared by the threads.
 
-    The collecting thread is woken once all jobs are done, not for each job: for a program that answers immediately,
-    one wake-up per run took as long as recording the run.
+    The collecting thread is woken by the first jobs and once all are done, not by each job: for a program that answers
+    immediately, one wake-up per run took as long as recording the run.
     """
 
     def __init__(self, job: Callable[[int], T], count: int, around: Around) -> None:
@@ -101,6 +102,8 @@ class _Jobs(Generic[T]):
                     if self.stopped:
                         return
                     self.done.append((index, contextvars.copy_context().run(self.job, index)))
+                    if index < _AT_ONCE:
+                        self.finished.set()
         except BaseException as error:
             self.failed, self.stopped = self.failed or error, True
         finally:

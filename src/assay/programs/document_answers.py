@@ -26,6 +26,7 @@ from assay.programs.retrieval import INDEX, DocumentIndex, Passage, Retriever, T
 from assay.programs.thinking import thought_field
 from assay.rubrics.documents import is_passage, label_texts
 from assay.support.scrubbing import error_text
+from assay.support.values import unicode_text
 
 __all__ = ["ABSTAINED", "AnswerFromDocuments", "quoted"]
 
@@ -46,8 +47,7 @@ def quoted(passage: Passage, most: int) -> str:
     text = passage.text if len(passage.text) <= most else f"{passage.text[:most]}…"
     marked = _LINE_END.sub("\n  ", _TAG.sub(lambda match: "‹" if match[0] == "<" else "⟦", text))
     source = re.sub(r"[^\w./ -]", "_", passage.source)[:100]
-    marked = marked.encode("utf-8", "replace").decode()  # no model takes lone surrogates
-    return f'<passage source="{source}">{marked}</passage>'
+    return f'<passage source="{source}">{unicode_text(marked)}</passage>'
 
 
 class AnswerFromDocuments(Agent):

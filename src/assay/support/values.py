@@ -20,7 +20,7 @@ from typing import Any
 
 from assay.errors import NoJsonForm
 
-__all__ = ["digest_of", "json_text", "json_value", "value_text"]
+__all__ = ["digest_of", "json_text", "json_value", "unicode_text", "value_text"]
 
 _DEEPEST = 200
 _LONGEST_PATH = 300  # characters
@@ -75,6 +75,11 @@ def value_text(value: Any) -> str:
         return value
     plain = json_value(value, placeholders=True)
     return plain if isinstance(plain, str) else json_text(plain)
+
+
+def unicode_text(text: str) -> str:
+    """The text with U+FFFD in place of lone surrogates, which no encoding, model or database takes."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _NoForm(Exception):
@@ -160,7 +165,7 @@ def _scalar(value: Any) -> Any:
     """A scalar of a built-in type in a form that JSON has; other values unchanged."""
     kind = type(value)
     if kind is str:
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return unicode_text(value)
     if kind is float:
         return value if math.isfinite(value) else None
     return hex(value) if kind is int and value.bit_length() > _MOST_BITS else value

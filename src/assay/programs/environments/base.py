@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from assay.datasets import Task
 from assay.errors import ConfigError
+from assay.support.values import unicode_text
 
 __all__ = ["Environment", "EnvironmentStep", "InvalidAction", "environment_seed"]
 
@@ -69,8 +70,12 @@ class EnvironmentStep:
                 f"actions has {len(actions):,} actions with {size:,} characters; it must have at most {_LONGEST:,}: "
                 "they are part of every prompt. Leave actions empty and describe them in the instructions"
             )
-        text = self.observation.encode("utf-8", "replace").decode()  # no model takes lone surrogates
-        for name, value in (("observation", text), ("reward", reward), ("done", done), ("actions", actions)):
+        for name, value in (
+            ("observation", unicode_text(self.observation)),
+            ("reward", reward),
+            ("done", done),
+            ("actions", actions),
+        ):
             object.__setattr__(self, name, value)
 
 

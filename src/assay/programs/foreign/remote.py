@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, NoJsonForm
 from assay.programs.foreign.runners import AgentRunner
 from assay.programs.foreign.tasks import AgentFailed, AgentTask, RunnerLost
 from assay.programs.wrapping import as_prediction
@@ -203,6 +203,8 @@ def _execute(
         result: dict[str, Any] = {"answer": answer}
         if (size := len(json_text(result))) > _MOST_BYTES:
             raise AgentFailed(f"the agent's answer has {size:,} bytes; at most {_MOST_BYTES:,} are sent")
+    except NoJsonForm as error:  # of the agent's answer
+        result = {"failed": str(error)}
     except (_Over, AssayError):
         raise
     except RunnerLost as error:

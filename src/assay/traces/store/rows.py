@@ -11,7 +11,7 @@ import orjson
 
 from assay.errors import FailureKind
 from assay.support.scrubbing import all_secrets, fields, message, without
-from assay.support.values import json_value
+from assay.support.values import json_value, unicode_text
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["as_json", "clean", "rollout_of", "rollout_row", "transition_of", "transition_row"]
@@ -44,9 +44,7 @@ def as_json(value: Any) -> str:
 
 def clean(text: str) -> str:
     """The text with U+FFFD in place of NUL and of lone surrogates, which databases do not take."""
-    if "\0" in text:
-        text = text.replace("\0", "\ufffd")
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return unicode_text(text.replace("\0", "\ufffd") if "\0" in text else text)
 
 
 def _written(name: str, value: Any, secrets: Sequence[str]) -> str:
