@@ -99,7 +99,7 @@ def said(task: Any, prediction: Any, rollout: Any) -> bool:
 
 @pytest.fixture
 def trainer(embedded: str, tmp_path: Path) -> Iterator[Trainer]:
-    trainer = Trainer(embedded, tmp_path, Leases(heartbeat_s=0.2, patience_s=20.0))
+    trainer = Trainer(embedded, tmp_path, Leases(heartbeat_s=0.2, patience_s=120.0))
     yield trainer
     trainer.gateway.close()
     trainer.store.close()
@@ -132,7 +132,7 @@ class Later(threading.Thread):
 def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer: Trainer, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     flags = ["--server", trainer.server.url, "--key", KEY, "--tasks", "1", "--json"]
-    trainer.leases.heartbeat_s, trainer.leases.patience_s = 20.0, 60.0
+    trainer.leases.heartbeat_s, trainer.leases.patience_s = 20.0, 120.0
     command = [sys.executable, "-m", "assay", "agent", "run", "agent.py:solve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         prediction = trainer.run()
@@ -150,7 +150,7 @@ def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(t
         time.sleep(0.05)
     trainer.leases.heartbeat_s = 20.0  # the next one may load the model meanwhile
     done = Later(
-        work, CallableRunner(solve), TaskServer(trainer.server.url, KEY), patience_s=30, say=lambda _: None, tasks=1
+        work, CallableRunner(solve), TaskServer(trainer.server.url, KEY), patience_s=120, say=lambda _: None, tasks=1
     )
     assert run.value().answer
     assert done.value() == {"done": 1}
@@ -184,7 +184,7 @@ def test_a_task_that_was_run_twice_has_one_result(trainer: Trainer) -> None:
 def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Trainer) -> None:
     code = "import sys; sys.exit('no luck')"
     done = Later(
-        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=30, say=lambda _: None, tasks=1
+        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=120, say=lambda _: None, tasks=1
     )
     rollout = rollout_of(trainer.run())
     assert done.value() == {"failed": 1}
@@ -213,7 +213,7 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
 ) -> None:
     trainer.leases.heartbeat_s, trainer.faults, trainer.handled_first = 1.0, list(faults), handled
     (runner, runs), lines = slow_agent(trainer), list[str]()
-    done = Later(work, runner, trainer.server, patience_s=30, say=lines.append, tasks=1)
+    done = Later(work, runner, trainer.server, patience_s=120, say=lines.append, tasks=1)
     rollout = rollout_of(trainer.run())
     assert done.value() == {"done": 1}
     assert (rollout.status, rollout.score, runs) == ("done", 1.0, [rollout.id])
@@ -228,12 +228,12 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
 def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(trainer: Trainer) -> None:
     trainer.faults, trainer.lasting = ["alive"], True
     runner, runs = slow_agent(trainer)
-    done = Later(work, runner, trainer.server, patience_s=30, say=lambda _: None, tasks=1)
+    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
     run = Later(trainer.run)
     assert done.value() == {"lost": 1}
     trainer.faults.clear()
     trainer.leases.heartbeat_s = 20.0
-    done = Later(work, runner, trainer.server, patience_s=30, say=lambda _: None, tasks=1)
+    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
     rollout = rollout_of(run.value())
     assert done.value() == {"done": 1}
     assert (rollout.status, rollout.score, len(runs)) == ("done", 1.0, 2)
@@ -253,7 +253,7 @@ def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Tra
     while not trainer.program.counts["lost"]:
         time.sleep(0.05)
     trainer.leases.heartbeat_s = 20.0
-    assert work(runner, trainer.server, patience_s=30, say=lines.append, tasks=1) == {"done": 1}
+    assert work(runner, trainer.server, patience_s=120, say=lines.append, tasks=1) == {"done": 1}
     assert rollout_of(run.value()).score == 1.0
 
 
@@ -282,8 +282,9 @@ CYCLE.append(CYCLE)
     ids=["cycle", "keys", "large"],
 )
 def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, answer: Any, reason: str) -> None:
+    trainer.leases.heartbeat_s = 20.0
     runner = CallableRunner(lambda task: {"answer": answer})
-    done = Later(work, runner, trainer.server, patience_s=30, say=lambda _: None, tasks=1)
+    done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
     rollout = rollout_of(trainer.run())
     assert done.value() == {"failed": 1}
     assert re.search(reason, rollout.error)
@@ -294,7 +295,7 @@ def test_a_runner_ends_the_agent_of_a_task_that_was_given_up(trainer: Trainer, t
     code = f"import time; open({str(tmp_path / 'began')!r}, 'w').close(); time.sleep(600)"
     lines: list[str] = []
     done = Later(
-        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=30, say=lines.append, tasks=1
+        work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=120, say=lines.append, tasks=1
     )
     assert trainer.run(timeout_s=3.0) is None
     assert done.value() == {"late": 1}
@@ -345,7 +346,7 @@ def test_a_server_that_is_not_there_is_reported_at_once_and_when_it_is_reached(t
     trainer.leases.heartbeat_s = 20.0
     run = Later(trainer.run)
     late = Late(trainer.server.url, KEY)
-    assert work(CallableRunner(solve), late, patience_s=30, say=lines.append, tasks=1) == {"done": 1}
+    assert work(CallableRunner(solve), late, patience_s=120, say=lines.append, tasks=1) == {"done": 1}
     run.value()
     assert [line.removeprefix(trainer.server.url) for line in lines] == [
         " cannot be reached: ConnectionRefusedError: not yet. Trying again for up to 30 s",
