@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.datasets import load_tasks
+from assay.datasets.memory import data_spec
 from assay.datasets.tasks import task_key
 
 SAME: list[list[dict[str, Any]]] = [
@@ -101,3 +102,15 @@ def test_csv_jsonl_and_structured_rows_are_the_same_tasks(tmp_path: Path) -> Non
     keys = [[task.key for task in load_tasks(str(tmp_path / n), inputs=names)] for n in ("a.jsonl", "b.jsonl", "a.csv")]
     assert keys[0] == keys[1] == keys[2]
     assert len(set(keys[0])) == 4
+
+
+def test_a_set_in_a_row_has_one_order() -> None:
+    sets = [set[int](), set[int]()]
+    for tags, order in zip(sets, ((0, 8), (8, 0)), strict=True):  # two orders of iteration, as those of two processes
+        for tag in order:
+            tags.add(tag)
+    first, second = (data_spec([{"question": "Which?", "tags": tags, "answer": tags}]) for tags in sets)
+    assert list(sets[0]) != list(sets[1])
+    assert first == second
+    (task,) = load_tasks(first)
+    assert (task.inputs["tags"], task.expected["answer"]) == ([0, 8], [0, 8])
