@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from assay.datasets import load_tasks
 from assay.datasets.memory import data_spec
+from assay.datasets.overlap import overlap
 from assay.datasets.tasks import task_key
 
 SAME: list[list[dict[str, Any]]] = [
@@ -114,3 +115,8 @@ def test_a_set_in_a_row_has_one_order() -> None:
     assert first == second
     (task,) = load_tasks(first)
     assert (task.inputs["tags"], task.expected["answer"]) == ([0, 8], [0, 8])
+
+
+def test_the_overlap_of_texts_does_not_depend_on_their_unicode_form() -> None:
+    text = "Whether the caf\u00e9 \uff4f\uff46 the old har\u00adbour is open on Sundays and holidays"
+    assert overlap(text, ["whether the cafe\u0301 of the old harbour is open on sundays and holidays"]) == 1
