@@ -27,6 +27,7 @@ SAME: list[list[dict[str, Any]]] = [
     [{"q": "Straße"}, {"q": "STRASSE"}, {"q": "strasse"}],
     [{"q": "caf\u00e9"}, {"q": "cafe\u0301"}, {"q": "CAFE\u0301 "}],
     [{"q": "ﬁle ①"}, {"q": "file 1"}],
+    [{"q": "Is it sunny ☀\ufe0f today?"}, {"q": "is it sunny ☀ today?"}, {"q": "is it sun\u034fny ☀\ufe0e today?"}],
     [{"n": 3}, {"n": 3.0}, {"n": "3"}, {"n": "3.0"}, {"n": "3e0"}, {"n": " 3.00 "}, {"n": "３"}, {"n": Decimal("3.0")}],
     [{"n": 1200}, {"n": 1.2e3}, {"n": "1.2E3"}, {"n": "1200.0"}],
     [{"n": 0}, {"n": -0.0}, {"n": "0.000"}],

@@ -16,6 +16,8 @@ __all__ = ["DIGITS", "IDENTIFYING", "folded_text", "task_key", "task_text"]
 IDENTIFYING = 12  # characters from which a text identifies a task by itself; shorter texts are equal by chance
 DIGITS = 16  # hexadecimal digits of a key
 _MOST_BITS = 10_000  # of an integer that Python writes in digits
+# invisible letters and marks (Default_Ignorable_Code_Point), such as the variation selector of an emoji
+_IGNORED = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:e([+-]?[0-9]{1,6}))?")  # a number in JSON
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -115,4 +117,5 @@ def folded_text(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
         text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+        text = _IGNORED.sub("", text)
     return " ".join(text.casefold().split())
