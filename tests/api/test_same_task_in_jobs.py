@@ -16,7 +16,7 @@ from assay.datasets.tasks import task_key
 from assay.errors import DataError
 from assay.testing import scripted_lm
 from assay.traces import Store
-from assay.traces.store.sealing import known_splits, store_splits
+from assay.traces.store.sealing import SplitFinder, known_splits, store_splits
 
 SEALED = ("gate", "test")
 PLACES = [f"{name} {kind}" for name in ("Oak", "Elm", "Ash", "Bay", "Fig") for kind in ("Road", "Lane", "Hill", "Gate")]
@@ -112,6 +112,46 @@ def test_a_named_split_stands_for_a_later_file_without_one(job: dict[str, Any]) 
     assay.evaluate("p.py:P", data=write("d.csv", named), split="val", **job)
     assay.evaluate("p.py:P", data=write("e.jsonl", rows), split="test", **job)
     assert rollouts_by_split("s.db")["test"] == {plain(question(at)) for at in range(3, 60, 4)}
+
+
+TYPED = """
+import dspy, datetime, pydantic
+
+class Parcel(pydantic.BaseModel):
+    place: str
+    urgent: bool = False
+
+class Typed(dspy.Module):
+    def forward(self, parcel: Parcel, sent: datetime.datetime):
+        return dspy.Prediction(answer="7")
+
+class Plain(dspy.Module):
+    def forward(self, parcel, sent):
+        return dspy.Prediction(answer="7")
+"""
+
+
+@pytest.mark.parametrize("count", [12, 48])
+@pytest.mark.parametrize("programs", [("Typed", "Plain"), ("Plain", "Typed")])
+def test_a_task_keeps_its_split_in_a_program_with_other_types(
+    job: dict[str, Any], programs: tuple[str, str], count: int
+) -> None:
+    Path("t.py").write_text(TYPED)
+    rows = [
+        {"id": f"t{at}", "parcel": json.dumps({"place": question(at)}), "sent": f"2024-02-{at % 28 + 1:02} 10:30"}
+        for at in range(count)
+    ]
+    data = write("d.jsonl", [{**row, "answer": "7"} for row in rows])
+    splits: list[dict[str, str]] = []
+    for program in programs:
+        assay.evaluate(f"t.py:{program}", data=data, split="all", preflight=False, **job)
+        with Store("s.db") as store:
+            splits.append({r.task_id: r.split for r in store.rollouts() if r.program == f"t.py:{program}"})
+            finder = SplitFinder(store)
+            as_recorded = {row["id"]: finder.of_inputs({key: row[key] for key in ("parcel", "sent")}) for row in rows}
+        assert as_recorded == splits[0]
+    assert len(splits[0]) == count
+    assert splits[0] == splits[1]
 
 
 def test_rows_with_one_key_are_scored_each(job: dict[str, Any]) -> None:

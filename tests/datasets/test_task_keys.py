@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.datasets import load_tasks
+from assay.datasets.memory import data_spec
+from assay.datasets.overlap import overlap
 from assay.datasets.tasks import task_key
 
 SAME: list[list[dict[str, Any]]] = [
@@ -25,6 +27,7 @@ SAME: list[list[dict[str, Any]]] = [
     [{"q": "Straße"}, {"q": "STRASSE"}, {"q": "strasse"}],
     [{"q": "caf\u00e9"}, {"q": "cafe\u0301"}, {"q": "CAFE\u0301 "}],
     [{"q": "ﬁle ①"}, {"q": "file 1"}],
+    [{"q": "Is it sunny ☀\ufe0f today?"}, {"q": "is it sunny ☀ today?"}, {"q": "is it sun\u034fny ☀\ufe0e today?"}],
     [{"n": 3}, {"n": 3.0}, {"n": "3"}, {"n": "3.0"}, {"n": "3e0"}, {"n": " 3.00 "}, {"n": "３"}, {"n": Decimal("3.0")}],
     [{"n": 1200}, {"n": 1.2e3}, {"n": "1.2E3"}, {"n": "1200.0"}],
     [{"n": 0}, {"n": -0.0}, {"n": "0.000"}],
@@ -101,3 +104,20 @@ def test_csv_jsonl_and_structured_rows_are_the_same_tasks(tmp_path: Path) -> Non
     keys = [[task.key for task in load_tasks(str(tmp_path / n), inputs=names)] for n in ("a.jsonl", "b.jsonl", "a.csv")]
     assert keys[0] == keys[1] == keys[2]
     assert len(set(keys[0])) == 4
+
+
+def test_a_set_in_a_row_has_one_order() -> None:
+    sets = [set[int](), set[int]()]
+    for tags, order in zip(sets, ((0, 8), (8, 0)), strict=True):  # two orders of iteration, as those of two processes
+        for tag in order:
+            tags.add(tag)
+    first, second = (data_spec([{"question": "Which?", "tags": tags, "answer": tags}]) for tags in sets)
+    assert list(sets[0]) != list(sets[1])
+    assert first == second
+    (task,) = load_tasks(first)
+    assert (task.inputs["tags"], task.expected["answer"]) == ([0, 8], [0, 8])
+
+
+def test_the_overlap_of_texts_does_not_depend_on_their_unicode_form() -> None:
+    text = "Whether the caf\u00e9 \uff4f\uff46 the old har\u00adbour is open on Sundays and holidays"
+    assert overlap(text, ["whether the cafe\u0301 of the old harbour is open on sundays and holidays"]) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+import pydantic
 import pytest
 from searched_tasks import demonstration, searched
 
@@ -91,6 +92,27 @@ def test_auto_proposals_are_validated_like_those_of_dspy_optimizers(text: str, r
         program, [demonstration(task)], session, number=0, instruction_check=instruction_check
     )
     assert (proposal, instruction_check.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
+
+
+def test_a_proposal_is_made_from_typed_values_as_json() -> None:
+    class Bill(pydantic.BaseModel):
+        total: float
+
+    prompts = list[str]()
+
+    def answer(request: Any) -> str:
+        prompts.append(str(request))
+        return "no field"
+
+    lm = scripted_lm(answer)
+    session = Session(lm, load_rubric("classify"), Recorder(), Meter())
+    signature = dspy.Signature("text -> bill: list[Bill]", custom_types={"Bill": Bill})
+    program, check = RecordedProgram(dspy.Predict(signature), session), InstructionCheck(dspy.Predict(signature), lm)
+    task = Task(id="1", inputs={"text": "a"}, expected={})
+    shown = Demonstration(task, (("self", {"text": "a"}, {"bill": [Bill(total=1.5)]}),), 1.0)
+    propose_instruction(program, [shown], session, number=0, instruction_check=check)
+    assert '[{"total": 1.5}]' in prompts[0].replace("\\", "")
+    assert "Bill(" not in prompts[0]
 
 
 def test_a_proposal_that_cannot_be_parsed_is_reported_in_words() -> None:

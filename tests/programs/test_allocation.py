@@ -1,5 +1,6 @@
 """Dynamic allocation of thinking: probe, early exit, adaptive sampling, forced answer."""
 
+import enum
 import random
 from collections import Counter
 from typing import Any
@@ -191,8 +192,16 @@ def test_margins_and_answers_are_compared_as_documented() -> None:
     assert answer_key(first) == answer_key(dspy.Prediction(answer="forty two", steps=[], thought="b"))
 
 
-def test_an_answer_that_cannot_be_written_is_compared_by_identity() -> None:
-    long = dspy.Prediction(answer=10**9000)
+def test_samples_of_typed_answers_are_compared_by_their_values() -> None:
+    kind = enum.Enum("kind", {"FIRM": "firm"})
+    first = dspy.Prediction(answer={"kind": kind.FIRM, "lines": [1]})
+    assert answer_key(first) == answer_key(dspy.Prediction(answer={"lines": [1], "kind": "Firm"}))
+    assert answer_key(first) != answer_key(dspy.Prediction(answer={"lines": [2], "kind": "firm"}))
+
+
+@pytest.mark.parametrize("answer", [10**9000, object()], ids=["long", "object"])
+def test_an_answer_is_the_same_as_itself(answer: Any) -> None:
+    long = dspy.Prediction(answer=answer)
     assert answer_key(long) == answer_key(long)
 
 

@@ -46,6 +46,9 @@ EQUAL = [
     (Kind.FIRM, " FIRM "),
     (date(2024, 2, 29), "2024-02-29"),
     (datetime(2024, 2, 29, tzinfo=UTC), "2024-02-29T00:00:00+00:00"),
+    (datetime(2024, 2, 29, 12, 30, tzinfo=UTC), "2024-02-29T12:30:00Z"),
+    (datetime(2024, 2, 29, 12, 30), "2024-02-29 12:30"),
+    ("2024-02-29T12:30:00.000Z", "2024-02-29 13:30:00+01:00"),
     (Entity(kind=Kind.FIRM, value="Acme"), {"value": "acme", "kind": "firm"}),
     ([Entity(kind=Kind.FIRM, value="Acme")], [{"kind": "firm", "value": "Acme", "note": None}]),
     ([Entity(kind=Kind.FIRM, value="Acme")], '[{"kind": "firm", "value": "Acme"}]'),
@@ -73,6 +76,9 @@ DIFFERENT = [
     (None, ""),
     (None, 0),
     (0.1, 0.1000001),
+    (datetime(2024, 2, 29, 12, 30), "2024-02-29T12:30:00Z"),
+    ("2024-02-29T12:30", "2024-02-29T12:31"),
+    ("2024-02-30T12:30:00Z", "2024-02-30 12:30:00Z"),
     (object(), "object"),
 ]
 

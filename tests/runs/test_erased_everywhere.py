@@ -188,6 +188,21 @@ def test_a_short_address_or_number_is_found(own_folder: Path, value: Any, form: 
     assert found.transitions[0].output == ERASED
 
 
+@pytest.mark.parametrize("text", ["I am HIV positive", "My pay is 54,321", "私は糖尿病です"])
+def test_a_short_sentence_is_found_where_it_is_repeated_whole(own_folder: Path, text: str) -> None:
+    mine = Rollout(task_id="a", inputs={"question": text}, data_subject="Ann")
+    whole = Rollout(task_id="b", inputs={"question": "?"}, prediction={"answer": f"She wrote: {text.upper()}!"})
+    part = Rollout(task_id="c", inputs={"question": "?"}, prediction={"answer": text[:5]})
+    with Store() as store:
+        for rollout in (mine, whole, part):
+            store.put_rollout(rollout)
+        store.flush()
+        report = forget_subject("ann")
+        assert store.rollout(whole.id).prediction == {"answer": ERASED}
+        assert store.rollout(part.id).prediction == {"answer": text[:5]}
+    assert report["not_searched"]["short_texts"] == 0
+
+
 def test_a_text_is_found_in_html(own_folder: Path) -> None:
     mine = Rollout(task_id="a", inputs={"question": "It's Ann O'Hara, living at 'Rose & Co'"}, data_subject="Ann")
     page = "<p>It&#39;s&nbsp;Ann&nbsp;O&#x27;Hara, living at &lsquo;Rose &amp; Co&rsquo;</p>"

@@ -203,6 +203,23 @@ def test_refused_rows_are_counted_in_the_report_of_a_command_and_its_exit_code_i
     assert data["unrecorded"] == data["calls"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["score", "audit"])
+def test_a_command_that_a_cap_ends_before_its_report_says_so_in_json(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (tmp_path / "j.yaml").write_text("text: Is the output right?\nscale: [no, yes]\n")
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"input": "?", "output": str(n)}) + "\n" for n in range(9)))
+    data = ["--data", "d.jsonl"] if command == "score" else []
+    with serving(tmp_path / "log") as server:
+        lm = ["--model", "openai/m", "--api-base", server.address, "--max-calls", "3"]
+        with pytest.raises(BudgetExceeded):
+            group.main(["judge", command, "j.yaml", *data, *lm, "--json"], standalone_mode=False)
+    assert "3 calls" in json.loads(capsys.readouterr().out)["stopped"]
+
+
 def test_a_job_stops_at_a_full_disk_and_its_report_says_what_is_missing(
     tmp_path: Path, full: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ class Stage:
         sock = socket.socket()
         if small:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(20)
+        sock.settimeout(120)
         sock.connect(("127.0.0.1", self.port))
         sock.sendall(sent)
         return sock

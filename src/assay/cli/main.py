@@ -67,6 +67,13 @@ class _Lazy(click.Group):
             )
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BaseException as error:
+            _report_end(ctx, error)
+            raise
+
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="assay")
@@ -88,6 +95,26 @@ def require_stored(result: object) -> None:
         raise StoreError(f"{counted(new.rows, 'rows')} could not be stored. What was stored before is intact")
     if new.full_disks:
         raise StoreError("the disk is full. What was stored is intact: free space, and run the command again")
+
+
+def _report_end(ctx: click.Context, error: BaseException) -> None:
+    """With `--json`, prints an object with the reason of a command that a cap, a signal or a full disk ended before its
+    report, and the number of rows that were not stored."""
+    from assay.cli.shared import REPORTED, print_json, refused_by_command
+    from assay.errors import StopRun, StoreError, WriteFailed
+
+    as_json = ctx.meta.pop("stdout", None) is not None
+    is_stop = isinstance(error, StopRun | KeyboardInterrupt | StoreError | WriteFailed)
+    if as_json and REPORTED not in ctx.meta and (is_stop or refused_by_command().rows):
+        print_json({"stopped": _reason_of(error) or "by the user"})
+
+
+def _reason_of(error: BaseException) -> str:
+    from assay.cli.wording import in_flags, message_of
+    from assay.errors import AssayError
+
+    command = command_of(sys.argv[1:])
+    return message_of(error, command) if isinstance(error, AssayError) else in_flags(str(error), command)
 
 
 def _terminate(signum: int, frame: Any) -> None:
@@ -125,15 +152,11 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except AssayError as error:
-        from assay.cli.wording import message_of
-
-        echo(f"assay: {message_of(error, command_of(sys.argv[1:]))}", err=True)
+        echo(f"assay: {_reason_of(error)}", err=True)
         code = exit_code(error)
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
-        from assay.cli.wording import in_flags
-
         stopped = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ else error
-        reason = in_flags(str(stopped), command_of(sys.argv[1:])) or "by the user"
+        reason = _reason_of(stopped) or "by the user"
         echo(f"assay: stopped: {reason}. {how_to_continue(sys.argv[1:])}", err=True)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:

@@ -20,6 +20,7 @@ from assay.support.values import json_text
 __all__ = [
     "PROGRESS_LINE_EVERY_S",
     "REFUSED_BEFORE",
+    "REPORTED",
     "Console",
     "dry_run",
     "json_or_text",
@@ -37,6 +38,7 @@ __all__ = [
 
 PROGRESS_LINE_EVERY_S = 30.0
 REFUSED_BEFORE = "refused_before"  # key of a command's context: what was refused before it began
+REPORTED = "reported"  # key of a command's context, once it has printed its JSON
 
 
 def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
@@ -124,7 +126,9 @@ def _coverages(data: Any) -> Iterator[dict[str, Any]]:
 def print_json(value: Any, *, with_key: bool = False) -> None:
     """One object on standard output. `with_key`: it holds a key that was made for the user, and is printed as it is."""
     context = click.get_current_context(silent=True)
-    out = None if context is None else context.meta.get("stdout")
+    out = None
+    if context is not None:
+        out, context.meta[REPORTED] = context.meta.get("stdout"), True
     value = value if with_key else results(value)
     if isinstance(value, dict) and (rows := refused_by_command().rows):
         value = {**value, "rows_not_stored": rows}

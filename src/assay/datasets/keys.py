@@ -11,11 +11,13 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["DIGITS", "IDENTIFYING", "task_key", "task_text"]
+__all__ = ["DIGITS", "IDENTIFYING", "folded_text", "task_key", "task_text"]
 
 IDENTIFYING = 12  # characters from which a text identifies a task by itself; shorter texts are equal by chance
 DIGITS = 16  # hexadecimal digits of a key
 _MOST_BITS = 10_000  # of an integer that Python writes in digits
+# invisible letters and marks (Default_Ignorable_Code_Point), such as the variation selector of an emoji
+_IGNORED = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:e([+-]?[0-9]{1,6}))?")  # a number in JSON
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -71,7 +73,7 @@ def _identifies(value: Any) -> bool:
 
 def _pairs(mapping: Mapping[Any, Any]) -> list[tuple[str, Any]]:
     """Normalised names and values of an object, without missing values."""
-    pairs = [(_folded(str(name)), _normal(value)) for name, value in mapping.items()]
+    pairs = [(folded_text(str(name)), _normal(value)) for name, value in mapping.items()]
     return [pair for pair in pairs if pair[1] is not None]
 
 
@@ -91,7 +93,7 @@ def _normal(value: Any) -> Any:
 
 
 def _of_text(text: str) -> Any:
-    folded = _folded(text)
+    folded = folded_text(text)
     if number := _NUMBER.fullmatch(folded):
         return _of_number(*number.groups())
     if folded[:1] + folded[-1:] in ("{}", "[]"):
@@ -110,8 +112,10 @@ def _of_number(sign: str, whole: str, fraction: str | None, exponent: str | None
     return f"{sign}{significant.lstrip('0')}e{power}" if significant else "0e0"
 
 
-def _folded(text: str) -> str:
+def folded_text(text: str) -> str:
+    """A text without differences of Unicode form, invisible characters, case and white space."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
         text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+        text = _IGNORED.sub("", text)
     return " ".join(text.casefold().split())

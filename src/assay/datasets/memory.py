@@ -13,7 +13,7 @@ from typing import Any
 from assay.datasets.parquet import check_columns
 from assay.errors import DataError
 from assay.support.missing import is_missing
-from assay.support.values import json_text
+from assay.support.values import json_text, json_value
 
 __all__ = ["PREFIX", "data_spec", "rows_in_memory"]
 
@@ -113,8 +113,10 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return json_value(value)  # sorted: the order of a set differs between processes, and a task's key must not
     if hasattr(value, "tolist"):  # NumPy's numbers and arrays
         return plain(value.tolist())
     return value

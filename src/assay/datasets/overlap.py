@@ -4,14 +4,16 @@ import hashlib
 import re
 from collections.abc import Iterable
 
+from assay.datasets.keys import folded_text
+
 __all__ = ["RUN", "overlap", "word_runs"]
 
 RUN = 8  # words of an n-gram: two unrelated texts rarely share eight consecutive words
 
 
 def word_runs(text: str) -> set[bytes]:
-    """Digests of all n-grams of `RUN` words, without case and punctuation; a shorter text is one n-gram."""
-    words = re.findall(r"\w+", text.casefold())
+    """Digests of all n-grams of `RUN` words, without case, Unicode form and punctuation; of a shorter text one."""
+    words = re.findall(r"\w+", folded_text(text))
     runs = [" ".join(words[at : at + RUN]) for at in range(max(1, len(words) - RUN + 1))] if words else []
     return {hashlib.blake2b(run.encode("utf-8", "replace"), digest_size=8).digest() for run in runs}
 

@@ -303,7 +303,8 @@ def _by_rank(entry: tuple[int, int, Task]) -> tuple[int, int]:
 class _Assignment:
     """Splits of tasks, in the order of the data.
 
-    The split that the store gave a task stands, then that of an earlier row of the task.
+    The split that the store gave a task stands, then that of an earlier row of the task, then the one that the store
+    gave the row for a program of other types.
 
     Args:
         few: splits of all tasks, if they are few; `alone`: those that they would have without the store.
@@ -314,7 +315,7 @@ class _Assignment:
         few: Mapping[str, str], alone: Mapping[str, str],
     ) -> None:  # fmt: skip
         self.samples, self.salt, self.known, self.few, self.alone = samples, salt, known, few, alone
-        self.named: dict[str, str] = {}  # by key, only of rows that name a split: 100 bytes each
+        self.named: dict[str, str] = {}  # by key, only of rows that name or have a split: 100 bytes each
 
     def of(self, task: Task) -> tuple[str, str, int]:
         """The split of a task, the one that its row alone would have, and its rank."""
@@ -322,8 +323,9 @@ class _Assignment:
         by_hash, rank = split_of(key, self.salt)
         wanted = task.split or self.alone.get(key) or self.named.get(key) or by_hash
         earlier = self.named.get(key) or next((name for name, rows in self.samples.items() if key in rows.keys), None)
-        split = self.known.get(key) or self.few.get(key) or earlier or wanted
-        if task.split is not None:
+        of_row = self.known.get(task.row_key)
+        split = self.known.get(key) or self.few.get(key) or earlier or of_row or wanted
+        if task.split is not None or of_row is not None:
             self.named[key] = split
         return split, wanted, rank
 
@@ -373,15 +375,17 @@ def collect_splits(
 ) -> Splits:
     """`load_splits` for an iterable of tasks."""
     known, remaining = known or {}, iter(tasks)
-    first, named = list[Task](), dict[str, str | None]()
+    first, named, stored = list[Task](), dict[str, str | None](), dict[str, str]()
     for task in remaining:
         first.append(task)
         named[task.key] = named.get(task.key) or task.split
+        if (split := known.get(task.key) or known.get(task.row_key)) is not None:
+            stored.setdefault(task.key, split)
         if len(named) == FEW or len(first) == _FIRST_ROWS:
             break
     few, alone = dict[str, str](), dict[str, str]()
     if len(named) < FEW and len(first) < _FIRST_ROWS:
-        few, alone = splits_of_few(named, salt, known=known, need=need), splits_of_few(named, salt, need=need)
+        few, alone = splits_of_few(named, salt, known=stored, need=need), splits_of_few(named, salt, need=need)
     samples = {name: _Sample(limits[name]) for name in SPLITS}
     assignment, rows, wanted = _Assignment(samples, salt, known, few, alone), 0, dict[int, str]()
     columns = Columns()

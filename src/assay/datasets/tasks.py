@@ -70,6 +70,8 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     split: str | None = None  # named by the file; None: assigned by the key of the inputs
     where: str = field(default="", compare=False, repr=False)  # its row, for messages
+    # key of the row's inputs before they were converted to the types that a program declares
+    row_key: str = field(default="", compare=False, repr=False)
 
     def __getitem__(self, name: object) -> NoReturn:
         """Raise `TypeError` with the attribute to use, for code that treats a task as a mapping."""
@@ -210,7 +212,7 @@ def make_task(
         metadata[OTHER_COLUMNS] = other
     if fields is not None and (missing := fields.missing(values)):
         raise missing_inputs(where, missing, columns)
-    if not task_key(values):
+    if not (row_key := task_key(values)):
         if not isinstance(wrong := row.get("inputs"), Mapping) and wrong not in (None, ""):
             raise DataError(f"{where}: inputs={str(wrong)[:80]!r} must be an object with the task's inputs")
         raise EmptyInputs(where)
@@ -237,6 +239,7 @@ def make_task(
         metadata=metadata,
         split=split or None,
         where=where,
+        row_key=row_key,
     )
 
 

@@ -21,6 +21,7 @@ _NO_LABEL = frozenset(
 _YES, _NO = frozenset(("yes", "true", "y", "t", *"✓✔☑✅")), frozenset(("no", "false", "n", "f", *"✗✘☒❌"))
 _YES_LABELS = _YES | {"1", "pass", "passed", "correct", "right", "good", "accept", "accepted", "positive"}
 _NO_LABELS = _NO | {"0", "fail", "failed", "incorrect", "wrong", "bad", "reject", "rejected", "negative"}
+_QUOTES = "\"'“”„‘’‚«»"
 _OUT_OF = re.compile(r"(.+?)\s*(?:/|out of|of)\s*(.+)")
 _NUMBER_AND_NAME = re.compile(r"([-+]?\d+(?:[.,]\d+)?)(?:\s*[-–:=.(]\s*|\s+)[^\W\d_][^\d]*")
 # rater_alice; of names that also occur in other columns only with a number or a letter: human_A, score2
@@ -119,7 +120,8 @@ def read_label(value: Any, labels: Sequence[str], anchors: Mapping[str, str] | N
 
 
 def _normal(text: str) -> str:
-    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip("\"'").rstrip(".,:;! ")
+    text = unicodedata.normalize("NFKC", text.replace("\ufe0f", ""))  # without the mark of a coloured sign
+    text = " ".join(text.casefold().split()).strip(_QUOTES).rstrip(".,:;! ")
     text = re.sub(r" ?/ ?", "/", text)
     return re.sub(r"(?<=[^\W\d])[-_ ]+(?=[^\W\d])", " ", text)
 

@@ -157,7 +157,7 @@ def item_to_label(rollout: Rollout, judge: Asked) -> ToLabel | None:
 def _pairs(rollouts: Iterable[Rollout]) -> Iterator[ToLabel]:
     groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
     for rollout in rollouts:
-        groups[task_key(rollout.inputs)].setdefault(str(output_of(rollout.prediction or {})), rollout)
+        groups[task_key(rollout.inputs)].setdefault(digest_of(output_of(rollout.prediction or {})), rollout)
     for group in groups.values():
         # by hash, so that the order does not depend on age or length
         members = sorted(group.values(), key=lambda r: digest_of(output_of(r.prediction or {})))

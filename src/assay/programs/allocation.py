@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from assay.errors import ConfigError, LoopStopped
+from assay.errors import ConfigError, LoopStopped, NoJsonForm
+from assay.support.values import json_text, json_value
 
 __all__ = [
     "AUTO",
@@ -191,15 +192,16 @@ def margin_of(odds: Mapping[str, float]) -> float:
 def answer_key(prediction: Any) -> Hashable:
     """What is compared between the samples of a task: the answer's fields as text, ignoring case and white space."""
     fields_of = {name: value for name, value in prediction.items() if name not in _NOT_ANSWERS}
-    return tuple((name, " ".join(_text(value).split()).casefold()) for name, value in sorted(fields_of.items()))
+    return tuple((name, _text(value).casefold()) for name, value in sorted(fields_of.items()))
 
 
 def _text(value: Any) -> str:
-    """A value as text; one that cannot be written equals only itself."""
+    """A value as text, with its keys in one order; one without a JSON form equals only itself."""
     try:
-        return str(value)
-    except Exception:  # `__str__` of an agent's own class, or an integer that Python does not write
+        plain = json_value(value)
+    except NoJsonForm:
         return f"<{type(value).__name__} at {id(value):x}>"
+    return " ".join((plain if isinstance(plain, str) else json_text(plain, sort_keys=True)).split())
 
 
 def majority_is_sure(answers: Counter[Hashable], posterior: float) -> bool:

@@ -19,7 +19,7 @@ from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.streaming import in_thread, streaming_as
 from assay.programs.wrapping import completed
-from assay.support.values import json_text
+from assay.support.values import json_text, value_text
 from assay.traces.carried import note_carried
 from assay.traces.records import RUN_FIELDS
 
@@ -162,7 +162,7 @@ def is_agent(program: Any) -> bool:
 
 def input_key(inputs: dict[str, Any]) -> str:
     """The text by which inputs are compared: all values, sorted by name."""
-    return "\n".join(str(inputs[name]) for name in sorted(inputs))
+    return "\n".join(value_text(inputs[name]) for name in sorted(inputs))
 
 
 def _majority(values: Sequence[Any]) -> Any:

@@ -20,6 +20,7 @@ from assay.programs.compose import is_agent, run_member
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.protocols import Grader
 from assay.support.scrubbing import error_text
+from assay.support.values import value_text
 from assay.traces.recorder import current_rollout
 
 __all__ = ["Halting", "Refine"]
@@ -273,7 +274,7 @@ def _calls() -> int | None:
 
 
 def _same(a: Any, b: Any, names: Sequence[str]) -> bool:
-    return all(" ".join(str(a.get(name)).split()) == " ".join(str(b.get(name)).split()) for name in names)
+    return all(" ".join(value_text(a.get(name)).split()) == " ".join(value_text(b.get(name)).split()) for name in names)
 
 
 def _signature_of(program: dspy.Module) -> Any:

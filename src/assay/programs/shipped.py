@@ -17,6 +17,7 @@ from assay.programs.estimate import choice_probabilities, has_probabilities, log
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
 from assay.programs.tool_agent import ToolAgent
+from assay.support.values import value_text
 
 __all__ = ["Classify", "Extract", "MathQA"]
 
@@ -79,7 +80,7 @@ class _OnePredictor(Agent):
             prediction = self._allocated(tokens, filled, names)
         reviewing = signature.append("draft", dspy.InputField(desc="a first answer, to check and correct"), str)
         for _ in range(self.rounds):
-            draft = "; ".join(f"{name}: {prediction[name]}" for name in names)
+            draft = "; ".join(f"{name}: {value_text(prediction[name])}" for name in names)
             reviewed = self.predict(signature=reviewing, **{**filled, "draft": draft})
             unchanged = all(reviewed[name] == prediction[name] for name in names)
             prediction = reviewed
@@ -103,7 +104,7 @@ class _OnePredictor(Agent):
             margin = margin_of(choice_probabilities(prediction, field, choices)) if known else None
             prediction._store.pop("logprobs", None)
             prediction._completions = None  # they contain the alternatives too, and a trace would store them
-            answer = tuple(str(prediction[name]) for name in names)
+            answer = tuple(value_text(prediction[name]) for name in names)
             return Round(answer, margin, str(prediction.get("thought") or ""), (prediction, trace))
 
         prediction, trace = think(self.thinking_policy, tokens, ask, measured=reads).last.result

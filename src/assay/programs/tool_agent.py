@@ -19,6 +19,7 @@ from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.estimate import choice_odds, has_probabilities, logprobs_options, narrowed_signature
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
+from assay.support.values import value_text
 from assay.traces.recorder import note_failure
 
 __all__ = ["ToolAgent"]
@@ -106,7 +107,7 @@ class ToolAgent(Agent):
         prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
         answer = {name: prediction[name] for name in self.outputs}
         for _ in range(self.rounds):
-            draft = "; ".join(str(value) for value in answer.values())
+            draft = "; ".join(map(value_text, answer.values()))
             reviewed = self._ask(self.review, self.review.signature, {**inputs, "draft": draft}, observations)
             unchanged = all(reviewed[name] == answer[name] for name in self.outputs)
             answer = {name: reviewed[name] for name in self.outputs}

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +11,7 @@ from assay.support.values import json_value, value_text
 __all__ = ["same"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d.{0,24}", re.ASCII)
 _STRUCTURE = re.compile(r"\s*[\[{]")
 
 
@@ -19,7 +21,8 @@ def same(found: Any, expected: Any, *, case: bool = False) -> bool:
     - Numbers are equal by their value: 3, 3.0 and `Decimal("3")`, and a text that is one number: "3". True and false
       are no numbers; they equal the texts "true" and "false".
     - Texts are equal if they differ in runs of white space or, without `case`, in case only. A date equals its ISO
-      text, an enum member its value.
+      text, an enum member its value. Dates with a time are equal if they are the same moment, in any ISO form:
+      `2024-02-29T12:30:00Z` and `2024-02-29 13:30+01:00`.
     - Objects are equal if each of their fields is, in any order; a field that is null equals a missing one. Lists are
       equal item by item; both also equal a text with their JSON.
     """
@@ -40,7 +43,7 @@ def _same(a: Any, b: Any, case: bool) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return type(a) in (bool, str) and type(b) in (bool, str) and _norm(a, False) == _norm(b, False)
     if isinstance(a, str) and isinstance(b, str):
-        return _norm(a, case) == _norm(b, case)
+        return _norm(a, case) == _norm(b, case) or ((moment := _moment(a)) is not None and moment == _moment(b))
     numbers = _number(a), _number(b)
     return None not in numbers and numbers[0] == numbers[1]
 
@@ -56,6 +59,14 @@ def _number(value: int | float | str) -> Any:
     if not isinstance(value, str):
         return Decimal(repr(value)) if isinstance(value, float) else value
     return Decimal(text) if _NUMBER.fullmatch(text := value.strip()) else None
+
+
+def _moment(text: str) -> datetime | None:
+    """The date and time that a text is in ISO 8601; None for any other text."""
+    try:
+        return datetime.fromisoformat(text.strip()) if _MOMENT.fullmatch(text.strip()) else None
+    except ValueError:
+        return None
 
 
 def _structure(text: str) -> Any:

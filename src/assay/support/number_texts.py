@@ -50,14 +50,15 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _DIGITS = r"(?:(?:(?<!\d )[1-9]\d{0,2}(?:\ \d{3})+(?!\d)|\d+)(?:[.,'_]\d+)*|(?<![.\w])\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?"
 _CHAIN = re.compile(
     rf"(?P<sign>(?:(?<==)-\s|(?<==\s)-\s|[-+]?\$\s?[-+]?|[-+])?)(?P<first>{_DIGITS})"
-    rf"(?P<rest>(?:[-+*/^:—年月]\$?[-+]?{_DIGITS}|\ ?[*x]\ ?10\^[-+]?\d+|\ \d+/\d+(?![/\d]))*)"
+    rf"(?P<rest>(?:[-+*/^:—年月]\$?[-+]?{_DIGITS}|\ ?/\ ?\$?{_DIGITS}|\ ?[*x]\ ?10\^[-+]?\d+"
+    r"|\ \d+\ ?/\ ?\d+(?!\ ?[/\d]))*)"
 )
 # letters of scripts that put a space between a word and a number
 _LETTERS = r"A-Za-z_\u00c0-\u024f\u0370-\u052f"
 _JOINED_BEFORE = re.compile(rf"[\d{_LETTERS}]$|[\d{_LETTERS})\]}}][-+*/^]$|\0[\s*/^+-]*$")
 _JOINED_AFTER = re.compile(r"[A-Za-z]+\d|\^|[ *]*(?:\0|pi\b)")
 _SCALED = re.compile(rf"\s*({'|'.join(_SCALES)})s?\b", re.IGNORECASE)
-_MIXED = re.compile(r"(?:(\d+) )?(\d[^ /^]*|\.\d+)/([^ /^]+)")
+_MIXED = re.compile(r"(?:(\d+) (?!0))?(\d[^ /^]*|\.\d+)/([^ /^]+)")
 _POWER = re.compile(r"(?:([^*x^/:]+?) ?[*x] ?)?([^*x^/: ]+)\^([-+]?\d{1,5})")
 # digits in groups with a decimal point; in groups of India; with a decimal comma
 _POINT = re.compile(
@@ -82,9 +83,9 @@ def parse_number(value: Any) -> int | float | None:
       is 1234, `0,125` is 0.125. If both occur, the last one is decimal: `1.234,5` is 1234.5. Points are group
       separators where there are several: `1.234.567`. Further group separators are a space of any width, an
       apostrophe and an underscore: `1 000 000`.
-    - Read too: `3/4`, `1 1/2`, `½`, `\frac{3}{4}`, `1e-3`, `5 × 10^3`, `10⁶`, `3 million` (also hundred, thousand,
-      billion, trillion), digits of any script. The signs `−` and `–` are minus. Currencies, units, `%` and ordinals
-      (`12th`) are ignored: `50 %` is 50.
+    - Read too: `3/4`, `3 / 4`, `1 1/2`, `½`, `\frac{3}{4}`, `1e-3`, `5 × 10^3`, `10⁶`, `3 million` (also hundred,
+      thousand, billion, trillion), digits of any script. The signs `−` and `–` are minus. Currencies, units, `%` and
+      ordinals (`12th`) are ignored: `50 %` is 50.
     - Not numbers, and passed over: dates, times, versions, addresses, phone numbers, ranges, ratios, sums and products
       (`2024-02-29`, `12:30`, `1.2.3`, `5–7`, `10-5`), names (`GPT-4`, `x2`, `0x1F`), lists without spaces (`1,2,3`),
       and numbers in an expression whose value is not computed (`2\pi`, `\sqrt{2}`, `x^2`). Numbers in words are not
@@ -209,6 +210,7 @@ def _numbers(plain: str) -> Iterator[_Found]:
 
 def _value(written: str) -> Fraction | None:
     """Value of a number, fraction, mixed number or power; None for anything else."""
+    written = re.sub(" ?/ ?", "/", written)
     if (simple := _decimal(written)) is not None:
         return simple
     if match := _MIXED.fullmatch(written):

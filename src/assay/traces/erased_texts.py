@@ -2,8 +2,9 @@
 
 Texts are compared by their letters and digits alone: case, spaces, punctuation, escapes of JSON and HTML and the
 Unicode form do not matter. A text repeats another one if `LETTERS` of them in a row are the same (`FEW_LETTERS` of a
-script without spaces between words), or if it holds all of a shorter address or number (an `@`, or `DIGITS` digits).
-Other short texts, such as `yes` or a first name, identify nobody and are not searched.
+script without spaces between words), or if it holds all of a shorter text of `IDENTIFYING` letters (half of them in
+such a script), address or number (an `@`, or `DIGITS` digits). Other short texts, such as `yes` or a first name,
+identify nobody and are not searched.
 """
 
 import html
@@ -11,6 +12,8 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from assay.datasets.keys import IDENTIFYING
 
 __all__ = ["ERASED", "FEW_LETTERS", "LETTERS", "ErasedTexts"]
 
@@ -112,7 +115,9 @@ def _text(value: Any) -> str:
 
 
 def _identifies(text: str, letters: str) -> bool:
-    """Whether a short text is an address or a number: of a telephone, a bank account, a passport."""
+    """Whether a short text is long enough to be somebody's, or an address or a number: of a telephone, a passport."""
+    if sum(2 if ord(letter) >= _IDEOGRAPHS else 1 for letter in letters) >= IDENTIFYING:
+        return True
     return len(letters) >= FEW_LETTERS and ("@" in text or sum(letter.isdigit() for letter in letters) >= DIGITS)
 
 

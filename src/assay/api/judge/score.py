@@ -25,6 +25,7 @@ from assay.runs.settings.options import JudgeScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.places import check_writable, writing
+from assay.support.refused import FULL_DISK
 from assay.support.reprs import ReportDict
 from assay.support.scrubbing import results
 from assay.support.values import json_text
@@ -71,6 +72,8 @@ def score_rows(
             alarms = replay_changed(judge, judge_, session)
             judged = judge_items(judge_, items, session, name="score")
         except BudgetExceeded as cap:
+            if str(cap).startswith(FULL_DISK):  # which says how to continue
+                raise
             raise BudgetExceeded(f"{cap}; add resume=True with a higher cap to continue from here") from None
         spent = spent_by(session)
     values = values_of(judged.answers, judge_)

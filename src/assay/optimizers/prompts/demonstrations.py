@@ -19,6 +19,7 @@ from assay.evaluation.threads import in_order
 from assay.programs import Agent, ToolAgent
 from assay.programs.agent import GUIDE
 from assay.programs.compose import ends
+from assay.support.values import value_text
 
 __all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
 
@@ -197,9 +198,9 @@ def _corrected(
         return None
     name, inputs, output = steps[-1]
     labels = {field: value for field, value in task.expected.items() if field in output}
-    inputs_text = "\n".join(str(value) for field, value in inputs.items() if field not in task.inputs)
+    inputs_text = "\n".join(value_text(value) for field, value in inputs.items() if field not in task.inputs)
     if not labels or not all(
-        re.search(rf"(?<![\w.-]){re.escape(str(value))}(?![\w.])", inputs_text) for value in labels.values()
+        re.search(rf"(?<![\w.-]){re.escape(value_text(value))}(?![\w.])", inputs_text) for value in labels.values()
     ):
         return None
     right = dspy.Prediction(**{**dict(prediction.items()), **labels})

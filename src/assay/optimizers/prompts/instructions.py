@@ -12,6 +12,7 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.optimizers.prompts.demonstrations import Demonstration
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.support.scrubbing import error_text
+from assay.support.values import value_text
 
 __all__ = ["propose_instruction"]
 
@@ -71,7 +72,7 @@ def propose_instruction(
 
 
 def _format_fields(values: Any) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in dict(values).items())
+    return "\n".join(f"{name}: {value_text(value)}" for name, value in dict(values).items())
 
 
 def _run(demonstration: Demonstration, name: str) -> str:

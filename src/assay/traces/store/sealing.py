@@ -147,14 +147,18 @@ def store_splits(store: Store, splits: Mapping[str, Iterable[str]]) -> dict[str,
 def store_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> dict[str, str]:
     """As `store_splits`, of loaded tasks, with the owners that their metadata name.
 
-    The owners are needed for demonstrations, which may show a task that never ran.
+    The owners are needed for demonstrations, which may show a task that never ran. A split is stored for the key of the
+    task's row too, so that it stands for programs that declare other types, and for recordings of the row as it is.
     """
     rows: dict[str, tuple[str, dict[str, Any]]] = {}
+    by_row: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, tasks in splits.items():
         for task in tasks:
             _, owners = rows.get(task.key, (name, {}))
             rows[task.key] = name, {**owners_of(task.metadata), **owners}
-    return _stored(store, rows)
+            if task.row_key:
+                by_row[task.row_key] = rows[task.key]
+    return {key: split for key, split in _stored(store, {**by_row, **rows}).items() if key in rows}
 
 
 def _stored(store: Store, rows: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
