@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from assay.support.values import json_text
+from assay.traces.messages.chaining import item_references
 from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
 from assay.traces.messages.gemini import CALL_IDS
 from assay.traces.messages.requested import must_call, output_schema
@@ -71,6 +72,11 @@ class ClientRequest:
             thread.get("previous_message_id") if isinstance(thread, Mapping) else None
         )
         return previous_id if isinstance(previous_id, str) else ""
+
+    @property
+    def references(self) -> list[str]:
+        """The ids of earlier items that it names instead of sending them."""
+        return item_references(self.body) if self.dialect == "responses" else []
 
     @cached_property
     def task(self) -> str:

@@ -18,6 +18,7 @@ from assay.support.values import json_text
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.request_bodies import parsed_json
 from assay.traces.gateway.watching import LoopWatch
+from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
 
@@ -66,7 +67,7 @@ class Passed:
         if not self.streamed:
             value = parsed_json(b"".join(self.parts))
             return (value, True) if isinstance(value, dict) else (None, False)
-        events = list(self._listed_events() if self.listed else self._events())
+        events = list(self._listed_events() if self.listed else self.events())
         broken = next((value for event in events if (value := error_of(event))), None)
         if broken is not None:
             self.fail(
@@ -86,7 +87,7 @@ class Passed:
                 return
             yield event
 
-    def _events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """The objects in a stream's events; plain text of an `error` event becomes its message.
 
         Other data that is not JSON makes the answer a failure.
@@ -171,6 +172,8 @@ class Passed:
                 else FailureKind.MODEL
             )
             self.fail(f"HTTP {self.status}: {self._excerpt(self.text)}", kind)
+        elif body is not None and dialect == "responses" and unfinished(body):
+            self.fail("the response was not finished when it was read", FailureKind.RECORD)
         elif body is not None and (reported := error_in(dialect, body)) is not None:
             kind = FailureKind.CONTEXT if is_context_error(reported) else FailureKind.MODEL
             self.fail(f"the upstream answered {self._excerpt(json_text(reported))}", kind)

@@ -6,7 +6,7 @@ own key of the upstream.
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from assay.errors import ConfigError
 from assay.models.transports import is_lm_request
 from assay.traces.gateway.headers import KEYS
+from assay.traces.gateway.replies import Reply
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream
 from assay.traces.messages.gemini import is_google
 
@@ -85,6 +86,7 @@ class Relay:
         body: AsyncIterator[bytes] | None,
         *,
         lent: bool,
+        see: Callable[[Reply, bytes], None] | None = None,
     ) -> web.StreamResponse:
         """Forwards a request and its answer.
 
@@ -93,6 +95,7 @@ class Relay:
             query: the request's query without keys of the gateway.
             body: the request's body in parts.
             lent: whether the gateway's key of the upstream is used.
+            see: called with the whole answer before its last part is forwarded.
         """
         self._count(request.method, inner_path(request))
         sent_headers = CIMultiDict(headers)
@@ -101,8 +104,15 @@ class Relay:
         async with upstream.relay(request.method, inner_path(request), query, sent_headers, body, lent=lent) as reply:
             response = web.StreamResponse(status=reply.status, headers=reply.headers)
             await response.prepare(request)
+            parts: list[bytes] = []  # the last one is sent once the answer is stored
             async for chunk in reply.chunks:
-                await response.write(chunk)
+                if see is None or parts:
+                    await response.write(chunk if see is None else parts[-1])
+                if see is not None:
+                    parts.append(chunk)
+            if see is not None and parts:
+                see(reply, b"".join(parts))
+                await response.write(parts[-1])
             await response.write_eof()
             return response
 

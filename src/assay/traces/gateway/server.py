@@ -23,11 +23,12 @@ from assay.models.roles import is_embedded
 from assay.support.scrubbing import add_secrets, error_text, message
 from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
 from assay.traces.gateway.agent_routes import AgentRoutes, AgentRunner
+from assay.traces.gateway.background import BackgroundCalls
 from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
 from assay.traces.gateway.connections import Connections, SlowRequest
 from assay.traces.gateway.proxy import pass_on
 from assay.traces.gateway.relay import Relay, inner_path, named_path, without_ids
-from assay.traces.gateway.replies import UpstreamCall, error_response
+from assay.traces.gateway.replies import Reply, UpstreamCall, error_response
 from assay.traces.gateway.request_bodies import json_body, sent_secrets
 from assay.traces.gateway.rollout_routes import RolloutRoutes
 from assay.traces.gateway.sessions import LiveRollouts
@@ -94,6 +95,7 @@ class Gateway:
         self.started = self.ended = self.stored = self.refused = 0
         self.refused_paths: dict[str, int] = {}  # refused path -> number of requests
         self.connections, self.relay = Connections(receive_s, max_body), Relay()
+        self._background = BackgroundCalls()
         self._upstreams: list[Upstream] = [upstream]
         self._turns = Turns()
         self._several = False  # open rollouts have other upstreams than new ones
@@ -276,6 +278,7 @@ class Gateway:
         if not call.passed.recorded:
             self.ended += 1
             self.stored += call.keep()
+            self._background.add(call)
             self.loops.add(call.passed.watch, stopped=call.passed.failure is FailureKind.LOOP)
 
     async def _upstream_of(self, request: web.Request, caller: Caller, call: Call) -> Upstream:
@@ -335,6 +338,9 @@ class Gateway:
         path, upstream, caller = inner_path(request), self.upstream, self.access.caller(request)
         if path == "/" or path.startswith(_GATEWAY_PATHS) or isinstance(upstream, LitellmUpstream):
             return self._unsupported_path(request)
+        call = self._background.call_of(request)
+        if call is not None and isinstance(call.upstream, HttpUpstream) and caller.rollout in (None, call.rollout_id):
+            return await self._passed_on(request, call.upstream, lent=True, see=self._background.see)
         headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
         if not self.relay.may_pass(
             upstream, path, headers, query, lent=caller.has_key, token=caller.rollout is not None
@@ -343,11 +349,19 @@ class Gateway:
             raise Refused(403, f"{request.method} {path[:100]} {_NOT_RECORDED}")
         return await self._passed_on(request, upstream, lent=caller.has_key)
 
-    async def _passed_on(self, request: web.Request, upstream: HttpUpstream, *, lent: bool) -> web.StreamResponse:
+    async def _passed_on(
+        self,
+        request: web.Request,
+        upstream: HttpUpstream,
+        *,
+        lent: bool,
+        see: Callable[[web.Request, Reply, bytes], None] | None = None,
+    ) -> web.StreamResponse:
         try:
             parts = self.connections.parts(request) if request.body_exists else None
             headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
-            return await self.relay.pass_on(request, upstream, headers, query, parts, lent=lent)
+            seen = None if see is None else partial(see, request)
+            return await self.relay.pass_on(request, upstream, headers, query, parts, lent=lent, see=seen)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if isinstance(error.__cause__, SlowRequest):
                 raise error.__cause__ from None

@@ -246,8 +246,8 @@ def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
         return error
     if dialect == "responses":
         return (
-            "the response failed"
-            if body.get("status") == "failed"
+            f"the response was {body['status']}"
+            if body.get("status") in ("failed", "cancelled")
             else None
             if isinstance(body.get("output"), list)
             else "no output"
