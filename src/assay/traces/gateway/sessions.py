@@ -5,7 +5,7 @@ that begin with the same messages, tools and schema belong to one task and one g
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
@@ -38,6 +38,23 @@ def _item_ids(transition: Transition) -> list[str]:
     body = (transition.response or {}).get("body") or {}
     items = body.get("output") if transition.request.get("dialect") == "responses" else None
     return [item["id"] for item in each(items) if isinstance(item.get("id"), str)]
+
+
+def _positions(live: Live, request: ClientRequest) -> Iterator[tuple[tuple[int, int], str]]:
+    """Turn and place of the calls that wait for a result, with the results in a request; they wait no longer.
+
+    A result belongs to the call of its id. Where the client changed the ids, the results after the last answer belong
+    to the calls of the latest turn in order.
+    """
+    for key, result in request.results_by_key.items():
+        if (position := live.waiting.pop(key, None)) is not None:
+            yield position, result
+    latest = max((turn for turn, _ in live.waiting.values()), default=-1)
+    waiting = {position: key for key, position in live.waiting.items()}
+    for call_id, place, result in request.results_in_order if waiting else ():
+        waits = waiting.get((latest, place))
+        if waits is not None and call_id not in live.trail.calls:
+            yield live.waiting.pop(waits), result
 
 
 class LiveRollouts:
@@ -216,11 +233,10 @@ class LiveRollouts:
     def register_call(self, live: Live, request: ClientRequest) -> int:
         """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
         self.conversations.index_request(live, request)
-        for key, result in request.results_by_key.items():
-            if (position := live.waiting.pop(key, None)) is not None:
-                self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
-                if live.adopted:
-                    keep_tool_result(live.rollout, *position, result[:20_000])
+        for position, result in _positions(live, request):
+            self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
+            if live.adopted:
+                keep_tool_result(live.rollout, *position, result[:20_000])
         turn, live.turns = live.turns, live.turns + 1
         live.in_flight += 1
         live.turns_in_flight.add(turn)
