@@ -3,7 +3,6 @@
 The client polls `GET …/responses/ID`, or reads the rest of a stream there. What it reads is stored in the call.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from assay.traces.gateway.events import ended_response
 from assay.traces.gateway.proxy import Passed
 from assay.traces.gateway.relay import inner_path
 from assay.traces.gateway.replies import Reply
+from assay.traces.gateway.request_bodies import parsed_or_none
 
 __all__ = ["BackgroundCalls"]
 
@@ -58,8 +58,5 @@ def _response_in(reply: Reply, data: bytes) -> Mapping[str, Any] | None:
         passed = Passed()
         passed.parts = [data]
         return ended_response(passed.events())
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+    body = parsed_or_none(data)
     return body if isinstance(body, dict) and body.get("object") == "response" else None
