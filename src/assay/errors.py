@@ -55,6 +55,7 @@ class FailureKind(StrEnum):
     CHECK = "check"  # a check of the rubric raised
     JUDGE = "judge"  # a judge returned no verdict
     LOOP = "loop"  # the agent repeated itself until it was stopped
+    RECORD = "record"  # the record of the run is incomplete: a part was not recorded, or is not understood
     CAP = "cap"  # stopped by a cap on calls, tokens, dollars or time, or by the user
 
 

@@ -92,6 +92,7 @@ def test_a_server_failure_is_not_the_programs_own() -> None:
         "judge",
         "environment",
         "sandbox",
+        "record",
     }
 
 

@@ -76,9 +76,9 @@ def test_a_client_that_disconnects_during_the_answer_is_recorded_as_such(stage: 
 
 
 def test_large_bodies_unknown_paths_and_invalid_json_are_refused(stage: Stage) -> None:
-    big = {"messages": [{"role": "user", "content": "x" * (20 << 20)}]}
+    big = {"messages": [{"role": "user", "content": "x" * (65 << 20)}]}
     status, reply = post(f"{stage.url}/v1/chat/completions", big)
-    assert (status, "larger than 10 MB" in reply["error"]["message"]) == (413, True)
+    assert (status, "larger than 64 MB" in reply["error"]["message"]) == (413, True)
     assert post(f"{stage.url}/v1/chat/completions", b"{broken")[0] == 422
     status, reply = post(f"{stage.url}/v1/embeddings", {"input": "x"})
     assert (status, "with the gateway's key" in reply["error"]["message"]) == (403, True)

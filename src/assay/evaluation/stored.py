@@ -15,10 +15,13 @@ from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.criteria import Failed
 from assay.rubrics.grading import score_rollout
 from assay.traces import Recorder, Rollout
+from assay.traces.messages.chaining import is_on_record
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, final_answer, prediction_of
 from assay.traces.records import Verdict
 
 __all__ = ["Graded", "grade_rollout", "task_of", "write_score"]
+
+NOT_ON_RECORD = "a call continues a conversation that is not on record"
 
 
 def write_score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder, *, complete: bool = False) -> float:
@@ -26,7 +29,7 @@ def write_score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder
 
     A rollout without a prediction gets the final answer of its LM calls (`assay.traces.messages.final_answer`). Without
     a final answer it failed: its score is 0. It stays unscored if its last call failed, or if the record does not
-    contain the answer.
+    contain the answer or what a call continues.
 
     Args:
         complete: if a final criterion that applies is unscored, writes nothing and returns NaN.
@@ -54,6 +57,9 @@ class Graded:
 
 def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, complete: bool = False) -> Graded:
     """As `write_score`, without writing. Threads use it, because scores are written in the order of the rollouts."""
+    if not is_on_record(rollout.transitions):
+        rollout.failure, rollout.error = FailureKind.RECORD, rollout.error or NOT_ON_RECORD
+        return Graded(math.nan)
     if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
         return Graded(math.nan)
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)

@@ -8,6 +8,7 @@ from assay.errors import ConfigError
 from assay.runs.settings.shared import DEFAULT_MODEL
 from assay.runs.settings.traces import StoredJudgeSettings
 from assay.support.settings import setting
+from assay.traces.gateway import MAX_BODY_MB
 
 __all__ = ["ServeSettings"]
 
@@ -44,7 +45,9 @@ class ServeSettings(StoredJudgeSettings):
         (), "Additional host name under which clients may reach this gateway; repeatable.", metavar="NAME", many=True
     )
     idle_s: float = _seconds(600.0, "Seconds without a call after which a rollout ends.")
-    max_body_mb: int = setting(10, "Maximum request body in MiB; a larger request is answered with status 413.", ge=1)
+    max_body_mb: int = setting(
+        MAX_BODY_MB, "Maximum request body in MiB; a larger request is answered with status 413.", ge=1
+    )
     max_connections: int | None = setting(
         None,
         "Maximum number of concurrent connections; others wait. "

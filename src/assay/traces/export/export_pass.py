@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from assay.errors import FailureKind
+from assay.models.failures import is_agent_failure
 from assay.support.package import __version__
 from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, returns
 from assay.traces.export.balance import Sampler
@@ -35,6 +37,8 @@ __all__ = ["ExportPass"]
 _LEARNED_FROM = ("truncated", "parse")  # problems that a policy must learn to avoid: exported although not clean
 REPEATED = "cached copies of calls that are exported"
 OTHER_AGENT = "calls of other agents"
+RETRIED = "failed calls that were made again"
+OWN_FAILURE = "calls in which a scored rollout failed"  # of the agent, not of the record
 ITSELF = "calls whose prompt demonstrates their own task"
 _ANSWERS = 20  # answers of a GRPO export on which the rubric's checks are tried
 _SEPARATE_SECTIONS = ("selection", "gates", "balance", "privacy_key")  # not in the manifest's "config"
@@ -261,6 +265,8 @@ class ExportPass:
             ] += 1
             if episode.quality is None:
                 for turn in episode.turns:
+                    if _is_retried(turn, episode):
+                        continue
                     problem = turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored"
                     self.gates.see(episode.rollout.task_type, problem, episode.rollout.run_id)
             return 0
@@ -292,6 +298,9 @@ class ExportPass:
             if self.config.agents and turn.agent not in self.config.agents:
                 self.exclusions[OTHER_AGENT] += 1
                 continue
+            if _is_retried(turn, episode):
+                self.exclusions[RETRIED] += 1
+                continue
             problem = turn.problem(rollout, turn is episode.turns[-1])
             if problem is None and not turn.model:
                 problem = "provenance"
@@ -299,7 +308,10 @@ class ExportPass:
                 self.exclusions[REPEATED] += 1
                 continue
             problem = problem or self.target.problem(turn)
-            self.gates.see(rollout.task_type, problem, rollout.run_id)
+            if problem is not None and _is_own_failure(turn, problem, rollout):
+                self.exclusions[OWN_FAILURE] += 1
+            else:
+                self.gates.see(rollout.task_type, problem, rollout.run_id)
             if problem is None or (problem in _LEARNED_FROM and self.config.kind in ("transitions", "preferences")):
                 usable.append(turn)
         return usable
@@ -392,3 +404,18 @@ class ExportPass:
     def save_table(self, folder: Path) -> None:
         """Write the encrypted table that reverses the surrogates. Does nothing without a key file."""
         self.hider.save_table(folder / "surrogates.enc")
+
+
+def _is_retried(turn: Turn, episode: Episode) -> bool:
+    """Whether a call failed, such as with status 429, and its rollout made the same request again."""
+    return turn.error is not None and any(
+        other.t > turn.t and other.request_json == turn.request_json for other in episode.turns
+    )
+
+
+def _is_own_failure(turn: Turn, problem: str, rollout: Rollout) -> bool:
+    """Whether the problem of a call is the failure for which its rollout has its score."""
+    if rollout.status != "failed" or rollout.score is None:
+        return False
+    kind = None if turn.failure is None else FailureKind(turn.failure)
+    return problem in _LEARNED_FROM or (problem == "error" and kind is not None and is_agent_failure(kind))

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from assay.support.scrubbing import error_text
+from assay.support.values import json_text
 from assay.traces.gateway.client_requests import ClientRequest
 from assay.traces.gateway.headers import readable
 from assay.traces.gateway.live import Live
@@ -22,6 +23,7 @@ from assay.traces.gateway.request_bodies import is_constrained, sent_secrets, st
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, requested_model
 from assay.traces.messages import gemini
+from assay.traces.messages.chaining import unfinished
 from assay.traces.records import Transition, check_agent_name
 from assay.traces.store.rows import as_json
 
@@ -221,6 +223,41 @@ class Call:
             _LOG.error("a call could not be stored: %s", error_text(error, passed.secrets))
             return False
         return True
+
+    @property
+    def upstream(self) -> Any:
+        """The upstream that answers it; None until its rollout is known."""
+        return None if self.live is None else self.live.upstream
+
+    @property
+    def background_id(self) -> str:
+        """The id of its background response that goes on; "" if there is none."""
+        body = (self._transition.response or {}).get("body") if self._transition is not None else None
+        is_open = isinstance(body, Mapping) and self._dialect == "responses" and unfinished(body)
+        return str(body.get("id") or "") if is_open and self._body.get("background") and body is not None else ""
+
+    def complete(self, body: Mapping[str, Any]) -> None:
+        """Stores the call again with its background response, if that has ended.
+
+        Args:
+            body: the response as it was read later.
+        """
+        live, transition = self.live, self._transition
+        if live is None or transition is None:
+            return
+        live.touched = time.monotonic()
+        if unfinished(body):
+            return
+        passed = Passed()
+        passed.status, passed.secrets, passed.parts = 200, self.passed.secrets, [json_text(body).encode()]
+        transition.latency_ms = (time.perf_counter() - self._clock) * 1000
+        answer, response_id = passed.answer(self._dialect, transition)
+        try:
+            self._rollouts.completed(
+                live, transition, self.client_request(), answer, response_id, request_json=self._text
+            )
+        except Exception as error:  # the caller has its answer; the call stays unfinished
+            _LOG.error("a background response could not be stored: %s", error_text(error, passed.secrets))
 
 
 def requested_choices(dialect: str, body: Mapping[str, Any]) -> int:

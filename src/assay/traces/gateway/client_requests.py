@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from assay.support.values import json_text
+from assay.traces.messages.chaining import item_references
 from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
 from assay.traces.messages.gemini import CALL_IDS
 from assay.traces.messages.requested import must_call, output_schema
@@ -72,6 +73,11 @@ class ClientRequest:
         )
         return previous_id if isinstance(previous_id, str) else ""
 
+    @property
+    def references(self) -> list[str]:
+        """The ids of earlier items that it names instead of sending them."""
+        return item_references(self.body) if self.dialect == "responses" else []
+
     @cached_property
     def task(self) -> str:
         """Digest of messages, offered tools and requested schema: the task of a conversation that begins here."""
@@ -114,8 +120,25 @@ class ClientRequest:
     @cached_property
     def results(self) -> set[str]:
         """Ids of the tool calls whose results come after the last answer."""
+        return set(self._latest[1])
+
+    @property
+    def results_in_order(self) -> list[tuple[str, int, str]]:
+        """The results after the last answer: the id of each, the place of its call in that answer, and its text.
+
+        The client may have changed the ids. Without the calls in the answer, the places are those of the results.
+        """
+        calls, results = self._latest
+        places = {call["id"]: at for at, call in enumerate(calls)}
+        known = all(call_id in places for call_id in results)
+        return [(call_id, places[call_id] if known else at, text) for at, (call_id, text) in enumerate(results.items())]
+
+    @cached_property
+    def _latest(self) -> tuple[Sequence[Mapping[str, Any]], dict[str, str]]:
+        """The tool calls of the last answer, and the results after it by their ids."""
         last = max((at for at, message in enumerate(self.messages) if message.get("role") == "assistant"), default=-1)
-        return set(tool_results(self.messages[last + 1 :]))
+        answer = self.messages[last] if last >= 0 else {}
+        return answer.get("tool_calls") or (), tool_results(self.messages[last + 1 :])
 
 
 def extended_digest(digest: bytes, message: Message) -> bytes:

@@ -1,9 +1,9 @@
 """Finds the open rollout that a request continues if the request does not name one.
 
 Criteria, in this order: a W3C trace (`traceparent`); an OpenAI conversation; the response or message that the request
-continues; the result of a tool call that a rollout waits for; the same request after a failed one; a conversation that
-begins with the rollout's messages so far; the next prompt of a DSPy program. If a conversation continues twice from the
-same point, the second continuation is a new rollout. Does not use HTTP.
+continues, or whose items it names; the result of a tool call that a rollout waits for; the same request after a failed
+one; a conversation that begins with the rollout's messages so far; the next prompt of a DSPy program. If a conversation
+continues twice from the same point, the second continuation is a new rollout. Does not use HTTP.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,7 @@ class Trail:
     failed: bytes = b""  # digest of the last call's messages if it failed with an error that clients retry
     part: Message = field(default_factory=dict)  # the part of the failed call's answer that had arrived
     response: str = ""  # id of its last answer
+    items: frozenset[str] = frozenset()  # ids of the items of its last answer
     last_answer: Message = field(default_factory=dict)  # its last answer
     calls: set[str] = field(default_factory=set)  # ids of all its tool calls
     requests: set[bytes] = field(default_factory=set)  # digests of the messages of all its calls
@@ -83,8 +84,19 @@ class Conversations(Generic[R]):
             if key and not self._at(kind, key):
                 self._add_to_index(live, kind, key)
 
-    def answered(self, live: R, request: ClientRequest, answer: Answer, response_id: str | None) -> None:
-        """Indexes a call's answer: a request that begins with messages and answer continues the rollout."""
+    def answered(
+        self,
+        live: R,
+        request: ClientRequest,
+        answer: Answer,
+        response_id: str | None,
+        item_ids: Iterable[str] = (),
+    ) -> None:
+        """Indexes a call's answer: a request that begins with messages and answer continues the rollout.
+
+        Args:
+            item_ids: ids of the answer's items, by which a request may name them.
+        """
         trail = live.trail
         message = answer.message
         trail.last_answer, trail.failed, trail.part = _shortened(message), b"", {}
@@ -97,6 +109,9 @@ class Conversations(Generic[R]):
         trail.response = response_id or ""
         if response_id:
             self._add_to_index(live, "response", response_id)
+        trail.items = frozenset(item_ids)
+        for item_id in trail.items:
+            self._add_to_index(live, "item", item_id)
         for call_id, _, _ in answer.tools:
             if call_id:
                 trail.calls.add(call_id)
@@ -144,6 +159,9 @@ class Conversations(Generic[R]):
             return next(
                 (live for live in candidates if live.trail.response == request.previous and not live.in_flight), None
             )
+        for item_id in reversed(request.references):
+            if candidates := self._at("item", item_id):
+                return next((live for live in candidates if item_id in live.trail.items and not live.in_flight), None)
         if not request.chain:
             return None
         waiting = {

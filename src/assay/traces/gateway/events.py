@@ -6,13 +6,13 @@ their index. Fields that a provider adds to its answers are therefore kept.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from assay.traces.messages.dialects import each, error_of
 from assay.traces.messages.gemini import continue_call, field, listed
 
-__all__ = ["read_events"]
+__all__ = ["ended_response", "read_events"]
 
 Body = dict[str, Any]
 # Text fields that arrive whole; other texts arrive in parts.
@@ -188,6 +188,13 @@ def _responses_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None,
         else:
             _item_event(items, kind, event)
     return (None if body is None else {**body, "output": [items[at] for at in sorted(items)]}), False
+
+
+def ended_response(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The response in the last event of a stream that may have begun in the middle; None if it is not complete."""
+    ended = [event.get("response") for event in events if event.get("type") in _ENDS]
+    response = ended[-1] if ended else None
+    return response if isinstance(response, Mapping) and isinstance(response.get("output"), list) else None
 
 
 def _item_event(items: dict[int, Body], kind: str, event: Mapping[str, Any]) -> None:

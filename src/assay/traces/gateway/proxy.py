@@ -16,8 +16,9 @@ from assay.errors import FailureKind
 from assay.support.scrubbing import fields, mask_secrets, message
 from assay.support.values import json_text
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.request_bodies import parsed_json
+from assay.traces.gateway.request_bodies import parsed_json, parsed_or_none
 from assay.traces.gateway.watching import LoopWatch
+from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
 
@@ -66,7 +67,7 @@ class Passed:
         if not self.streamed:
             value = parsed_json(b"".join(self.parts))
             return (value, True) if isinstance(value, dict) else (None, False)
-        events = list(self._listed_events() if self.listed else self._events())
+        events = list(self._listed_events() if self.listed else self.events())
         broken = next((value for event in events if (value := error_of(event))), None)
         if broken is not None:
             self.fail(
@@ -86,7 +87,7 @@ class Passed:
                 return
             yield event
 
-    def _events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """The objects in a stream's events; plain text of an `error` event becomes its message.
 
         Other data that is not JSON makes the answer a failure.
@@ -96,7 +97,7 @@ class Passed:
             if line.startswith(b"event:"):
                 name = line[6:].strip()
             elif line.startswith(b"data:") and (data := line[5:].strip()) and data != b"[DONE]":
-                event = None if begun else _json_or_none(data)  # some servers omit the empty line between events
+                event = None if begun else parsed_or_none(data)  # some servers omit the empty line between events
                 if isinstance(event, dict):
                     yield _named(event, name)
                 elif event is None:
@@ -110,7 +111,7 @@ class Passed:
 
     def _event_of(self, data: bytes, name: bytes) -> Iterator[dict[str, Any]]:
         """The event whose data is not JSON in a single line."""
-        event = _json_or_none(data)
+        event = parsed_or_none(data)
         if isinstance(event, dict):
             yield _named(event, name)
         elif name == b"error":
@@ -159,7 +160,7 @@ class Passed:
     def _judge(self, dialect: str, body: dict[str, Any] | None, complete: bool) -> None:
         """Sets the error if status, format or codes show that this was no answer."""
         if self.status >= 400:
-            reply = _json_or_none(b"".join(self.parts))
+            reply = parsed_or_none(b"".join(self.parts))
             reply = reply[0] if isinstance(reply, list) and reply else reply  # Gemini, if a list was requested
             error = (error_of(reply) or reply) if isinstance(reply, dict) else None
             timed_out = self.status in (408, 504)
@@ -171,6 +172,8 @@ class Passed:
                 else FailureKind.MODEL
             )
             self.fail(f"HTTP {self.status}: {self._excerpt(self.text)}", kind)
+        elif body is not None and dialect == "responses" and unfinished(body):
+            self.fail("the response was not finished when it was read", FailureKind.RECORD)
         elif body is not None and (reported := error_in(dialect, body)) is not None:
             kind = FailureKind.CONTEXT if is_context_error(reported) else FailureKind.MODEL
             self.fail(f"the upstream answered {self._excerpt(json_text(reported))}", kind)
@@ -193,13 +196,6 @@ def _fill(transition: Transition, dialect: str, body: dict[str, Any]) -> Answer:
 
 def _named(event: dict[str, Any], name: bytes) -> dict[str, Any]:
     return {**event, "type": "error"} if name == b"error" else event
-
-
-def _json_or_none(raw: bytes) -> Any:
-    try:
-        return parsed_json(raw)
-    except (ValueError, RecursionError):
-        return None
 
 
 async def pass_on(

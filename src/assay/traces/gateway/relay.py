@@ -5,8 +5,10 @@ stored at the provider, so the gateway's provider key is used only for callers w
 own key of the upstream.
 """
 
+import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -15,11 +17,14 @@ from multidict import CIMultiDict
 from assay.errors import ConfigError
 from assay.models.transports import is_lm_request
 from assay.traces.gateway.headers import KEYS
+from assay.traces.gateway.replies import Reply
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream
+from assay.traces.messages.dialects import DIALECTS
 from assay.traces.messages.gemini import is_google
 
 __all__ = ["Relay", "inner_path", "named_path"]
 
+_LOG = logging.getLogger("assay.gateway")
 _PLACE = re.compile(r"^/r/[^/]+(?=/)")
 _NAMES = 100  # maximum number of paths that are counted separately
 _PART = re.compile(r"v\d+\w*|[A-Za-z_:.-]{1,40}")  # part of a path; other parts are ids
@@ -82,32 +87,49 @@ class Relay:
         upstream: HttpUpstream,
         headers: Mapping[str, str],
         query: str,
-        body: AsyncIterator[bytes] | None,
+        body: AsyncIterator[bytes] | bytes | None,
         *,
         lent: bool,
+        see: Callable[[Reply, bytes], None] | None = None,
     ) -> web.StreamResponse:
         """Forwards a request and its answer.
 
         Args:
             headers: the request's headers without keys of the gateway.
             query: the request's query without keys of the gateway.
-            body: the request's body in parts.
+            body: the request's body, as a whole or in parts.
             lent: whether the gateway's key of the upstream is used.
+            see: called with the whole answer before its last part is forwarded.
         """
-        self._count(request.method, inner_path(request))
+        self._count(request.method, inner_path(request), body)
         sent_headers = CIMultiDict(headers)
         if "Content-Encoding" in request.headers:  # the body is decompressed: its length differs
             sent_headers.popall("Content-Length", None)
         async with upstream.relay(request.method, inner_path(request), query, sent_headers, body, lent=lent) as reply:
             response = web.StreamResponse(status=reply.status, headers=reply.headers)
             await response.prepare(request)
+            parts: list[bytes] = []  # the last one is sent once the answer is stored
             async for chunk in reply.chunks:
-                await response.write(chunk)
+                if see is None or parts:
+                    await response.write(chunk if see is None else parts[-1])
+                if see is not None:
+                    parts.append(chunk)
+            if see is not None and parts:
+                see(reply, b"".join(parts))
+                await response.write(parts[-1])
             await response.write_eof()
             return response
 
-    def _count(self, method: str, path: str) -> None:
-        self.lm_calls += is_lm_request(method, path)
+    def _count(self, method: str, path: str, body: Any) -> None:
         name = f"{method} {without_ids(path)}"
+        if is_lm_request(method, path, body if isinstance(body, bytes) else None):
+            self.lm_calls += 1
+            if name not in self.counts:
+                _LOG.warning(
+                    "%s is passed on, but its format is not recorded: calls there become no rollouts. "
+                    "Recorded are %s, at any address that ends so",
+                    name,
+                    ", ".join(path.removeprefix("/v1") for path in DIALECTS.values()),
+                )
         name = name if name in self.counts or len(self.counts) < _NAMES else "other"
         self.counts[name] = self.counts.get(name, 0) + 1

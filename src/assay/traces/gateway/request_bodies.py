@@ -11,7 +11,15 @@ from assay.errors import ConfigError
 from assay.support.scrubbing import credentials_in, fields, is_credential, may_hold
 from assay.traces.messages import gemini
 
-__all__ = ["is_constrained", "json_body", "parsed_json", "sent_secrets", "storable", "without_secrets"]
+__all__ = [
+    "is_constrained",
+    "json_body",
+    "parsed_json",
+    "parsed_or_none",
+    "sent_secrets",
+    "storable",
+    "without_secrets",
+]
 
 _CONTAINERS = frozenset((dict, list))  # exact types suffice for parsed JSON; `isinstance` takes three times as long
 
@@ -69,6 +77,14 @@ def parsed_json(raw: bytes) -> Any:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:  # lone surrogates and NaN, which Python's parser accepts
         return json.loads(raw.decode("utf-8", "surrogatepass"))
+
+
+def parsed_or_none(raw: bytes) -> Any:
+    """The value of JSON; None if it is not JSON."""
+    try:
+        return parsed_json(raw)
+    except (ValueError, RecursionError):
+        return None
 
 
 def json_body(raw: bytes) -> dict[str, Any]:

@@ -21,21 +21,23 @@ from assay.errors import AssayError, ConfigError, FailureKind, StoreError, Unkno
 from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.support.scrubbing import add_secrets, error_text, message
+from assay.traces.gateway import MAX_BODY_MB
 from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
 from assay.traces.gateway.agent_routes import AgentRoutes, AgentRunner
+from assay.traces.gateway.background import BackgroundCalls
 from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
 from assay.traces.gateway.connections import Connections, SlowRequest
 from assay.traces.gateway.proxy import pass_on
 from assay.traces.gateway.relay import Relay, inner_path, named_path, without_ids
-from assay.traces.gateway.replies import UpstreamCall, error_response
-from assay.traces.gateway.request_bodies import json_body, sent_secrets
+from assay.traces.gateway.replies import Reply, UpstreamCall, error_response
+from assay.traces.gateway.request_bodies import json_body, parsed_or_none, sent_secrets
 from assay.traces.gateway.rollout_routes import RolloutRoutes
 from assay.traces.gateway.sessions import LiveRollouts
 from assay.traces.gateway.store_access import FLUSH_S, StoreAccess
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
 from assay.traces.gateway.watching import LoopCounts, LoopWatch, limit_of
 from assay.traces.messages import gemini
-from assay.traces.messages.dialects import DIALECTS
+from assay.traces.messages.dialects import DIALECTS, dialect_at
 from assay.traces.store import Store
 
 __all__ = ["Gateway"]
@@ -80,7 +82,7 @@ class Gateway:
         names: Sequence[str] = (),
         run_id: str = "",
         idle_s: float = 600.0,
-        max_body: int = 10 << 20,
+        max_body: int = MAX_BODY_MB << 20,
         receive_s: float = 60.0,
         one_server: bool = False,
         loops: str = "alarm",
@@ -94,6 +96,7 @@ class Gateway:
         self.started = self.ended = self.stored = self.refused = 0
         self.refused_paths: dict[str, int] = {}  # refused path -> number of requests
         self.connections, self.relay = Connections(receive_s, max_body), Relay()
+        self._background = BackgroundCalls()
         self._upstreams: list[Upstream] = [upstream]
         self._turns = Turns()
         self._several = False  # open rollouts have other upstreams than new ones
@@ -219,13 +222,19 @@ class Gateway:
 
         return call
 
-    async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
-        raw = await self.connections.body(request)
+    async def _call(self, dialect: str, request: web.Request, raw: bytes | None = None) -> web.StreamResponse:
+        """Sends and records an LM call.
+
+        Args:
+            raw: its body if it was read already, because its path is not the dialect's own.
+        """
+        path = named_path(request) if raw is not None or "/openai/" in request.path else ""
+        raw = await self.connections.body(request) if raw is None else raw
         body = json_body(raw)
         caller = self.access.caller(request)
         streams = gemini.streams(request.path)
         in_path = {"model": gemini.model_in(request.path), "stream": streams} if dialect == "gemini" else {}
-        path = named_path(request) if "/openai/" in request.path or in_path else ""
+        path = named_path(request) if in_path else path
         # An agent with a rollout's token must not choose its task and group by headers.
         headers = request.headers if caller.rollout is None else {}
         call = Call(self.rollouts, dialect, request, body, path, in_path, headers)
@@ -276,6 +285,7 @@ class Gateway:
         if not call.passed.recorded:
             self.ended += 1
             self.stored += call.keep()
+            self._background.add(call)
             self.loops.add(call.passed.watch, stopped=call.passed.failure is FailureKind.LOOP)
 
     async def _upstream_of(self, request: web.Request, caller: Caller, call: Call) -> Upstream:
@@ -333,21 +343,53 @@ class Gateway:
     async def _other(self, request: web.Request) -> web.StreamResponse:
         """Passes any other request on, if the caller may send it to the upstream."""
         path, upstream, caller = inner_path(request), self.upstream, self.access.caller(request)
-        if path == "/" or path.startswith(_GATEWAY_PATHS) or isinstance(upstream, LitellmUpstream):
+        if path == "/" or path.startswith(_GATEWAY_PATHS):
             return self._unsupported_path(request)
+        raw = await self._json_of(request)
+        body = None if raw is None else parsed_or_none(raw)
+        if raw is not None and (dialect := dialect_at(path, body)) is not None:
+            return await self._call(dialect, request, raw)
+        if isinstance(upstream, LitellmUpstream):
+            return self._unsupported_path(request)
+        call = self._background.call_of(request)
+        if call is not None and isinstance(call.upstream, HttpUpstream) and caller.rollout in (None, call.rollout_id):
+            return await self._passed_on(request, call.upstream, lent=True, see=self._background.see)
         headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
         if not self.relay.may_pass(
             upstream, path, headers, query, lent=caller.has_key, token=caller.rollout is not None
         ):
             self._count_refused(path)
             raise Refused(403, f"{request.method} {path[:100]} {_NOT_RECORDED}")
-        return await self._passed_on(request, upstream, lent=caller.has_key)
+        return await self._passed_on(request, upstream, lent=caller.has_key, raw=raw)
 
-    async def _passed_on(self, request: web.Request, upstream: HttpUpstream, *, lent: bool) -> web.StreamResponse:
+    async def _json_of(self, request: web.Request) -> bytes | None:
+        """The body of a request at an unknown path that may be an LM call; None for another, which is not read."""
+        is_json = request.method == "POST" and "json" in request.content_type
+        is_small = request.content_length is not None and request.content_length <= self.max_body
+        return await self.connections.body(request) if is_json and is_small else None
+
+    async def _passed_on(
+        self,
+        request: web.Request,
+        upstream: HttpUpstream,
+        *,
+        lent: bool,
+        raw: bytes | None = None,
+        see: Callable[[web.Request, Reply, bytes], None] | None = None,
+    ) -> web.StreamResponse:
+        """Passes a request on.
+
+        Args:
+            raw: its body if it was read already.
+            see: as in `Relay.pass_on`.
+        """
         try:
-            parts = self.connections.parts(request) if request.body_exists else None
+            parts: Any = raw
+            if raw is None and request.body_exists:
+                parts = self.connections.parts(request)
             headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
-            return await self.relay.pass_on(request, upstream, headers, query, parts, lent=lent)
+            seen = None if see is None else partial(see, request)
+            return await self.relay.pass_on(request, upstream, headers, query, parts, lent=lent, see=seen)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if isinstance(error.__cause__, SlowRequest):
                 raise error.__cause__ from None

@@ -5,7 +5,7 @@ that begin with the same messages, tools and schema belong to one task and one g
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
@@ -22,7 +22,7 @@ from assay.traces.gateway.rollout_fields import (
     rollout_id_of,
     turn_count,
 )
-from assay.traces.messages.dialects import Answer
+from assay.traces.messages.dialects import Answer, each
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
@@ -32,6 +32,29 @@ __all__ = ["LiveRollouts"]
 _LARGE_FIELDS = ("inputs", "expected", "metadata", "prediction")
 _LARGE_PART = 4096  # characters of a field from which on only the store holds it
 _IN_FLIGHT = "the gateway ended before a call was answered"
+
+
+def _item_ids(transition: Transition) -> list[str]:
+    body = (transition.response or {}).get("body") or {}
+    items = body.get("output") if transition.request.get("dialect") == "responses" else None
+    return [item["id"] for item in each(items) if isinstance(item.get("id"), str)]
+
+
+def _positions(live: Live, request: ClientRequest) -> Iterator[tuple[tuple[int, int], str]]:
+    """Turn and place of the calls that wait for a result, with the results in a request; they wait no longer.
+
+    A result belongs to the call of its id. Where the client changed the ids, the results after the last answer belong
+    to the calls of the latest turn in order.
+    """
+    for key, result in request.results_by_key.items():
+        if (position := live.waiting.pop(key, None)) is not None:
+            yield position, result
+    latest = max((turn for turn, _ in live.waiting.values()), default=-1)
+    waiting = {position: key for key, position in live.waiting.items()}
+    for call_id, place, result in request.results_in_order if waiting else ():
+        waits = waiting.get((latest, place))
+        if waits is not None and call_id not in live.trail.calls:
+            yield live.waiting.pop(waits), result
 
 
 class LiveRollouts:
@@ -210,11 +233,10 @@ class LiveRollouts:
     def register_call(self, live: Live, request: ClientRequest) -> int:
         """Registers a call that is about to be sent, stores the tool results in it, and returns its turn."""
         self.conversations.index_request(live, request)
-        for key, result in request.results_by_key.items():
-            if (position := live.waiting.pop(key, None)) is not None:
-                self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
-                if live.adopted:
-                    keep_tool_result(live.rollout, *position, result[:20_000])
+        for position, result in _positions(live, request):
+            self.store.put_tool_result(live.rollout.id, *position, result[:20_000])
+            if live.adopted:
+                keep_tool_result(live.rollout, *position, result[:20_000])
         turn, live.turns = live.turns, live.turns + 1
         live.in_flight += 1
         live.turns_in_flight.add(turn)
@@ -253,14 +275,31 @@ class LiveRollouts:
                 live.rollout.prediction = prediction_of(ending.value)
                 live.released.discard("prediction")
             live.called.update(name for _, name, _ in answer.tools)
-            self.conversations.answered(live, request, answer, response_id)
+            self.conversations.answered(live, request, answer, response_id, _item_ids(transition))
             self.put(live)  # stores the prediction, so that it survives if the gateway is killed
         elif again:
             self.conversations.failed(live, request, transition.output)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
-        if live.adopted and live.rollout.id in self.open:
+        known = any(other is transition for other in live.rollout.transitions)
+        if live.adopted and live.rollout.id in self.open and not known:
             live.rollout.transitions.append(transition)
         self.store.put_transition(live.rollout.id, transition, request_json=request_json)
+
+    def completed(
+        self,
+        live: Live,
+        transition: Transition,
+        request: ClientRequest,
+        answer: Answer | None,
+        response_id: str | None,
+        *,
+        request_json: str | None = None,
+    ) -> None:
+        """Stores a background call, which was stored unfinished, with its response."""
+        live.in_flight += 1
+        self.answered(live, transition, request, answer, response_id, request_json=request_json)
+        if live.rollout.id not in self.open:
+            self.conversations.forget(live)
 
     # -- rewards and the end
 

@@ -43,8 +43,9 @@ __all__ = [
 ]
 
 _NAME = 200  # maximum characters of a model's name from a caller or server
-_DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
+_DEPLOYMENT = re.compile(r"(?<=/openai/deployments/)[^/]+|(?<=/engines/)[^/]+")
 _AZURE = "/openai/"  # prefix of Azure's paths; Azure takes the key in its own header
+_CALLS = tuple(path.removeprefix("/v1") for name, path in DIALECTS.items() if name != "gemini")
 _PROVIDERS = {  # base address, environment variables of its key, native dialects
     "openai": ("https://api.openai.com", ("OPENAI_API_KEY",), ("chat", "completions", "responses")),
     "anthropic": ("https://api.anthropic.com", ("ANTHROPIC_API_KEY",), ("messages",)),
@@ -58,7 +59,7 @@ class HttpUpstream:
 
     Args:
         name: the model's name in transitions.
-        base: address before `/v1/…`.
+        base: address before the version in the path.
         model: the model's name at the server; None keeps the caller's.
         key: sent to the server; None forwards the caller's own.
         logprobs: request token ids and logprobs if the caller did not (chat only).
@@ -68,6 +69,8 @@ class HttpUpstream:
     name: str
     base: str
     model: str | None = None
+    version: str = "/v1"  # in place of the version of OpenAI's paths; "" without one
+    query: str = ""  # of the address; sent with every request
     key: str | None = None
     weights: str = ""
     adapters: tuple[str, ...] = ()
@@ -131,6 +134,9 @@ class HttpUpstream:
     async def _request(
         self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool
     ) -> aiohttp.ClientResponse:
+        is_azure = path.startswith(_AZURE) or "/openai/deployments/" in self.base
+        path = self._located(path)
+        query = "&".join(filter(None, (self.query, query)))
         if self.key is not None and lent and gemini.is_google(path):  # the caller's own key may be in the query too
             query = "&".join(part for part in query.split("&") if part.partition("=")[0] != "key")
         address = URL(self.base + path + (f"?{query}" if query else ""), encoded=True)
@@ -142,12 +148,21 @@ class HttpUpstream:
             for name in KEYS:
                 sent_headers.popall(name, None)
             if self.key:
-                sent_headers.update(_key_headers(path, self.key))
+                sent_headers.update(_key_headers(path, self.key, azure=is_azure))
         sent_headers.update({"Accept-Encoding": "identity", **(length if not isinstance(data, bytes) else {})})
         unasked = ("User-Agent", "Accept", "Content-Type")  # which aiohttp would add
         return await self.session.request(
             method, address, data=data, headers=sent_headers, skip_auto_headers=unasked, allow_redirects=False
         )
+
+    def _located(self, path: str) -> str:
+        """The path of a request at this server. A caller may send the path of the server's address too."""
+        before = URL(self.base).raw_path.rstrip("/")
+        if before and path.startswith(f"{before}/"):
+            path = path.removeprefix(before)
+        if not path.startswith("/v1/") or (not self.version and path.startswith(DIALECTS["messages"])):
+            return path  # clients of Anthropic's API add the version themselves
+        return self.version + path.removeprefix("/v1")
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -217,9 +232,9 @@ def _keep_alive_socket(address: Any) -> socket.socket:
     return sock
 
 
-def _key_headers(path: str, key: str) -> dict[str, str]:
+def _key_headers(path: str, key: str, *, azure: bool) -> dict[str, str]:
     """The headers in which the API of a path takes a key."""
-    if path.startswith(_AZURE):
+    if azure:
         return {"api-key": key}
     if gemini.is_google(path) and "/projects/" not in path:  # Vertex AI's take a token
         return {"x-goog-api-key": key}
@@ -293,6 +308,25 @@ def answering_model(response: Mapping[str, Any] | None) -> str | None:
     return name[:_NAME] if isinstance(name, str) and name else None
 
 
+def _taken_apart(address: str) -> tuple[str, str, str]:
+    """An address as clients take it: what is before the version of OpenAI's paths, the version, and the query.
+
+    `https://host` has the version `/v1`; `https://host/api/v4` its own; `https://host/v1beta/openai` none after it. The
+    path of a call at the end is not part of the address.
+    """
+    address, _, query = address.partition("#")[0].partition("?")
+    address = address.rstrip("/")
+    call = next((path for path in _CALLS if address.endswith(path)), "")
+    address = address.removesuffix(call).rstrip("/")
+    scheme, _, rest = address.partition("://")
+    before, _, last = rest.rpartition("/")
+    if not before:
+        return address, "/v1", query
+    if re.fullmatch(r"v\d+\w*", last):
+        return f"{scheme}://{before}", f"/{last}", query
+    return address, "", query
+
+
 def upstream_of(
     model: str | None, *, base: str | None = None, key: str | None = None, idle_s: float = IDLE_S
 ) -> HttpUpstream | LitellmUpstream:  # fmt: skip
@@ -307,12 +341,14 @@ def upstream_of(
         ConfigError: no provider of this model is known, or the address cannot be used.
     """
     if base is not None:
-        address = base.rstrip("/").removesuffix("/v1")
-        if not address.startswith(("http://", "https://")):
+        if not base.startswith(("http://", "https://")):
             raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
         check_address(base, "upstream", "give the key as upstream_key")
+        address, version, query = _taken_apart(base)
         known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
-        return HttpUpstream(model or address, address, model=known, key=key, idle_s=idle_s)
+        return HttpUpstream(
+            model or address, address, model=known, version=version, query=query, key=key, idle_s=idle_s
+        )
     if model is None:
         raise ConfigError("name a model, or the address of a server with --upstream")
     if is_embedded(model):

@@ -3,60 +3,111 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from assay.traces.importers.chat import is_message, messages_of
-from assay.traces.importers.values import as_text, parsed
+from assay.traces.importers.chat import is_call, is_message, messages_of
+from assay.traces.importers.values import UnknownShape, as_text, parsed
 
 __all__ = ["answers_of"]
 
 _FINISH = {
     "tool_call": "tool_calls",
+    "tool_calls": "tool_calls",
     "tool_use": "tool_calls",
     "end_turn": "stop",
     "stop_sequence": "stop",
+    "stop": "stop",
     "max_tokens": "length",
-    "STOP": "stop",
-    "MAX_TOKENS": "length",
-    "SAFETY": "content_filter",
+    "length": "length",
+    "safety": "content_filter",
+    "content_filter": "content_filter",
 }
+_BLOCKS = (  # of one answer
+    *("text", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool-call"),
+    *("server_tool_use", "web_search_tool_result", "image"),
+)
+_SURE = ("choices", "candidates", "generations", "role", "parts", "tool_calls", "toolCalls")
+_SAID = frozenset(("role", "content", "parts", "text", "tool_calls", "toolCalls"))
+_REASONS = ("finish_reason", "stop_reason", "finishReason", "stopReason")
 
 
-def answers_of(value: Any, reasons: Any = None) -> list[dict[str, Any]]:
+def answers_of(value: Any, reasons: Any = None, *, count: Any = None) -> list[dict[str, Any]]:
     """Choices of an answer, each with `index`, `message` and `finish_reason`; empty without an answer.
 
+    Several messages without finish reasons of their own are the pieces of one answer, as tracers record a stream.
+
     Args:
-        value: The answer in any format.
+        value: The answer in any format. A text may be JSON in a known format; otherwise it is the answer itself.
         reasons: Finish reasons by choice, used if a choice has none.
+        count: Number of choices that the request asked for, if it did.
+    Raises:
+        UnknownShape: It is an object or a list in no known format.
     """
-    answer = parsed(value)
-    known = _is_answer(answer, strict=isinstance(value, str))
-    pairs = (
-        []
-        if answer is None or answer == ""
-        else list(_choices(answer))
-        if known
-        else [({"content": as_text(value)}, None)]
-    )
+    answer, reasons = parsed(value), parsed(reasons)
+    if isinstance(answer, dict) and answer.get("partial") is True and "content" in answer:
+        raise UnknownShape  # one piece of a stream of Google ADK
+    if answer in (None, "") or (answer == {} and not isinstance(value, str)):
+        return []
+    if _is_answer(answer, strict=isinstance(value, str)):
+        pairs = list(_choices(answer))
+    elif isinstance(value, dict | list):
+        raise UnknownShape
+    else:
+        pairs = [({"content": as_text(value)}, None)]
     reasons = reasons if isinstance(reasons, list) else [reasons]
-    choices = []
-    for index, (message, reason) in enumerate(pairs):
-        chat_message = next(
-            (m for m in messages_of(message, "assistant") if m["role"] != "tool"), {"role": "assistant", "content": ""}
-        )
-        reason = reason or (reasons[index] if index < len(reasons) else None)
-        choices.append(
-            {
-                "index": index,
-                "message": {**chat_message, "role": "assistant"},
-                "finish_reason": _FINISH.get(str(reason), reason),
-            }
-        )
-    return choices
+    choices: list[tuple[dict[str, Any], Any]] = [(_message(message), reason) for message, reason in pairs]
+    pieces = isinstance(answer, list) and all(isinstance(item, dict) for item in answer)
+    if pieces and len(choices) not in (len(reasons), count):
+        choices = _joined(choices)
+    return [
+        {
+            "index": index,
+            "message": message,
+            "finish_reason": _finish(reason or (reasons[index] if index < len(reasons) else None)),
+        }
+        for index, (message, reason) in enumerate(choices)
+    ]
 
 
-_BLOCKS = ("text", "thinking", "tool_use")  # Anthropic's, of one answer
+def _message(value: Any) -> dict[str, Any]:
+    chat_message = next((m for m in messages_of(value, "assistant") if m["role"] != "tool"), {"content": ""})
+    return {**chat_message, "role": "assistant"}
 
 
-_SURE = ("choices", "candidates", "generations", "role", "parts", "tool_calls")
+def _finish(reason: Any) -> Any:
+    """A finish reason in OpenAI's words, from those of any API and from the names of enumerations."""
+    name = str(reason).rpartition(".")[2].lower().replace("-", "_")
+    return _FINISH.get(name, reason)
+
+
+def _joined(choices: list[tuple[dict[str, Any], Any]]) -> list[tuple[dict[str, Any], Any]]:
+    """Choices in which each message without a finish reason continues in the next one."""
+    result: list[tuple[dict[str, Any], Any]] = []
+    is_open = False
+    for message, reason in choices:
+        if is_open:
+            begun, _ = result.pop()
+            message = _continued(begun, message)
+        result.append((message, reason))
+        is_open = not reason
+    return result
+
+
+def _continued(begun: dict[str, Any], piece: dict[str, Any]) -> dict[str, Any]:
+    """A message and its continuation: the texts in one string, the tool calls and other parts in one list."""
+    message = {**begun, **piece}
+    contents = [each["content"] for each in (begun, piece) if each["content"]]
+    if all(isinstance(content, str) for content in contents):
+        message["content"] = "".join(contents)
+    else:
+        message["content"] = [
+            part
+            for content in contents
+            for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+        ]
+    if calls := [*begun.get("tool_calls", ()), *piece.get("tool_calls", ())]:
+        message.update(content=message["content"] or None, tool_calls=calls)
+    if reasoning := begun.get("reasoning_content", "") + piece.get("reasoning_content", ""):
+        message["reasoning_content"] = reasoning
+    return message
 
 
 def _is_answer(value: Any, *, strict: bool) -> bool:
@@ -73,17 +124,20 @@ def _is_answer(value: Any, *, strict: bool) -> bool:
         )
     if not isinstance(value, dict):
         return False
-    if any(key in value for key in _SURE) or (is_message(value) and not strict):
+    if any(key in value for key in _SURE) or is_call(value):
         return True
-    return (
-        not strict
-        and bool(value)
-        and ("message" in value or isinstance(value.get("output"), list) or set(value) <= {"content", "text"})
+    return not strict and (
+        is_message(value)
+        or "message" in value
+        or isinstance(value.get("output"), list | dict)
+        or isinstance(value.get("content"), dict)
+        or any(name in value for name in _REASONS)
+        or (bool(value) and set(value) <= {"content", "text"})
     )
 
 
 def _is_block(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in _BLOCKS and "role" not in value
+    return isinstance(value, dict) and "role" not in value and (value.get("type") in _BLOCKS or is_call(value))
 
 
 def _choices(answer: Any) -> Iterator[tuple[Any, Any]]:
@@ -109,13 +163,17 @@ def _choices(answer: Any) -> Iterator[tuple[Any, Any]]:
         parts = [p for item in answer["output"] if isinstance(item, dict) for p in _output_parts(item)]
         yield {"parts": parts}, "tool_calls" if any(p.get("type") == "function_call" for p in parts) else "stop"
         return
-    reason = next(
-        (answer[key] for key in ("finish_reason", "stop_reason", "finishReason", "stopReason") if answer.get(key)), None
-    )
+    reason = next((answer[key] for key in _REASONS if answer.get(key)), None)
+    if isinstance(answer.get("output"), dict) and "message" in answer["output"]:  # Bedrock's
+        answer = answer["output"]
     inner = parsed(answer["message"]) if "message" in answer else answer
+    if isinstance(inner, dict) and not (inner.keys() & _SAID):
+        inner = answer.get("message", inner)  # JSON that the model wrote
     inner = inner.get("content") if isinstance(inner, dict) and isinstance(inner.get("content"), dict) else inner
     if isinstance(inner, dict) and "content" not in inner and "parts" not in inner and "text" in inner:
         inner = {**inner, "content": inner["text"]}
+    if answer.get("tool_calls") and isinstance(inner, dict):  # Semantic Kernel of .NET
+        inner = {"tool_calls": answer["tool_calls"], **inner}
     yield (inner if isinstance(inner, dict) else {"content": inner}), reason
 
 

@@ -1,8 +1,8 @@
 """Converts messages and tools of traces to OpenAI chat messages, the format of imported calls.
 
 Reads the formats of the OpenTelemetry GenAI conventions, OpenAI (chat, completions, responses), Anthropic, Bedrock,
-Gemini, LangChain and OpenInference. Parts without a chat equivalent are kept unchanged; text in no known format is kept
-as text. Does not read files.
+Gemini, LangChain, OpenInference, the Vercel AI SDK, Semantic Kernel, Google ADK and Strands. Parts without a chat
+equivalent are kept unchanged. Any other object is an `UnknownShape`. Does not read files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,21 +10,44 @@ from typing import Any
 
 from assay.traces.importers.pydantic_ai import is_native, native_conversation, native_settings, native_tools
 from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import as_text, parsed
+from assay.traces.importers.values import UnknownShape, as_text, parsed
 from assay.traces.messages.linking import linked
 
-__all__ = ["Message", "body_of", "conversation_of", "is_message", "messages_of", "text_of"]
+__all__ = [
+    "Message",
+    "body_of",
+    "conversation_of",
+    "is_call",
+    "is_message",
+    "messages_of",
+    "result_text",
+    "settings_of",
+    "text_of",
+]
 
 Message = dict[str, Any]
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant", "function": "tool"}
-_CALLS = ("tool_call", "tool_use", "toolUse", "functionCall", "function_call")
+_ROLE_NAMES = frozenset(("system", "developer", "user", "assistant", "tool", *_ROLES))
+_CALLS = ("tool_call", "tool-call", "tool_use", "toolUse", "functionCall", "function_call")
 _RESULTS = (
     "tool_call_response",
+    "tool-result",
     "tool_result",
     "toolResult",
     "function_call_output",
     "functionResponse",
     "function_response",
+)
+_REASONING = ("reasoning", "thinking", "reasoningContent")
+_THOUGHTS = ("content", "thinking", "text", "reasoningText")  # fields with its text
+_OUTPUTS = ("text", "json", "content", "error-text", "error-json")  # kinds of results of the Vercel AI SDK
+_KEPT = frozenset(  # parts without a chat equivalent
+    (
+        *("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "document", "media"),
+        *("file", "input_file", "file_data", "fileData", "inlineData", "inline_data", "blob", "uri", "source"),
+        *("executableCode", "executable_code", "codeExecutionResult", "code_execution_result", "cachePoint"),
+        *("server_tool_use", "web_search_tool_result", "redacted_thinking", "guardContent", "citation"),
+    )
 )
 _WRAPPED = (
     "message_content",
@@ -34,7 +57,9 @@ _WRAPPED = (
     "toolResult",
     "functionResponse",
     "function_response",
+    "reasoningContent",
 )
+_TEXTS = ("prompt", "input", "query", "question", "text", "user_prompt")  # fields with the text of a request
 _SETTINGS = (
     "model",
     "temperature",
@@ -64,6 +89,14 @@ def text_of(content: Any) -> str:
     )
 
 
+_CALL_IDS = ("id", "call_id", "tool_use_id", "toolUseId", "toolCallId")
+
+
+def is_call(value: Any) -> bool:
+    """Whether a value is a tool call of a model on its own, as OpenAI or the Vercel AI SDK write it."""
+    return isinstance(value, dict) and ("toolName" in value or isinstance(value.get("function"), dict))
+
+
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     inner = call.get("tool_call")
     call = inner if isinstance(inner, dict) else call
@@ -71,12 +104,12 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments: Any = next(
         (function[key] for key in ("arguments", "args", "input") if function.get(key) is not None), {}
     )
-    call_id = next((call[key] for key in ("id", "call_id", "toolUseId") if call.get(key)), "")
+    call_id = next((call[key] for key in _CALL_IDS if call.get(key)), "")
     text = arguments if isinstance(arguments, str) else as_text(arguments)
     return {
         "id": str(call_id),
         "type": "function",
-        "function": {"name": as_text(function.get("name")), "arguments": text},
+        "function": {"name": as_text(function.get("name") or function.get("toolName")), "arguments": text},
     }
 
 
@@ -111,12 +144,18 @@ class _Parts:
 
     def take(self, part: Any) -> None:
         if not isinstance(part, dict):
+            if isinstance(part, list):
+                raise UnknownShape
             self.content += [] if part is None else [{"type": "text", "text": as_text(part)}]
             return
-        kind = part.get("type")
-        if kind is None and (wrap := next((key for key in _WRAPPED if isinstance(part.get(key), dict)), None)):
+        kind = part.get("type") if isinstance(part.get("type"), str) else None
+        if kind in (None, "function") and is_call(part):
+            kind = "tool_call"
+        elif kind is None and (wrap := next((key for key in _WRAPPED if isinstance(part.get(key), dict)), None)):
             part = part[wrap]
             kind = part.get("type") if wrap == "message_content" else wrap
+        if part.get("thought") is True and "text" in part:  # Gemini's
+            kind = "thinking"
         if kind in ("text", "input_text", "output_text", None) and ("text" in part or "content" in part):
             self.content.append({"type": "text", "text": as_text(part["text"] if "text" in part else part["content"])})
         elif kind in _CALLS:
@@ -125,8 +164,8 @@ class _Parts:
             result = next(
                 (part[key] for key in ("response", "result", "content", "output") if part.get(key) is not None), None
             )
-            called = next((part[key] for key in ("id", "tool_use_id", "toolUseId", "call_id") if part.get(key)), "")
-            self.results.append({"role": "tool", "tool_call_id": str(called), "content": _result_text(result)})
+            called = next((part[key] for key in _CALL_IDS if part.get(key)), "")
+            self.results.append({"role": "tool", "tool_call_id": str(called), "content": result_text(result)})
         elif kind == "refusal":
             self.content.append(
                 {
@@ -134,42 +173,88 @@ class _Parts:
                     "text": as_text(next((part[key] for key in ("refusal", "content", "text") if part.get(key)), "")),
                 }
             )
-        elif kind in ("reasoning", "thinking"):
-            self.reasoning.append(
-                as_text(next((part[key] for key in ("content", "thinking", "text") if part.get(key) is not None), ""))
-            )
-        else:
+        elif kind in _REASONING:
+            self.reasoning.append(_thought(part))
+        elif kind in _KEPT or (kind is None and len(part) == 1 and next(iter(part)) in _KEPT):
             self.content.append(_file(part))
+        else:
+            raise UnknownShape
 
 
-def _result_text(value: Any) -> str:
-    """Result of a tool as text; a list of texts is joined."""
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value)
-    ):
-        return text_of(value)
+def _thought(part: Any) -> str:
+    """Text of a part with reasoning. Bedrock nests it."""
+    if not isinstance(part, dict):
+        return as_text(part)
+    return next((_thought(part[key]) for key in _THOUGHTS if part.get(key) is not None), "")
+
+
+def result_text(value: Any) -> str:
+    """Result of a tool as text: texts joined, the content of LangChain's and the value of Vercel's results.
+
+    Anything else is as it is, or JSON.
+    """
+    result = parsed(value)
+    if isinstance(result, dict) and result.get("type") == "tool" and "content" in result:
+        return text_of(result["content"])
+    if isinstance(result, dict) and "value" in result and result.get("type") in _OUTPUTS:
+        value = result = result["value"]
+    parts = result if isinstance(result, list) else []
+    if parts and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        return text_of(parts)
     return as_text(value)
+
+
+_HELD = frozenset(
+    (
+        *("parts", "contents", "content", "tool_calls", "toolCalls", "function_call"),
+        *("refusal", "reasoning_content", "reasoning", "audio"),
+    )
+)
+_ABOUT = frozenset(("role", "type", "id", "name", "index", "finish_reason", "tool_call_id", "message"))
+
+
+def _role(name: str) -> str:
+    known = name if name in _ROLE_NAMES else name.lower()
+    return _ROLES.get(known, known) if known in _ROLE_NAMES else name
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether a value is a role and a text, a short form of LangChain's messages."""
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and item[0] in _ROLE_NAMES
 
 
 def messages_of(item: Any, default: str) -> Iterator[Message]:
     """Convert one message of any tracer. A message with tool results becomes several chat messages."""
     if not isinstance(item, dict):
-        yield {"role": default, "content": as_text(item)}
+        role, content = item if _is_pair(item) else (default, item)
+        if isinstance(content, list | dict):
+            raise UnknownShape
+        yield {"role": _role(role), "content": as_text(content)}
         return
     if is_native(item):
         yield from native_conversation([item])
         return
     inner = item.get("message", item.get("kwargs") if "lc" in item else None)
     item = inner if isinstance(inner, dict) else item
-    role = item.get("role") or (item.get("type") if item.get("type") != "message" else None) or default
-    role = _ROLES.get(role, str(role)) if isinstance(role, str) else default
+    if isinstance(item.get("content"), dict) and "parts" in item["content"]:  # Google ADK's events
+        item = {**item, **item["content"], "content": None}
+    kind = item.get("type")
+    role = item.get("role") or (kind if isinstance(kind, str) and kind in _ROLE_NAMES else default)
+    role = _role(role) if isinstance(role, str) else default
+    if not (item.keys() & _HELD or item.keys() <= _ABOUT):
+        raise UnknownShape
     parts = _Parts()
     content = next((item[key] for key in ("parts", "contents", "content") if item.get(key) is not None), None)
-    for part in content if isinstance(content, list) else [content]:
-        parts.take(part)
-    calls = item.get("tool_calls")
+    try:
+        for part in content if isinstance(content, list) else [content]:
+            parts.take(part)
+    except UnknownShape:
+        if role != "tool":
+            raise
+        parts.content = [{"type": "text", "text": result_text(content)}]  # a tool may return anything
+    calls = parsed(item.get("tool_calls") or item.get("toolCalls"))
+    if calls is None and isinstance(item.get("function_call"), dict):  # OpenAI's, before tools
+        calls = [item["function_call"]]
     if isinstance(calls, list):
         # Some tracers write calls both as parts and in `tool_calls`.
         known = {call["id"] for call in parts.calls if call["id"]}
@@ -198,7 +283,7 @@ def messages_of(item: Any, default: str) -> Iterator[Message]:
 def is_message(value: Any) -> bool:
     """Whether a value is a message of a known format."""
     if not isinstance(value, dict):
-        return False
+        return _is_pair(value)
     if isinstance(value.get("message"), dict) or "lc" in value or is_native(value):
         return True
     return "role" in value or ("type" in value and ("content" in value or "call_id" in value))
@@ -227,10 +312,23 @@ def _defines(message: Any) -> bool:
     return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
 
 
+def _texts(value: Any) -> list[Message]:
+    """Messages of the user: a text, or a list of texts and messages."""
+    if isinstance(value, list) and not all(isinstance(item, str | dict | list) for item in value):
+        raise UnknownShape
+    return [m for item in (value if isinstance(value, list) else [value]) for m in messages_of(item, "user")]
+
+
 def body_of(value: Any) -> dict[str, Any]:
-    """Body of a request: `messages`, and `tools` and settings if the value has them."""
+    """Body of a request: `messages`, and `tools` and settings if the value has them.
+
+    Args:
+        value: The request in any format. A text may be JSON, or the question itself.
+    Raises:
+        UnknownShape: It is an object or a list in no known format.
+    """
     request = parsed(value)
-    if request is None or request == "":
+    if request is None or request == "" or (request == {} and not isinstance(value, str)):
         return {"messages": []}
     if isinstance(request, dict) and request and set(request) <= {"args", "kwargs"}:
         items = request.get("args")
@@ -243,22 +341,20 @@ def body_of(value: Any) -> dict[str, Any]:
         )
         return {
             **({"tools": tools} if tools else {}),
-            "messages": conversation_of(request)
-            or [{"role": "user", "content": value if isinstance(value, str) else as_text(request)}],
+            "messages": conversation_of(request) or _texts(value),
         }
-    keys = (
-        ("messages", "contents") if isinstance(value, str) else ("messages", "input", "contents", "prompt", "prompts")
-    )
+    if isinstance(request.get("config"), dict):  # Google's
+        request = {**request["config"], **request}
+    keys = ("messages", "contents") if isinstance(value, str) else ("messages", "contents", "prompts", *_TEXTS)
     items = next(
         (request[key] for key in keys if request.get(key) is not None),
         request["input"] if isinstance(request.get("input"), list) else None,
     )
-    if items is None:  # an object without messages is the question itself
-        return {"messages": [{"role": "user", "content": value if isinstance(value, str) else as_text(request)}]}
-    items = parsed(items)
-    messages = conversation_of(items)
-    if messages is None:
-        messages = [m for item in (items if isinstance(items, list) else [items]) for m in messages_of(item, "user")]
+    if items is None:
+        return {"messages": _texts(value)}
+    if isinstance(items, dict) and not is_message(items):
+        return body_of(items)
+    messages = conversation_of(parsed(items)) or _texts(items)
     system = next(
         (
             request[key]
@@ -272,16 +368,27 @@ def body_of(value: Any) -> dict[str, Any]:
             *messages_of({**(system if isinstance(system, dict) else {"content": system}), "role": "system"}, "system"),
             *messages,
         ]
+    return {**settings_of(request, items), "messages": messages}
+
+
+def settings_of(request: Mapping[str, Any], items: Any = ()) -> dict[str, Any]:
+    """Settings and `tools` of a request.
+
+    Args:
+        items: Its messages; Langfuse writes LangChain's tool definitions as messages.
+    """
     parameters = request.get("model_request_parameters")  # pydantic-ai's
     request_fields = {
         **(model_settings if isinstance(model_settings := request.get("model_settings"), dict) else {}),
         **native_settings(parameters),
         **request,
     }
+    if (limit := request.get("max_output_tokens", request.get("maxOutputTokens"))) is not None:
+        request_fields.setdefault("max_tokens", limit)
     settings = {key: request_fields[key] for key in _SETTINGS if request_fields.get(key) is not None}
     listed = [message["content"] for message in items if _defines(message)] if isinstance(items, list) else []
     config = request.get("toolConfig")  # Bedrock's
     tools = tools_of(
         request.get("tools") or (config.get("tools") if isinstance(config, dict) else None) or listed
     ) or native_tools(parameters)
-    return {**settings, "messages": messages, **({"tools": tools} if tools else {})}
+    return {**settings, **({"tools": tools} if tools else {})}

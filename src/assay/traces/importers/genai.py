@@ -1,8 +1,9 @@
 """Reads LM calls and tools from the attributes of OpenTelemetry spans.
 
 Supports all versions of the GenAI conventions and what is built on them: messages as attributes (from 1.37), as span
-events or log records (1.28 to 1.36), as indexed attributes (OpenLLMetry), OpenInference, and the SDKs of Langfuse and
-MLflow.
+events or log records (1.28 to 1.36), as indexed attributes (OpenLLMetry), OpenInference, the SDKs of Langfuse and
+MLflow, and the attributes of the Vercel AI SDK, Google ADK, Semantic Kernel, Agent Framework and Strands. What else an
+attribute holds is not understood, and is counted with its name.
 Source: github.com/open-telemetry/semantic-conventions-genai, github.com/Arize-ai/openinference.
 """
 
@@ -11,18 +12,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.traces.importers.answers import answers_of
-from assay.traces.importers.chat import body_of
+from assay.traces.importers.chat import body_of, settings_of
 from assay.traces.importers.files import Part
 from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
 from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import as_text, count_of, number_of, parsed, usage_of
+from assay.traces.importers.values import Reading, UnknownShape, as_text, count_of, number_of, parsed, usage_of
 from assay.traces.otlp import names
 
 __all__ = ["trace_of"]
 
 Attributes = Mapping[str, Any]
 Event = tuple[str, dict[str, Any]]  # name, attributes
-_CALLS = {"chat", "text_completion", "generate_content"}  # gen_ai.operation.name of LM calls
+_CALLS = {"chat", "text_completion", "text_completions", "generate_content", "llm_call"}  # operations of LM calls
+_TOOLS = {"execute_tool", "tool_call"}
+_VERCEL = {  # ai.operationId
+    **{f"ai.{name}": "chat" for name in ("generateText.doGenerate", "streamText.doStream")},
+    **{f"ai.{name}": "chat" for name in ("generateObject.doGenerate", "streamObject.doStream")},
+    "ai.toolCall": "execute_tool",
+}
+_ADK_REQUEST = "gcp.vertex.agent.llm_request"
+_WITHHELD = ("<elided>", "<not serializable>", "<not specified>", "<replaced>", "[REDACTED]")  # instead of a value
 _KINDS = (names.KIND, "langfuse.observation.type", "mlflow.spanType", "traceloop.span.kind")
 _LM_KINDS = {"llm", "generation", "chat_model"}
 _INPUTS = (
@@ -32,6 +41,9 @@ _INPUTS = (
     "mlflow.spanInputs",
     "traceloop.entity.input",
     "request_data",
+    "ai.prompt.messages",
+    "ai.prompt",
+    _ADK_REQUEST,
 )
 _OUTPUTS = (
     names.OUTPUT,
@@ -39,9 +51,16 @@ _OUTPUTS = (
     "langfuse.trace.output",
     "mlflow.spanOutputs",
     "traceloop.entity.output",
+    "ai.response.text",
+    "ai.response.object",
+    "gcp.vertex.agent.llm_response",
 )
-_JSON = ("mlflow.", "traceloop.entity.")  # values are JSON, also strings
-_MODEL = (names.REQUEST_MODEL, "langfuse.observation.model.name", "mlflow.llm.model", "llm.model_name")
+_DEFINED = (names.TOOLS, "ai.prompt.tools", "mlflow.chat.tools")
+_JSON = (  # values are JSON, also strings
+    *("mlflow.", "traceloop.entity.", "gcp.vertex.agent.", "ai.prompt", "ai.toolCall.args", "ai.toolCall.result"),
+    "ai.response.toolCalls",
+)
+_MODEL = (names.REQUEST_MODEL, "langfuse.observation.model.name", "mlflow.llm.model", "llm.model_name", "ai.model.id")
 _USER = (names.USER, "enduser.id", "langfuse.user.id", "traceloop.association.properties.user_id")
 _TENANT = (
     names.TENANT,
@@ -54,24 +73,34 @@ _SESSION = (
     "session.id",
     names.CONVERSATION,
     "langfuse.session.id",
+    "gcp.vertex.agent.session_id",
     "traceloop.association.properties.session_id",
 )
-_PROGRAM = (names.AGENT, "langfuse.trace.name", "traceloop.entity.name", "service.name")
+_PROGRAM = (names.AGENT, "langfuse.trace.name", "traceloop.entity.name", "ai.telemetry.functionId", "service.name")
 _PROMPT_TOKENS = (
     names.PROMPT_TOKENS,
     "gen_ai.usage.prompt_tokens",
     "llm.usage.prompt_tokens",
     "llm.token_count.prompt",
+    "ai.usage.inputTokens",
+    "ai.usage.promptTokens",
 )
 _COMPLETION_TOKENS = (
     names.COMPLETION_TOKENS,
     "gen_ai.usage.completion_tokens",
     "llm.usage.completion_tokens",
     "llm.token_count.completion",
+    "ai.usage.outputTokens",
+    "ai.usage.completionTokens",
 )
 _USAGE = ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
 _COST = (names.COST, "gen_ai.usage.total_cost", "llm.cost.total")
 _COSTS = ("langfuse.observation.cost_details", "mlflow.llm.cost")
+_FINISHED = (
+    *(names.FINISH_REASONS, "llm.finish_reason", "gen_ai.response.finish_reason"),
+    "ai.response.finishReason",
+)
+_ANSWERED_BY = (names.RESPONSE_MODEL, "llm.model_name", "mlflow.llm.model", "ai.response.model")
 _PARAMETERS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
 
 
@@ -135,10 +164,28 @@ def _first_text(sources: Iterable[Attributes], names: Iterable[str]) -> str | No
 
 def _first(attributes: Attributes, names: Iterable[str]) -> Any:
     """Value of the first attribute that is present."""
+    return _named(attributes, names)[1]
+
+
+def _named(attributes: Attributes, names: Iterable[str]) -> tuple[str, Any]:
+    """Name and value of the first attribute that is present, in the form in which it was before it became text.
+
+    Without one, the name of the first that is null, else an empty name.
+    """
+    null = ""
     for name in names:
-        if (value := attributes.get(name)) is not None:
-            return _loaded(value) if name.startswith(_JSON) else value
-    return None
+        value = attributes.get(name)
+        if name.startswith(_JSON) or attributes.get(_mime_type(name)) == "application/json":
+            value = _loaded(value)
+        if value is not None and (not isinstance(value, str) or value not in _WITHHELD):
+            return name, value
+        null = null or (name if name in attributes else "")
+    return null, None
+
+
+def _mime_type(name: str) -> str:
+    """The attribute of OpenInference with the type of another one."""
+    return f"{name.removesuffix('value')}mime_type"
 
 
 def _loaded(value: Any) -> Any:
@@ -153,14 +200,18 @@ def _span(span_id: str, where: str, row: Mapping[str, Any], events: list[Event])
     for name, event_attributes in events:
         if name == "gen_ai.client.inference.operation.details":
             attributes = {**event_attributes, **attributes}
-    operation = attributes.get(names.OPERATION)
-    operation = operation if isinstance(operation, str) else None
-    does: LMCall | ToolUse | None = None
-    kinds = {as_text(_first(attributes, (name,))).lower() for name in _KINDS}
-    if operation in _CALLS or (operation is None and _asks(attributes, kinds)):
-        does = _call(attributes, events)
-    elif operation == "execute_tool" or (operation is None and "tool" in kinds):
-        does = _tool(row["name"], attributes, events)
+    inputs_in, inputs = _named(attributes, (names.INPUT_MESSAGES, *_INPUTS))
+    outputs_in, outputs = _named(attributes, (names.OUTPUT_MESSAGES, *_OUTPUTS))
+    reading = Reading()
+    does = work_of(row["name"], attributes, events, reading)
+    tools, system = (
+        ([], [])
+        if does
+        else (
+            reading.read(_named(attributes, _DEFINED)[0], _definitions, attributes, []),
+            reading.read(names.SYSTEM, lambda found: _system(found, events), attributes, []),
+        )
+    )
     return Span(
         id=span_id,
         parent=row["parent"],
@@ -170,16 +221,61 @@ def _span(span_id: str, where: str, row: Mapping[str, Any], events: list[Event])
         end=row["end"],
         error=row["error"],
         does=does,
-        inputs=attributes.get(names.INPUT_MESSAGES, _first(attributes, _INPUTS)),
-        outputs=attributes.get(names.OUTPUT_MESSAGES, _first(attributes, _OUTPUTS)),
+        inputs=reading.read(inputs_in, body_of, inputs, {"messages": None})["messages"]
+        if inputs_in == "ai.prompt"
+        else inputs,
+        outputs=outputs,
+        inputs_in=inputs_in,
+        outputs_in=outputs_in,
+        tools=tools,
+        system=system,
+        unknown=reading.unknown,
         own={name: value for name, value in attributes.items() if name.startswith(names.PREFIX)},
     )
+
+
+def work_of(span_name: str, attributes: Attributes, events: list[Event], reading: Reading) -> LMCall | ToolUse | None:
+    """What a span did: an LM call, a tool call, or None."""
+    operation = attributes.get(names.OPERATION)
+    if not isinstance(operation, str):
+        vercel = attributes.get("ai.operationId")
+        operation = _VERCEL.get(vercel, vercel) if isinstance(vercel, str) else None
+    kinds = {as_text(_first(attributes, (name,))).lower() for name in _KINDS}
+    if operation in _CALLS or (operation is None and _asks(attributes, kinds)):
+        return _call(attributes, events, reading)
+    if operation in _TOOLS or (operation is None and "tool" in kinds):
+        return None if attributes.get(names.TOOL) == "(merged tools)" else _tool(span_name, attributes, events)
+    return None
+
+
+def _definitions(attributes: Attributes) -> list[dict[str, Any]]:
+    defined = (
+        _first(attributes, _DEFINED)
+        or _indexed(attributes, "llm.request.functions")
+        or _indexed(attributes, "llm.tools")
+    )
+    definitions = parsed(defined)
+    items = definitions if isinstance(definitions, list) else [definitions]
+    if definitions and not all(isinstance(parsed(item), dict) for item in items):
+        raise UnknownShape
+    return tools_of(definitions)
+
+
+def _system(attributes: Attributes, events: list[Event]) -> list[dict[str, Any]]:
+    """System messages of an agent's span."""
+    recorded = [payload for name, payload in events if name == "gen_ai.system.message"]
+    system = _first(attributes, (names.SYSTEM, "system_prompt")) or (
+        _payload(recorded[0]).get("content") if recorded else None
+    )
+    return list(body_of({"messages": [], "system": parsed(system)})["messages"]) if system else []
 
 
 def _asks(attributes: Attributes, kinds: set[str]) -> bool:
     """Whether a span without an operation name is an LM call, by its kind or (before 1.27) by its token usage."""
     if kinds - {""}:
         return bool(kinds & _LM_KINDS)
+    if _ADK_REQUEST in attributes:
+        return True
     if attributes.get("llm.request.type") in ("chat", "completion"):
         return True
     used = any(name in attributes for name in (*_COMPLETION_TOKENS, "gen_ai.completion", "gen_ai.completion.0.content"))
@@ -200,29 +296,39 @@ def _mark(attributes: Attributes, where: str) -> Mark:
 # -- LM calls
 
 
-def _call(attributes: Attributes, events: list[Event]) -> LMCall:
+def _call(attributes: Attributes, events: list[Event], reading: Reading) -> LMCall:
     events = [*events, *_listed_events(attributes.get("events"))]
-    raw, answer = body_of(_first(attributes, _INPUTS)), _first(attributes, _OUTPUTS)
+    raw_name, raw_request = _named(attributes, _INPUTS)
+    if raw_name.startswith("langfuse."):  # which writes texts as they are, and anything else as JSON
+        raw_request = parsed(raw_request)
+    raw_reading = Reading()
+    raw = raw_reading.read(raw_name, body_of, raw_request, {"messages": []})
     settings = {
         ours: attributes[name]
         for theirs, ours in names.SETTINGS.items()
         if (name := f"gen_ai.request.{theirs}") in attributes
     }
     parameters = parsed(_first(attributes, _PARAMETERS))
-    body = {**raw, **(body_of({**parameters, "messages": []}) if isinstance(parameters, dict) else {}), **settings}
-    body["messages"] = _messages(attributes, events) or raw["messages"]
-    defined = (
-        attributes.get(names.TOOLS)
-        or _indexed(attributes, "llm.request.functions")
-        or _indexed(attributes, "llm.tools")
-    )
-    if tools := tools_of(defined):
+    body = {**raw, **(settings_of(parameters) if isinstance(parameters, dict) else {}), **settings}
+    asked_in, request = _request(attributes, events)
+    body["messages"] = reading.read(asked_in, body_of, request, {"messages": []})["messages"]
+    if not body["messages"] and not reading.unknown:
+        body["messages"], asked_in = raw["messages"], raw_name or asked_in
+        reading.unknown += raw_reading.unknown
+    talk = _first(attributes, ("mlflow.chat.messages",))
+    if not body["messages"] and isinstance(talk, list):  # the whole conversation, with the answer last
+        body["messages"] = reading.read("mlflow.chat.messages", body_of, talk[:-1], {"messages": []})["messages"]
+        reading.unknown = [name for name in reading.unknown if name != raw_name]
+    if tools := reading.read(_named(attributes, _DEFINED)[0], _definitions, attributes, None):
         body["tools"] = tools
+    if choice := _tool_choice(_first(attributes, ("ai.prompt.toolChoice",))):
+        body["tool_choice"] = choice
     if model := _first(attributes, _MODEL):
         body["model"] = body.get("model") if "gen_ai.request.model" not in attributes and body.get("model") else model
-    reasons = attributes.get(names.FINISH_REASONS, attributes.get("llm.finish_reason"))
-    answer_value = _answer(attributes, events)
-    usage = usage_of(_first(attributes, _USAGE), answer)
+    answered_in, answer = _answer(attributes, events)
+    reasons = _first(attributes, _FINISHED)
+    choices = reading.read(answered_in, lambda value: answers_of(value, reasons, count=body.get("n")), answer, [])
+    usage = usage_of(_first(attributes, _USAGE), _first(attributes, _OUTPUTS))
     prompt, completion = (count_of(_first(attributes, names)) for names in (_PROMPT_TOKENS, _COMPLETION_TOKENS))
     costs = parsed(_first(attributes, _COSTS))
     total = (
@@ -233,46 +339,77 @@ def _call(attributes: Attributes, events: list[Event]) -> LMCall:
     cost = number_of(next((value for value in (_first(attributes, _COST), total) if value is not None), None))
     return LMCall(
         body=body,
-        choices=answers_of(answer if answer_value is None else answer_value, reasons),
-        response_id=as_text(attributes.get(names.RESPONSE_ID)),
-        answered_by=as_text(_first(attributes, (names.RESPONSE_MODEL, "llm.model_name", "mlflow.llm.model"))),
+        choices=choices,
+        response_id=as_text(_first(attributes, (names.RESPONSE_ID, "ai.response.id"))),
+        answered_by=as_text(_first(attributes, _ANSWERED_BY)),
         prompt_tokens=usage[0] if prompt is None else prompt,
         completion_tokens=usage[1] if completion is None else completion,
         cost_usd=cost if cost is not None and cost >= 0 else None,
+        asked_in=asked_in,
     )
 
 
-def _messages(attributes: Attributes, events: list[Event]) -> list[dict[str, Any]]:
-    """Messages of the request, by the first convention that has them."""
-    messages, system = (parsed(attributes.get(name)) for name in (names.INPUT_MESSAGES, names.SYSTEM))
+def _tool_choice(value: Any) -> Any:
+    """The Vercel AI SDK's choice of a tool as OpenAI writes it."""
+    if not isinstance(value, dict):
+        return None
+    if value.get("type") == "tool":
+        return {"type": "function", "function": {"name": as_text(value.get("toolName"))}}
+    return value.get("type")
+
+
+def _request(attributes: Attributes, events: list[Event]) -> tuple[str, Any]:
+    """Name and value of the request's messages, by the first convention that has them."""
+    system = _first(attributes, (names.SYSTEM,))
+    name, messages = _named(attributes, (names.INPUT_MESSAGES,))
     if messages is None:
-        parsed_events = [(name.removeprefix("gen_ai.").partition("."), payload) for name, payload in events]
+        parsed_events = [(event.removeprefix("gen_ai.").partition("."), payload) for event, payload in events]
         messages = [
             {"role": role, **_payload(payload)}
             for (role, _, rest), payload in parsed_events
-            if rest in ("message", "instruction")
+            if rest in ("message", "instruction") and _is_recorded(payload)
         ]
-    messages = messages or _indexed(attributes, "gen_ai.prompt") or _indexed(attributes, "llm.input_messages")
+        name = next((event for event, _ in events if event.endswith((".message", ".instruction"))), name)
+    for prefix in ("gen_ai.prompt", "llm.input_messages"):
+        if not messages and (messages := _indexed(attributes, prefix)):
+            name = prefix
     if not messages:
-        request = next(
-            (payload.get("gen_ai.prompt") for name, payload in events if name == "gen_ai.content.prompt"),
-            attributes.get("gen_ai.prompt"),
+        prompts = (
+            (event, payload.get("gen_ai.prompt", payload.get("content")))
+            for event, payload in events
+            if event in ("gen_ai.prompt", "gen_ai.content.prompt")
         )
-        messages = body_of(request)["messages"]
-    result: list[dict[str, Any]] = body_of({"messages": messages, **({"system": system} if system else {})})["messages"]
-    return result
+        prompt_name, prompt = next(prompts, None) or _named(attributes, ("gen_ai.prompt",))
+        return prompt_name or name or names.INPUT_MESSAGES, prompt
+    return name, {"messages": parsed(messages), **({"system": parsed(system)} if system else {})}
 
 
-def _answer(attributes: Attributes, events: list[Event]) -> Any:
-    """The answer, by the first convention that has it; None without one."""
-    if (answer := attributes.get(names.OUTPUT_MESSAGES)) is not None:
-        return answer
-    if choices := [_choice(_payload(payload)) for name, payload in events if name == "gen_ai.choice"]:
-        return choices
-    if messages := _indexed(attributes, "gen_ai.completion") or _indexed(attributes, "llm.output_messages"):
-        return messages
-    texts = (payload.get("gen_ai.completion") for name, payload in events if name == "gen_ai.content.completion")
-    return next(texts, attributes.get("gen_ai.completion", _logfire_answer(attributes)))
+def _is_recorded(payload: Attributes) -> bool:
+    content = payload.get("content")
+    return not isinstance(content, str) or content not in _WITHHELD
+
+
+def _answer(attributes: Attributes, events: list[Event]) -> tuple[str, Any]:
+    """Name and value of the answer, by the first convention that has it; None without one."""
+    name, answer = _named(attributes, (names.OUTPUT_MESSAGES,))
+    if answer is not None:
+        return name, parsed(answer)
+    choices = [payload for event, payload in events if event == "gen_ai.choice" and _is_recorded(payload)]
+    if choices:
+        return "gen_ai.choice", [_choice(_payload(payload)) for payload in choices]
+    for prefix in ("gen_ai.completion", "llm.output_messages"):
+        if messages := _indexed(attributes, prefix):
+            return prefix, messages
+    texts = (payload.get("gen_ai.completion") for event, payload in events if event == "gen_ai.content.completion")
+    if (text := next(texts, attributes.get("gen_ai.completion"))) is not None:
+        return "gen_ai.completion", text
+    if (recorded := _logfire_answer(attributes)) is not None:
+        return "response_data", recorded
+    if (calls := _first(attributes, ("ai.response.toolCalls",))) is not None:
+        thought, text = (_first(attributes, (f"ai.response.{part}",)) for part in ("reasoning", "text"))
+        answer = {"content": text, "tool_calls": calls, **({"reasoning_content": thought} if thought else {})}
+        return "ai.response.toolCalls", answer if isinstance(calls, list) else calls
+    return _named(attributes, _OUTPUTS)
 
 
 def _logfire_answer(attributes: Attributes) -> Any:
@@ -288,10 +425,11 @@ def _logfire_answer(attributes: Attributes) -> Any:
 
 
 def _choice(payload: dict[str, Any]) -> dict[str, Any]:
-    message = parsed(payload.get("message"))
+    message = payload.get("message")
     if message is None:
         message = {key: payload[key] for key in ("content", "tool_calls") if key in payload}
-    return {"message": message, "finish_reason": payload.get("finish_reason")}
+    calls = {"tool_calls": payload["tool_calls"]} if payload.get("tool_calls") else {}
+    return {"message": _unpacked(message), "finish_reason": payload.get("finish_reason"), **calls}
 
 
 def _payload(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,14 +445,14 @@ def _payload(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpacked(value: Any) -> Any:
-    """Decode message parts written as JSON text."""
-    parts = parsed(value)
-    known = (
-        isinstance(parts, list)
-        and parts
-        and all(isinstance(p, dict) and p.keys() & {"type", "text", "toolUse", "toolResult"} for p in parts)
-    )
-    return parts if known else value
+    """Decode a message, or message parts, written as JSON text."""
+    decoded = parsed(value)
+    parts = decoded if isinstance(decoded, list) else [decoded]
+    known = parts and all(isinstance(part, dict) for part in parts) and any(part.keys() & _PARTS for part in parts)
+    return decoded if known else value
+
+
+_PARTS = frozenset(("type", "text", "toolUse", "toolResult", "reasoningContent", "parts", "role", "content"))
 
 
 def _listed_events(value: Any) -> list[Event]:
@@ -359,14 +497,18 @@ def _lists(node: Any) -> Any:
 def _tool(span_name: str, attributes: Attributes, events: list[Event]) -> ToolUse:
     payloads = {name: _payload(payload) for name, payload in events}
     request, answered = payloads.get("gen_ai.tool.message", {}), payloads.get("gen_ai.choice", {})
-    name = _first(attributes, (names.TOOL, "tool.name", "traceloop.entity.name")) or span_name.removeprefix(
-        "execute_tool "
+    name = _first(attributes, (names.TOOL, "tool.name", "ai.toolCall.name", "traceloop.entity.name"))
+    call_id = _first(
+        attributes,
+        (names.TOOL_CALL_ID, "tool_call.id", "ai.toolCall.id", "langfuse.observation.metadata.tool_call_id"),
     )
-    call_id = _first(attributes, (names.TOOL_CALL_ID, "tool_call.id", "langfuse.observation.metadata.tool_call_id"))
-    arguments = _first(attributes, (names.TOOL_ARGUMENTS, "tool.parameters", *_INPUTS))
-    result = _first(attributes, (names.TOOL_RESULT, *_OUTPUTS))
+    arguments = _first(
+        attributes,
+        (names.TOOL_ARGUMENTS, "tool.parameters", "ai.toolCall.args", "gcp.vertex.agent.tool_call_args", *_INPUTS),
+    )
+    result = _first(attributes, (names.TOOL_RESULT, "ai.toolCall.result", "gcp.vertex.agent.tool_response", *_OUTPUTS))
     return ToolUse(
-        name=as_text(name),
+        name=as_text(name or span_name.removeprefix("execute_tool ")),
         call_id=as_text(call_id or request.get("id")),
         arguments=request.get("content") if arguments is None else arguments,
         result=answered.get("message", answered.get("content")) if result is None else result,

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.datasets.tasks import task_key
-from assay.errors import DataError
+from assay.errors import DataError, FailureKind
 from assay.support.reprs import ReportRepr
 from assay.support.settings import one_of
 from assay.traces.importers import genai, langfuse, mlflow, otlp
@@ -280,8 +280,7 @@ def _merged(stored: Rollout, imported: Rollout) -> Rollout:
         task_id=task_id,
         expected={**imported.expected, **stored.expected},
         prediction=_prediction(stored, imported, calls),
-        status=imported.status if stored.status == "done" else stored.status,
-        error=imported.error if stored.error is None else stored.error,
+        **_outcome(stored, imported, calls),
         score=imported.score if rescored else stored.score,
         rubric=imported.rubric if rescored else stored.rubric,
         human_rating=imported.human_rating if stored.human_rating is None else stored.human_rating,
@@ -294,6 +293,16 @@ def _merged(stored: Rollout, imported: Rollout) -> Rollout:
         early_tools=stored.early_tools or imported.early_tools,
         transitions=calls,
     )
+
+
+def _outcome(stored: Rollout, imported: Rollout, calls: list[Transition]) -> dict[str, Any]:
+    """Status, error and failure. A trace is incomplete if one of its calls is, or if none of its parts is complete."""
+    incomplete = [call for call in calls if call.failure is FailureKind.RECORD]
+    if incomplete:
+        return {"status": "error", "error": incomplete[0].error, "failure": FailureKind.RECORD}
+    complete = [part for part in (stored, imported) if part.failure is not FailureKind.RECORD] or [stored]
+    first = next((part for part in complete if part.status != "done"), complete[-1])
+    return {"status": first.status, "error": first.error, "failure": first.failure}
 
 
 def _prediction(stored: Rollout, imported: Rollout, calls: list[Transition]) -> dict[str, Any] | None:

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from assay.traces.importers.answers import answers_of
-from assay.traces.importers.chat import body_of
+from assay.traces.importers.chat import body_of, settings_of
 from assay.traces.importers.files import Part, Row, Skipped, Sorted
 from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
 from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import as_text, count_of, number_of, parsed, usage_of
+from assay.traces.importers.values import Reading, as_text, count_of, number_of, parsed, usage_of
 
 __all__ = ["take", "trace_of"]
 
@@ -93,6 +93,7 @@ def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
             rows.append(part.value)
         else:
             rows.insert(0, part.value)
+            trace.whole = True
             trace.inputs, trace.outputs = part.value.get("input"), part.value.get("output")
             trace.program = as_text(part.value.get("name"))
     tops = {span.id for span in trace.spans if not span.parent}
@@ -128,8 +129,9 @@ def _span(part: Part, number: int) -> Span:
     inputs, outputs, kind = row.get("input"), row.get("output"), as_text(row.get("type")).upper()
     error = as_text(_get(row, "statusMessage")) or "error" if as_text(row.get("level")).upper() == "ERROR" else None
     does: LMCall | ToolUse | None = None
+    reading = Reading()
     if kind == "GENERATION":
-        does = _call(row)
+        does = _call(row, reading)
     elif kind == "TOOL":
         does = ToolUse(name=as_text(row.get("name")), arguments=inputs, result=None if outputs == "" else outputs)
     return Span(
@@ -143,16 +145,21 @@ def _span(part: Part, number: int) -> Span:
         does=does,
         inputs=inputs,
         outputs=outputs,
+        inputs_in="input",
+        outputs_in="output",
+        tools=[] if does else tools_of(_get(row, "toolDefinitions")),
+        unknown=reading.unknown,
     )
 
 
-def _call(row: Mapping[str, Any]) -> LMCall:
+def _call(row: Mapping[str, Any], reading: Reading) -> LMCall:
     outputs, parameters = row.get("output"), parsed(_get(row, "modelParameters"))
-    body = {**body_of(row.get("input")), **_settings(parameters)}
+    asked = reading.read("input", body_of, row.get("input"), {"messages": []})
+    body = {**asked, **(settings_of(parameters) if isinstance(parameters, dict) else {})}
     if tools := body.get("tools") or tools_of(_get(row, "toolDefinitions")):
         body["tools"] = tools
     model = as_text(_get(row, "providedModelName", "model"))
-    choices = answers_of(outputs)
+    choices = reading.read("output", lambda value: answers_of(value, count=body.get("n")), outputs, [])
     if (calls := _get(row, "toolCalls")) and not choices:  # tool calls have their own column
         choices = answers_of(
             [{"role": "assistant", "tool_calls": [parsed(call) for call in calls]}] if isinstance(calls, list) else None
@@ -164,12 +171,8 @@ def _call(row: Mapping[str, Any]) -> LMCall:
         prompt_tokens=prompt,
         completion_tokens=completion,
         cost_usd=_cost(row),
+        asked_in="input",
     )
-
-
-def _settings(parameters: Any) -> dict[str, Any]:
-    body = body_of({**parameters, "messages": []}) if isinstance(parameters, dict) else {}
-    return {key: value for key, value in body.items() if key != "messages"}
 
 
 def _usage(row: Mapping[str, Any], outputs: Any) -> tuple[int | None, int | None]:

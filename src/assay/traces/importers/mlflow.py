@@ -14,7 +14,7 @@ from assay.traces.importers.chat import body_of
 from assay.traces.importers.files import Part, Row, Skipped, Sorted
 from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
 from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import as_text, number_of, parsed, usage_of
+from assay.traces.importers.values import Reading, as_text, number_of, parsed, usage_of
 
 __all__ = ["take", "trace_of"]
 
@@ -49,7 +49,7 @@ def _take(where: str, value: Any, into: Sorted) -> Iterator[Skipped]:
 
 def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
     """Trace from its only row."""
-    trace = Trace(id=trace_id, where="")
+    trace = Trace(id=trace_id, where="", whole=True)
     for part in parts:
         info, data, trace.where = part.value["info"], part.value["data"], part.where
         metadata, tags = (_mapping(info.get(name)) for name in ("trace_metadata", "tags"))
@@ -101,8 +101,9 @@ def _span(span: Mapping[str, Any], where: str, number: int) -> Span:
     message = as_text(status.get("message") or span.get("status_message")) or _raised(span.get("events"))
     kind, name = as_text(attributes.get("mlflow.spanType")).upper(), as_text(span.get("name"))
     does: LMCall | ToolUse | None = None
+    reading = Reading()
     if kind in _CALLS:
-        does = _call(attributes, inputs, outputs)
+        does = _call(attributes, inputs, outputs, reading)
     elif kind == "TOOL":
         called = _mapping(inputs)  # LangChain passes the whole call to tools
         does = ToolUse(name=name, call_id=as_text(called.get("tool_call_id")), arguments=inputs, result=outputs)
@@ -113,8 +114,12 @@ def _span(span: Mapping[str, Any], where: str, number: int) -> Span:
         does=does,
         inputs=inputs,
         outputs=outputs,
+        inputs_in="mlflow.spanInputs",
+        outputs_in="mlflow.spanOutputs",
         parent=as_text(span.get("parent_span_id") or span.get("parent_id")),
         error=(message or "error") if code.endswith("ERROR") else None,
+        tools=[] if does else tools_of(attributes.get("mlflow.chat.tools")),
+        unknown=reading.unknown,
         start=_seconds(span.get("start_time_unix_nano", span.get("start_time"))),
         end=_seconds(span.get("end_time_unix_nano", span.get("end_time"))),
     )
@@ -136,11 +141,14 @@ def _seconds(value: Any) -> float | None:
     return number / 1e9 if number is not None and 0 < number < 1e20 else None
 
 
-def _call(attributes: Mapping[str, Any], inputs: Any, outputs: Any) -> LMCall:
-    body, talk = body_of(inputs), attributes.get("mlflow.chat.messages")
-    choices = answers_of(outputs)
+def _call(attributes: Mapping[str, Any], inputs: Any, outputs: Any, reading: Reading) -> LMCall:
+    talk = attributes.get("mlflow.chat.messages")
+    body = reading.read("mlflow.spanInputs", body_of, inputs, {"messages": []})
+    choices = reading.read("mlflow.spanOutputs", answers_of, outputs, [])
     if not body["messages"] and isinstance(talk, list):  # the whole conversation, with the answer last
-        body = {**body, **body_of({"messages": talk[: -1 if choices else None]})}
+        asked = {"messages": talk[: -1 if choices else None]}
+        body = {**body, **reading.read("mlflow.chat.messages", body_of, asked, {})}
+        reading.unknown = [name for name in reading.unknown if name != "mlflow.spanInputs"]
     if tools := body.get("tools") or tools_of(attributes.get("mlflow.chat.tools")):
         body["tools"] = tools
     named = as_text(attributes.get("mlflow.llm.model"))
@@ -156,6 +164,7 @@ def _call(attributes: Mapping[str, Any], inputs: Any, outputs: Any) -> LMCall:
         prompt_tokens=prompt,
         completion_tokens=completion,
         cost_usd=cost if cost is not None and cost >= 0 else None,
+        asked_in="mlflow.spanInputs",
     )
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from assay.errors import DataError, MissingExtra
 from assay.traces.importers.files import Row, Skipped, Sorted, is_text, json_rows
-from assay.traces.importers.values import as_text, number_of
+from assay.traces.importers.values import as_text, number_of, parsed
 
 __all__ = ["rows", "take"]
 
 Attributes = dict[str, Any]
+_BODY = ("role", "content", "message", "tool_calls", "parts")  # fields of an event's body
 _RESOURCE = (
     "service.name",
     "service.version",
@@ -120,6 +121,8 @@ def _span_row(span: Mapping[str, Any], resource: Attributes) -> dict[str, Any]:
 
 def _event_row(record: Mapping[str, Any]) -> dict[str, Any]:
     attributes, body = _attributes(_field(record, "attributes")), _value(_field(record, "body"))
+    decoded = parsed(body)  # Python's logging has only texts
+    body = decoded if isinstance(decoded, dict) and decoded.keys() & _BODY else body
     name = as_text(_field(record, "eventName") or attributes.get("event.name"))
     payload = body if isinstance(body, dict) else {} if body is None else {"content": body}
     return {"id": "", "span": _id(_field(record, "spanId"), 8), "name": name, "attributes": {**attributes, **payload}}

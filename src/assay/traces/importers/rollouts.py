@@ -12,13 +12,13 @@ from typing import Any
 from assay.datasets.tasks import known_outputs, task_key
 from assay.errors import FailureKind
 from assay.support.missing import is_missing
-from assay.traces.importers.chat import text_of
+from assay.traces.importers.chat import result_text, text_of
 from assay.traces.importers.envelopes import unwrapped
 from assay.traces.importers.fields import as_arguments, as_inputs
 from assay.traces.importers.files import Skipped
 from assay.traces.importers.own import is_newer, own_root, restored
 from assay.traces.importers.spans import LMCall, Span, ToolUse, Trace
-from assay.traces.importers.values import as_text, parsed
+from assay.traces.importers.values import Reading, as_text, parsed
 from assay.traces.messages.dialects import answer_of
 from assay.traces.messages.final_answer import final_answer, prediction_of
 from assay.traces.messages.linking import linked_choices
@@ -53,9 +53,12 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
         yield Skipped(where=trace.where, reason=f"no LM call among its {len(trace.spans)} spans", trace=trace.id)
         return
     yield from wrapped
+    _inherit(trace.spans)
     root = _root(trace.spans)
-    transitions = [_transition(t, span, call) for t, (span, call) in enumerate(calls)]
     inputs, prediction = _ends(trace, root, calls[0][1])
+    gaps = _gaps(trace, root, calls)
+    yield from gaps
+    transitions = [_transition(t, span, call) for t, (span, call) in enumerate(calls)]
     new_id = rollout_id(kind, trace.id)
     starts = [span.start for span in trace.spans if span.start is not None]
     ends = [span.end for span in trace.spans if span.end is not None]
@@ -83,11 +86,52 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
         ended_at=max([*ends, *starts], default=None),
     )
     _place_tools(rollout, trace.spans, [span for span, _ in calls])
-    complete = not (isinstance(root.does, LMCall) and root.parent)  # otherwise spans of the run are missing
-    if rollout.prediction is None and rollout.status == "done" and complete:
+    if rollout.prediction is None and rollout.status == "done" and not gaps:
         rollout.prediction = answer_in(rollout.transitions)
     yield from _scores(rollout, trace, score)
+    if gaps:
+        rollout.status, rollout.error, rollout.failure = "error", gaps[0].reason, FailureKind.RECORD
+        rollout.score, rollout.rubric = None, ""
     yield rollout
+
+
+def _gaps(trace: Trace, root: Span, calls: Sequence[tuple[Span, LMCall]]) -> list[Skipped]:
+    """What of the run is not on record: values in an unknown shape, requests that are null, and a missing root."""
+    read = {span.id for span, _ in calls}
+    reasons = [
+        (span, reason)
+        for span in trace.spans
+        if (not isinstance(span.does, LMCall) or span.id in read) and (reason := _gap(span))
+    ]
+    if root.parent and not trace.whole:
+        reasons.append((root, f"the root span of the trace is missing: {root.name!r} is inside another one"))
+    return [Skipped(where=span.where or trace.where, reason=reason, trace=trace.id) for span, reason in reasons]
+
+
+def _gap(span: Span) -> str:
+    """Why a span is not completely on record; empty if it is."""
+    if span.unknown:
+        fields = ", ".join(map(repr, dict.fromkeys(span.unknown)))
+        return f"the span {span.name!r} is not understood: {fields} has an unknown shape"
+    if isinstance(span.does, LMCall) and span.does.choices and not span.does.body["messages"]:
+        return f"the span {span.name!r} has an answer without a request: {span.does.asked_in!r} is empty"
+    return ""
+
+
+def _inherit(spans: Sequence[Span]) -> None:
+    """Give LM calls without tool definitions or system messages those of the nearest span around them."""
+    parents = {span.id: span for span in spans}
+    for span in spans:
+        if not isinstance(call := span.does, LMCall):
+            continue
+        around = _around(span, parents)
+        tools = next((outer.tools for outer in around if outer.tools), None)
+        if tools and not call.body.get("tools"):
+            call.body["tools"] = tools
+        system = next((outer.system for outer in around if outer.system), None)
+        messages = call.body["messages"]
+        if system and messages and all(message["role"] not in ("system", "developer") for message in messages):
+            call.body["messages"] = [*system, *messages]
 
 
 def _own(run_id: str, trace: Trace, root: Span) -> Imported:
@@ -173,6 +217,7 @@ def _transition(t: int, span: Span, call: LMCall) -> Transition:
     usage = {name: count for name, count in counts.items() if count is not None}
     body = {"id": call.response_id, "model": call.answered_by or model, "choices": call.choices, "usage": usage}
     answered = call.choices or call.response_id or usage
+    gap = _gap(span)
     duration_ms = (span.end - span.start) * 1000 if span.start is not None and span.end is not None else 0.0
     return Transition(
         t=t,
@@ -182,8 +227,8 @@ def _transition(t: int, span: Span, call: LMCall) -> Transition:
         if answered
         else None,
         output=_output_text(call.choices),
-        error=span.error,
-        failure=None if span.error is None else FailureKind.MODEL,
+        error=span.error or gap or None,
+        failure=FailureKind.RECORD if gap else None if span.error is None else FailureKind.MODEL,
         started_at=span.start or 0.0,
         prompt_tokens=call.prompt_tokens,
         completion_tokens=call.completion_tokens,
@@ -203,9 +248,13 @@ def _ends(trace: Trace, root: Span, first: LMCall) -> tuple[dict[str, Any], dict
     Inputs that were not recorded are replaced by the messages of the first LM call, because sealed tasks are identified
     by their inputs. The answer of LM calls is read by `answer_in`.
     """
-    inputs, outputs = as_inputs(trace.inputs), unwrapped(trace.outputs)
+    reading = Reading()
+    inputs = reading.read("the trace's input", as_inputs, trace.inputs, {})
+    outputs = reading.read("the trace's output", unwrapped, trace.outputs, None)
     if not isinstance(root.does, LMCall):
-        inputs, outputs = inputs or as_inputs(root.inputs), outputs or unwrapped(root.outputs)
+        inputs = inputs or reading.read(root.inputs_in, as_inputs, root.inputs, {})
+        outputs = outputs or reading.read(root.outputs_in, unwrapped, root.outputs, None)
+    root.unknown += reading.unknown
     return inputs or as_inputs(first.body["messages"]), outputs
 
 
@@ -265,10 +314,7 @@ def _answers(transitions: Sequence[Transition]) -> Any:
 
 
 def _record(name: str, arguments: Any, result: Any, error: str | None) -> ToolCall:
-    message = parsed(result)
-    if isinstance(message, dict) and message.get("type") == "tool" and "content" in message:  # LangChain's ToolMessage
-        result = text_of(message["content"])
-    text = None if error is not None or result is None else as_text(result)[:_TEXT]
+    text = None if error is not None or result is None else result_text(result)[:_TEXT]
     return ToolCall(name=name, arguments=as_arguments(parsed(arguments)), result=text, error=error)
 
 

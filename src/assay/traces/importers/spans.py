@@ -17,6 +17,7 @@ class LMCall:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cost_usd: float | None = None
+    asked_in: str = ""  # name of the field that has the request
 
     @property
     def says(self) -> bool:
@@ -50,6 +51,11 @@ class Span:
     does: LMCall | ToolUse | None = None
     inputs: Any = None
     outputs: Any = None
+    inputs_in: str = "inputs"  # names of their fields
+    outputs_in: str = "outputs"
+    tools: list[dict[str, Any]] = field(default_factory=list)  # definitions, for the calls inside
+    system: list[dict[str, Any]] = field(default_factory=list)  # system messages, for the calls inside
+    unknown: list[str] = field(default_factory=list)  # names of fields whose shape is not understood
     own: dict[str, Any] = field(default_factory=dict)  # attributes of assay's own export
 
 
@@ -68,12 +74,16 @@ class Mark:
 
 @dataclass(kw_only=True)
 class Trace:
-    """A complete trace. `inputs` and `outputs` are those of the trace itself, not of its root span."""
+    """A trace. `inputs` and `outputs` are those of the trace itself, not of its root span.
+
+    `whole`: the trace itself was recorded, so that no root span is needed.
+    """
 
     id: str
     where: str
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    whole: bool = False
     program: str = ""
     version: str = ""
     inputs: Any = None

@@ -1,16 +1,45 @@
-"""Parses values of trace files: JSON text, numbers and token counts. Independent of the tracers."""
+"""Parses values of trace files: JSON text, numbers and token counts. Independent of the tracers.
+
+A value whose shape no reader knows is an `UnknownShape`. It is never converted to text.
+"""
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from assay.support.values import value_text
 
-__all__ = ["as_text", "count_of", "number_of", "parsed", "usage_of"]
+__all__ = ["Reading", "UnknownShape", "as_text", "count_of", "number_of", "parsed", "usage_of"]
+
+_USAGES = ("usage", "usage_metadata", "usageMetadata")
+
+
+class UnknownShape(ValueError):
+    """A value is not in a format that the importers read."""
+
+
+class Reading:
+    """Reads the values of a span, and collects the names of those that are not understood."""
+
+    def __init__(self) -> None:
+        self.unknown: list[str] = []
+
+    def read(self, name: str, reader: Callable[[Any], Any], value: Any, otherwise: Any) -> Any:
+        """The value as `reader` gives it; `otherwise` if its shape is unknown."""
+        try:
+            return reader(value)
+        except UnknownShape:
+            self.unknown.append(name)
+            return otherwise
+
 
 _TOKENS = (
-    ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input", "promptTokenCount"),
-    ("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "output", "candidatesTokenCount"),
+    ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input", "promptTokenCount", "prompt_token_count"),
+    (
+        *("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "output"),
+        *("candidatesTokenCount", "candidates_token_count"),
+    ),
 )
 
 
@@ -55,8 +84,8 @@ def usage_of(*values: Any) -> tuple[int | None, int | None]:
         values: Usage objects, or objects that contain one.
     """
     for value in map(parsed, values):
-        inner = value.get("usage") if isinstance(value, dict) else None
-        usage = inner if isinstance(inner, dict) else value
+        inner = [value.get(name) for name in _USAGES] if isinstance(value, dict) else []
+        usage = next((usage for usage in inner if isinstance(usage, dict)), value)
         if not isinstance(usage, dict):
             continue
         counts = [

@@ -31,6 +31,7 @@ __all__ = [
     "answer_to",
     "chat_messages",
     "chat_tools",
+    "dialect_at",
     "each",
     "error_in",
     "error_of",
@@ -46,6 +47,12 @@ DIALECTS = {
     "messages": "/v1/messages",
     "gemini": gemini.PATH,
 }
+_FIELDS = {  # the field with the prompt
+    "chat": "messages",
+    "completions": "prompt",
+    "responses": "input",
+    "messages": "messages",
+}
 _TOO_LONG = frozenset(
     {
         "context_length_exceeded",
@@ -55,6 +62,17 @@ _TOO_LONG = frozenset(
         "40303",  # FastChat
     }
 )
+
+
+def dialect_at(path: str, body: Any) -> str | None:
+    """The dialect of a request at any path that ends as one of the dialects' own, such as Azure's; None for another.
+
+    Args:
+        body: The request as JSON. Other requests at such a path, such as a message of a thread, have no prompt.
+    """
+    ends = (name for name in _FIELDS if path.rstrip("/").endswith(DIALECTS[name].removeprefix("/v1")))
+    dialect = next(ends, None)
+    return dialect if dialect is not None and isinstance(body, Mapping) and _FIELDS[dialect] in body else None
 
 
 def chat_messages(request: Mapping[str, Any]) -> list[Message]:
@@ -246,8 +264,8 @@ def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
         return error
     if dialect == "responses":
         return (
-            "the response failed"
-            if body.get("status") == "failed"
+            f"the response was {body['status']}"
+            if body.get("status") in ("failed", "cancelled")
             else None
             if isinstance(body.get("output"), list)
             else "no output"

@@ -1,0 +1,475 @@
+"""Imports of the spans of agent frameworks, written by hand after recordings of an agent that adds two numbers.
+
+Recorded with semantic-kernel 1.45, agent-framework 1.23, google-adk 2.13, strands-agents 1.62 and ai 6.0 (Vercel).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_spans import ADD, SCHEMA, attributes, call, span
+from importing_rows import body, choice, langfuse, observation, read
+
+from assay.traces import Rollout, Store
+from assay.traces.importers import Skipped, import_traces
+
+USER, SYSTEM = {"role": "user", "content": "1+2?"}, {"role": "system", "content": "You add."}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [call("c0", a=1)]}
+ANSWERED = [USER, CALLED, {"role": "tool", "tool_call_id": "c0", "content": "3"}]
+DEFINED = json.dumps([{"type": "function", "name": "add", "description": "adds", "parameters": SCHEMA}])
+AGENT = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "adder", "gen_ai.tool.definitions": DEFINED}
+
+
+def text(data: Any) -> str:
+    return json.dumps(data)
+
+
+def event(name: str, **data: Any) -> dict[str, Any]:
+    return {"name": name, "attributes": attributes(data)}
+
+
+def log(number: int, name: str, logged: str | dict[str, Any]) -> dict[str, Any]:
+    """A record of a span, with its body as text (Python's logging) or as an object."""
+    value = {"stringValue": logged} if isinstance(logged, str) else {"kvlistValue": {"values": attributes(logged)}}
+    return {
+        "traceId": f"{1:032x}",
+        "spanId": f"{number:016x}",
+        "body": value,
+        "attributes": attributes({"event.name": name, "gen_ai.system": "openai"}),
+    }
+
+
+def chat(number: int, data: dict[str, Any] | None = None, *events: dict[str, Any], at: float = 0) -> dict[str, Any]:
+    recorded = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", **(data or {})}
+    return {**span(number, recorded, at=at), "events": list(events)}
+
+
+def file_of(folder: Path, spans: list[dict[str, Any]], logs: list[dict[str, Any]] | None = None) -> Path:
+    rows: list[dict[str, Any]] = [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
+    if logs:
+        rows.append({"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]})
+    (path := folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def imported(
+    folder: Path, spans: list[dict[str, Any]], logs: list[dict[str, Any]] | None = None
+) -> tuple[Rollout, list[Skipped]]:
+    (run,), skipped = read("otlp", file_of(folder, spans, logs))
+    return run, skipped
+
+
+def assert_added(run: Rollout, *, system: bool = True, tools: bool = True) -> None:
+    """The two calls of the agent, with its tool in between."""
+    first, second = run.transitions
+    before = [SYSTEM] if system else []
+    assert [body(first)["messages"], body(second)["messages"]] == [[*before, USER], [*before, *ANSWERED]]
+    assert choice(first)["message"] == CALLED
+    assert choice(second)["message"] == {"role": "assistant", "content": "It is 3."}
+    assert (choice(first)["finish_reason"], choice(second)["finish_reason"]) == ("tool_calls", "stop")
+    if tools:
+        assert [body(t)["tools"] for t in run.transitions] == [[ADD], [ADD]]
+    assert [(tool.name, tool.arguments, tool.result) for tool in run.tools] == [("add", {"a": 1}, "3")]
+    assert (run.status, run.prediction, run.inputs) == ("done", {"output": "It is 3."}, {"input": "1+2?"})
+
+
+TOOL = span(
+    3,
+    {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "add",
+        "gen_ai.tool.call.id": "c0",
+        "gen_ai.tool.call.arguments": '{"a": 1}',
+        "gen_ai.tool.call.result": "3",
+    },
+    at=3,
+)
+
+
+def test_semantic_kernels_logs_are_messages(tmp_path: Path) -> None:
+    asked = [(SYSTEM, "system"), (USER, "user")]
+    reply = {"role": "assistant", "tool_calls": [call("c0", a=1)]}
+    spans = [span(1, AGENT, parent=0), chat(2, at=1), TOOL, chat(4, at=4)]
+    first = [log(2, f"gen_ai.{role}.message", text(message)) for message, role in asked]
+    logs = [
+        *first,
+        log(2, "gen_ai.choice", text({"message": reply, "finish_reason": "tool_calls", "index": 0})),
+        *({**record, "spanId": f"{4:016x}"} for record in first),
+        log(4, "gen_ai.assistant.message", text(reply)),
+        log(4, "gen_ai.tool.message", text({"role": "tool", "content": "3", "tool_call_id": "c0"})),
+        log(
+            4,
+            "gen_ai.choice",
+            text({"message": {"role": "assistant", "content": "It is 3."}, "finish_reason": "stop"}),
+        ),
+    ]
+    run, skipped = imported(tmp_path, spans, logs)
+    assert_added(run)
+    assert skipped == []
+
+
+def test_semantic_kernels_text_completions_and_choices_of_dotnet_are_read(tmp_path: Path) -> None:
+    prompted = {**chat(2), "attributes": attributes({"gen_ai.operation.name": "text_completions"})}
+    logs = [log(2, "gen_ai.prompt", "Once"), log(2, "gen_ai.choice", text({"message": {"text": "upon"}, "index": 0}))]
+    run, _ = imported(tmp_path, [span(1, {}, parent=0), prompted], logs)
+    assert (body(run.transitions[0])["messages"], run.transitions[0].output) == (
+        [{"role": "user", "content": "Once"}],
+        "upon",
+    )
+    dotnet = {"index": 0, "message": {"role": "Assistant", "content": ""}, "tool_calls": [call("c0", a=1)]}
+    events = [
+        event("gen_ai.user.message", **{"gen_ai.event.content": text(USER)}),
+        event("gen_ai.choice", **{"gen_ai.event.content": text(dotnet)}),
+    ]
+    run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, None, *events)])
+    assert choice(run.transitions[0])["message"]["tool_calls"] == [call("c0", a=1)]
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_agent_frameworks_tools_are_those_of_its_agent(tmp_path: Path, logged: bool) -> None:
+    def parts(kind: str, **part: Any) -> list[dict[str, Any]]:
+        return [{"type": kind, **part}]
+
+    requested = {"role": "assistant", "parts": parts("tool_call", id="c0", name="add", arguments='{"a": 1}')}
+    question = {"role": "user", "parts": parts("text", content="1+2?")}
+    result = {"role": "tool", "parts": parts("tool_call_response", id="c0", response="3")}
+    answer = {"role": "assistant", "parts": parts("text", content="It is 3."), "finish_reason": "stop"}
+    system = {"gen_ai.system_instructions": text(parts("text", content="You add."))}
+    first = {
+        "gen_ai.input.messages": text([question]),
+        "gen_ai.output.messages": text([{**requested, "finish_reason": "tool_call"}]),
+    }
+    second = {
+        "gen_ai.input.messages": text([question, requested, result]),
+        "gen_ai.output.messages": text([answer]),
+    }
+    reply = {"tool_calls": [call("c0", a=1)]}
+    logs = [
+        log(2, "gen_ai.system.message", {"content": "You add."}),
+        log(2, "gen_ai.user.message", {"content": "1+2?"}),
+        log(2, "gen_ai.choice", {"index": 0, "finish_reason": "tool_calls", "message": reply}),
+        log(4, "gen_ai.system.message", {"content": "You add."}),
+        log(4, "gen_ai.user.message", {"content": "1+2?"}),
+        log(4, "gen_ai.assistant.message", reply),
+        log(4, "gen_ai.tool.message", {"id": "c0", "content": "3"}),
+        log(4, "gen_ai.choice", {"index": 0, "finish_reason": "stop", "message": {"content": "It is 3."}}),
+    ]
+    calls = [chat(2, at=1), chat(4, at=4)] if logged else [chat(2, first | system, at=1), chat(4, second, at=4)]
+    agent = span(
+        1, {**AGENT, **system, **{**first, "gen_ai.output.messages": text([requested, result, answer])}}, parent=0
+    )
+    run, skipped = imported(tmp_path, [agent, calls[0], TOOL, calls[1]], logs if logged else None)
+    assert_added(run)
+    assert skipped == []
+
+
+def adk(contents: list[dict[str, Any]], parts: list[dict[str, Any]], finish: str) -> dict[str, Any]:
+    declared = [{"name": "add", "description": "adds", "parameters_json_schema": SCHEMA}]
+    config = {"system_instruction": "You add.", "tools": [{"function_declarations": declared}], "temperature": 0.5}
+    return {
+        "gen_ai.system": "gcp.vertex.agent",
+        "gen_ai.request.model": "m",
+        "gcp.vertex.agent.llm_request": text({"model": "m", "config": config, "contents": contents}),
+        "gcp.vertex.agent.llm_response": text(
+            {
+                "content": {"parts": parts, "role": "model"},
+                "finish_reason": finish,
+                "usage_metadata": {"prompt_token_count": 10, "candidates_token_count": 3},
+            }
+        ),
+    }
+
+
+ADK_USER = {"role": "user", "parts": [{"text": "1+2?"}]}
+ADK_CALL = {"function_call": {"id": "c0", "name": "add", "args": {"a": 1}}}
+ADK_RESULT = {"function_response": {"id": "c0", "name": "add", "response": {"result": 3}}}
+
+
+def test_google_adks_requests_and_responses_are_read(tmp_path: Path) -> None:
+    tool = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "add",
+        "gen_ai.tool.call.id": "c0",
+        "gcp.vertex.agent.llm_request": "{}",
+        "gcp.vertex.agent.llm_response": "{}",
+        "gcp.vertex.agent.tool_call_args": '{"a": 1}',
+        "gcp.vertex.agent.tool_response": '{"result": 3}',
+    }
+    merged = {**tool, "gen_ai.tool.name": "(merged tools)", "gcp.vertex.agent.tool_call_args": "N/A"}
+    later = [ADK_USER, {"role": "model", "parts": [ADK_CALL]}, {"role": "user", "parts": [ADK_RESULT]}]
+    spans = [
+        span(1, {}, parent=0, name="invocation"),
+        span(2, adk([ADK_USER], [ADK_CALL], "STOP"), at=1),
+        span(3, tool, at=3),
+        span(5, merged, at=3),
+        span(4, adk(later, [{"text": "hm", "thought": True}, {"text": "It is 3."}], "STOP"), at=4),
+    ]
+    run, skipped = imported(tmp_path, spans)
+    first, second = run.transitions
+    assert body(first)["messages"] == [SYSTEM, USER]
+    assert body(second)["messages"] == [SYSTEM, USER, CALLED, {**ANSWERED[2], "content": '{"result": 3}'}]
+    assert (body(first)["tools"], body(first)["temperature"], first.prompt_tokens) == ([ADD], 0.5, 10)
+    assert choice(second)["message"] == {"role": "assistant", "content": "It is 3.", "reasoning_content": "hm"}
+    assert [(tool.name, tool.arguments, tool.result) for tool in run.tools] == [("add", {"a": 1}, '{"result": 3}')]
+    assert (run.prediction, skipped) == ({"output": "It is 3."}, [])
+
+
+def test_pieces_of_a_stream_are_one_answer(tmp_path: Path) -> None:
+    pieces = ["It", " is", " 3."]
+    ends = ["", "", "stop"]
+    messages = [
+        {"role": "assistant", "parts": [{"type": "text", "content": piece}], "finish_reason": end}
+        for piece, end in zip(pieces, ends, strict=True)
+    ]
+    asked = {"gen_ai.input.messages": text([{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}])}
+    logs = [
+        log(2, "gen_ai.user.message", {"content": {"role": "user", "parts": [{"text": "1+2?"}]}}),
+        *(
+            log(2, "gen_ai.choice", {"content": {"role": "model", "parts": [{"text": piece}]}, "index": 0} | end)
+            for piece, end in zip(pieces, [{}, {}, {"finish_reason": "STOP"}], strict=True)
+        ),
+    ]
+    endless = [{"role": "model", "parts": [{"text": piece}]} for piece in pieces]  # Gemini CLI
+    items = {f"llm.output_messages.{n}.message.content": piece for n, piece in enumerate(pieces)}
+    for recorded, logged in (
+        ({**asked, "gen_ai.output.messages": text(messages)}, None),
+        ({**asked, "gen_ai.output.messages": text(endless)}, None),
+        ({**asked, **items, "gen_ai.response.finish_reasons": ["stop"]}, None),
+        ({}, logs),
+    ):
+        run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, recorded)], logged)
+        (transition,) = run.transitions
+        assert transition.output == "It is 3.", recorded
+        assert len(transition.response["body"]["choices"]) == 1  # type: ignore[index]
+        assert body(transition)["messages"] == [USER]
+
+
+@pytest.mark.parametrize(
+    "told", [{"gen_ai.request.choice.count": 2}, {"gen_ai.response.finish_reasons": ["stop", "stop"]}]
+)
+def test_several_choices_are_not_pieces(tmp_path: Path, told: dict[str, Any]) -> None:
+    choices = {f"gen_ai.completion.{n}.content": answer for n, answer in enumerate("ab")}
+    recorded = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "?", **choices, **told}
+    run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, recorded)])
+    assert run.transitions[0].output == "a"
+
+
+def test_strands_takes_the_system_prompt_and_tools_from_its_agent(tmp_path: Path) -> None:
+    use = {"toolUse": {"toolUseId": "c0", "name": "add", "input": {"a": 1}}}
+    result = {"toolResult": {"toolUseId": "c0", "status": "success", "content": [{"text": "3"}]}}
+    asked = event("gen_ai.user.message", content=text([{"text": "1+2?"}]))
+    first = chat(2, None, asked, event("gen_ai.choice", finish_reason="tool_use", message=text([use])), at=1)
+    thought = {"reasoningContent": {"reasoningText": {"text": "hm", "signature": "s"}}}
+    second = chat(
+        4,
+        None,
+        asked,
+        event("gen_ai.assistant.message", content=text([use])),
+        event("gen_ai.user.message", content=text([result])),
+        event("gen_ai.choice", finish_reason="end_turn", message=text([thought, {"text": "It is 3."}])),
+        at=4,
+    )
+    tool = span(
+        3, {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "add", "gen_ai.tool.call.id": "c0"}, at=3
+    )
+    tool["events"] = [
+        event("gen_ai.tool.message", role="tool", content='{"a": 1}', id="c0"),
+        event("gen_ai.choice", message=text([{"text": "3"}]), id="c0"),
+    ]
+    agent = span(1, {**AGENT, "system_prompt": "You add."}, parent=0)
+    agent["events"] = [
+        event("gen_ai.user.message", content="1+2?"),
+        event("gen_ai.choice", message="It is 3.\n", finish_reason="end_turn"),
+    ]
+    run, skipped = imported(tmp_path, [agent, first, tool, second])
+    assert choice(run.transitions[1])["message"].pop("reasoning_content") == "hm"
+    assert_added(run)
+    assert skipped == []
+
+
+def vercel(operation: str, **data: Any) -> dict[str, Any]:
+    known = {"ai.operationId": f"ai.{operation}", "ai.telemetry.functionId": "adder", "ai.model.id": "m"}
+    return {**known, **{f"ai.{name.replace('_', '.')}": value for name, value in data.items()}}
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_vercel_ai_sdks_spans_are_read(tmp_path: Path, version: int) -> None:
+    inner = "doGenerate" if version == 6 else "doStream"
+    outer = "generateText" if version == 6 else "streamText"
+    given = {"input": {"a": 1}} if version == 6 else {"args": {"a": 1}}
+    output = {"output": {"type": "json", "value": 3}} if version == 6 else {"result": 3}
+    requested = {
+        "toolCallId": "c0",
+        "toolName": "add",
+        **({"input": '{"a": 1}'} if version == 6 else {"args": '{"a": 1}'}),
+    }
+    question = [
+        {"role": "system", "content": "You add."},
+        {"role": "user", "content": [{"type": "text", "text": "1+2?"}]},
+    ]
+    names = {"toolCallId": "c0", "toolName": "add"}
+    later = [
+        *question,
+        {"role": "assistant", "content": [{"type": "tool-call", **names, **given}]},
+        {"role": "tool", "content": [{"type": "tool-result", **names, **output}]},
+    ]
+    schema = {"inputSchema": SCHEMA} if version == 6 else {"parameters": SCHEMA}
+    tools = [text({"type": "function", "name": "add", "description": "adds", **schema})]
+    ends = [("tool-calls", {"response_toolCalls": text([requested])}), ("stop", {"response_text": "It is 3."})]
+    first, second = (
+        vercel(
+            f"{outer}.{inner}",
+            prompt_messages=text(messages),
+            prompt_tools=tools,
+            prompt_toolChoice='{"type":"auto"}',
+            response_finishReason=reason,
+            usage_inputTokens=10,
+            usage_outputTokens=3,
+            **said,
+        )
+        for messages, (reason, said) in zip((question, later), ends, strict=True)
+    )
+    tool = vercel("toolCall", toolCall_name="add", toolCall_id="c0", toolCall_args='{"a":1}', toolCall_result="3")
+    root = vercel(outer, prompt=text({"system": "You add.", "prompt": "1+2?"}), response_text="It is 3.")
+    run, skipped = imported(
+        tmp_path, [span(1, root, parent=0), span(2, first, at=1), span(3, tool, at=3), span(4, second, at=4)]
+    )
+    assert_added(run)
+    assert (run.program, skipped) == ("adder", [])
+    assert [(t.model, t.prompt_tokens, t.completion_tokens) for t in run.transitions] == [("m", 10, 3)] * 2
+
+
+def test_vercels_answers_that_mlflow_and_langfuse_store_are_read(tmp_path: Path) -> None:
+    requested = [{"toolCallId": "c0", "toolName": "add", "input": '{"a": 1}'}]
+    outputs: list[Any] = [
+        {"text": "", "toolCalls": requested, "finishReason": "tool-calls"},
+        requested,
+        {"role": "assistant", "content": "", "toolCalls": requested},
+    ]
+    for output in outputs:
+        (run,), skipped = langfuse(tmp_path, observation(1, input=[USER], output=output))
+        assert choice(run.transitions[0])["message"] == CALLED, output
+        assert skipped == []
+        recorded = {"mlflow.spanType": "LLM", "mlflow.spanInputs": {"messages": [USER]}, "mlflow.spanOutputs": output}
+        found = {"span_id": "a", "attributes": {key: json.dumps(value) for key, value in recorded.items()}}
+        row = {"info": {"trace_id": "t", "state": "OK"}, "data": {"spans": [found]}}
+        (path := tmp_path / "m.jsonl").write_text(json.dumps(row))
+        (run,), skipped = read("mlflow", path)
+        assert choice(run.transitions[0])["message"] == CALLED, output
+
+
+# -- what is not understood
+
+
+ODD = {"speaker": "u", "utterance": {"words": ["secret"]}}
+PART = [{"role": "user", "parts": [{"hologram": "secret"}]}]
+PARTED = [{"role": "user", "content": [{"type": "hologram", "data": "secret"}]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded"),
+    [
+        ("gen_ai.input.messages", [ODD]),
+        ("gen_ai.input.messages", ODD),
+        ("gen_ai.input.messages", PART),
+        ("gen_ai.input.messages", PARTED),
+        ("gen_ai.output.messages", [ODD]),
+        ("gen_ai.output.messages", ODD),
+        ("gen_ai.output.messages", PART),
+        ("mlflow.spanInputs", ODD),
+        ("mlflow.spanOutputs", ODD),
+        ("langfuse.observation.input", ODD),
+        ("traceloop.entity.output", ODD),
+        ("ai.prompt.messages", [ODD]),
+        ("ai.response.toolCalls", ODD),
+        ("gcp.vertex.agent.llm_request", ODD),
+        ("gcp.vertex.agent.llm_response", ODD),
+        ("gen_ai.tool.definitions", "secret"),
+    ],
+)
+def test_an_unknown_shape_is_counted_with_its_attribute_and_is_never_text(
+    tmp_path: Path, name: str, recorded: Any
+) -> None:
+    known: dict[str, Any] = {}
+    if not any(word in name for word in ("input", "prompt", "request", "Inputs")):
+        known["gen_ai.input.messages"] = text([USER])
+    elif "output" not in name:
+        known["gen_ai.completion"] = "fine"
+    path = file_of(tmp_path, [span(1, {}, parent=0), chat(2, {**known, name: text(recorded)})])
+    (run,), skipped = read("otlp", path)
+    assert (run.status, run.failure, run.score) == ("error", "record", None)
+    assert [name in item.reason for item in skipped] == [True]
+    assert "secret" not in json.dumps([body(t)["messages"] for t in run.transitions]) + run.transitions[0].output
+    report = import_traces(Store(tmp_path / "s.db"), "otlp", path)
+    assert report.skipped == 1
+    assert name in report.reasons[0]
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_objects_of_an_unknown_shape_in_langfuse_are_not_texts(tmp_path: Path, kind: str) -> None:
+    row = {"input": "q", "output": "a", kind: {"speaker": "u", "said": {"x": "secret"}}}
+    (run,), (skipped,) = langfuse(tmp_path, observation(1, **row))
+    assert (run.status, run.score, repr(kind) in skipped.reason) == ("error", None, True)
+    assert "secret" not in json.dumps(body(run.transitions[0])["messages"]) + run.transitions[0].output
+
+
+def test_no_tools_and_tools_of_the_provider_are_understood(tmp_path: Path) -> None:
+    for defined in ([], [{"type": "web_search"}]):
+        recorded = {"gen_ai.input.messages": text([USER]), "gen_ai.completion": "a"}
+        spans = [span(1, {}, parent=0), chat(2, {**recorded, "gen_ai.tool.definitions": text(defined)})]
+        run, skipped = imported(tmp_path, spans)
+        assert (run.status, skipped) == ("done", [])
+
+
+def test_null_requests_are_counted_and_unscored(tmp_path: Path) -> None:
+    scored = {"id": "s", "traceId": "t", "name": "ok", "value": 1, "source": "EVAL", "dataType": "NUMERIC"}
+    (run,), (skipped,) = langfuse(tmp_path, observation(1, input=None, output="a"), scored)
+    assert (run.status, run.failure, run.score, run.inputs) == ("error", "record", None, {})
+    assert "'input'" in skipped.reason
+    null = {"mlflow.spanType": "LLM", "mlflow.spanInputs": "null", "mlflow.spanOutputs": '"a"'}
+    run, (skipped,) = imported(tmp_path, [span(1, {}, parent=0), span(2, null)])
+    assert (run.status, "'mlflow.spanInputs'" in skipped.reason) == ("error", True)
+    withheld = {"gen_ai.input.messages": "[REDACTED]", "gen_ai.completion": "a"}
+    run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, withheld)])
+    assert (run.status, run.failure) == ("error", "record")
+
+
+def test_a_rollout_is_complete_once_its_root_is_imported(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.db")
+    recorded = {"gen_ai.input.messages": text([USER]), "gen_ai.completion": "It is 3."}
+    (run,), (skipped,) = read("otlp", part := file_of(tmp_path, [chat(2, recorded)]))
+    assert (run.status, run.failure, run.prediction) == ("error", "record", None)
+    assert skipped.trace == f"{1:032x}"
+    assert import_traces(store, "otlp", part).skipped == 1
+    whole = file_of(tmp_path, [span(1, {}, parent=0)])
+    whole.write_text(whole.read_text() + part_text(chat(2, recorded)))
+    import_traces(store, "otlp", whole)
+    (stored,) = store.rollouts()
+    assert (stored.status, stored.failure, stored.error) == ("done", None, None)
+
+
+def part_text(item: dict[str, Any]) -> str:
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [item]}]}]}) + "\n"
+
+
+def test_one_piece_of_a_stream_is_no_answer(tmp_path: Path) -> None:
+    recorded = adk([ADK_USER], [{"text": "It"}], "STOP")
+    piece = {"content": {"role": "model", "parts": [{"text": "It"}]}, "partial": True}
+    recorded["gcp.vertex.agent.llm_response"] = text(piece)
+    run, (skipped,) = imported(tmp_path, [span(1, {}, parent=0), span(2, recorded)])
+    assert (run.status, run.prediction, "'gcp.vertex.agent.llm_response'" in skipped.reason) == ("error", None, True)
+
+
+def test_mlflows_conversation_is_read_where_the_inputs_are_not(tmp_path: Path) -> None:
+    recorded = {
+        "mlflow.spanType": '"CHAT_MODEL"',
+        "mlflow.spanInputs": text({"odd": {"x": 1}}),
+        "mlflow.spanOutputs": '"It is 3."',
+        "mlflow.chat.messages": text([SYSTEM, USER, {"role": "assistant", "content": "It is 3."}]),
+        "mlflow.chat.tools": text([ADD]),
+    }
+    run, skipped = imported(tmp_path, [span(1, {}, parent=0), span(2, recorded)])
+    (transition,) = run.transitions
+    assert (body(transition)["messages"], body(transition)["tools"], skipped) == ([SYSTEM, USER], [ADD], [])
+    assert transition.output == "It is 3."
