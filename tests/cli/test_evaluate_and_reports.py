@@ -234,7 +234,7 @@ def test_stats_name_units_and_count_rollouts_by_status(tmp_path: Path) -> None:
 
 
 def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path: Path) -> None:
-    more = ["--report", "c.html", "--json"]
+    more = ["--split", "val", "--report", "c.html", "--json"]
     data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), *more))
     page = (tmp_path / "c.html").read_text()
     assert "<h1>Comparison of p.py:half and p.py:whole</h1>" in page

@@ -9,6 +9,7 @@ from assay.api.compare import CompareReport
 from assay.api.compile import CompileReport
 from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
+from assay.datasets.rows import near_notes
 from assay.errors import StoreError
 from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.sft import SFTReport
@@ -60,7 +61,7 @@ def write_compile_page(
     ]  # fmt: skip
     return write_report(
         path, "report_compile.html", title=f"Compile of {_short(report.config.program)}", facts=facts, page=page,
-        run_id=report.run_id, notes=list(map(words, data["notes"])),
+        run_id=report.run_id, notes=_notes(data, words),
     )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def write_evaluation_page(
     ]  # fmt: skip
     return write_report(
         path, "report_evaluate.html", title=f"Evaluation of {_short(program)}", facts=facts, scores=scores,
-        notes=list(map(words, [*data["alarms"], *data["notes"]])),
+        notes=_notes(data, words),
     )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def write_compare_page(
     names = " and ".join(map(_short, report.names))
     return write_report(
         path, "report_compare.html", title=f"Comparison of {names}", facts=facts, sides=sides,
-        notes=list(map(words, data["notes"])),
+        notes=_notes(data, words),
     )  # fmt: skip
 
 
@@ -213,6 +214,11 @@ def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _stopped(data: Mapping[str, Any], words: Words) -> list[tuple[str, str]]:
     return [("Stopped early", words(str(data["stopped"])))] if data["stopped"] else []
+
+
+def _notes(data: Mapping[str, Any], words: Words) -> list[str]:
+    """What limits the result, as the command prints it."""
+    return [words(note) for note in (*data.get("alarms", ()), *data["notes"], *near_notes(data["data"]))]
 
 
 def _opened(data: Mapping[str, Any]) -> list[tuple[str, str]]:
