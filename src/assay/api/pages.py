@@ -22,6 +22,7 @@ from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.trained import compared_runs, trained_tasks
 from assay.reports.training import write_sft, write_training
 from assay.sources.artifact_files import read_json, read_manifest
+from assay.support.numbers import calls_text
 from assay.traces import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.listing import run_folder
@@ -208,7 +209,7 @@ def _short(program: str) -> str:
 
 
 def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    text = f"{data['calls']:,} LM calls, {data['cached']:,} more from the cache; {data['tokens']:,} tokens"
+    text = f"LM calls: {calls_text(data['calls'], data['cached'])}; {data['tokens']:,} tokens"
     return [("Cost", f"{text}; {cost_words(data['cost_usd'])}")]
 
 
