@@ -73,6 +73,8 @@ def test_a_version_goes_from_registration_to_production_and_back(agent: Path) ->
     assert run("deploy", "advance", "support")["rule"] == "success"
     assert run("deploy", "promote", "support", "--reason", "enough")["status"] == "promoted"
     assert "support@2" in text("registry", "show", "support")
+    shown = text("registry", "show", "support@1")
+    assert not any(mark in shown for mark in "{}[]"), shown
     assert run("deploy", "rollback", "support", "--reason", "complaints")["status"] == "rolled_back"
     assert "last decision (order): complaints" in text("deploy", "status", "support")
     rules = [row["rule"] for row in run("deploy", "history", "support")["decisions"]]

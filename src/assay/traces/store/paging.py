@@ -17,6 +17,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import tables as schema
+from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.reads import StoreReads
 from assay.traces.store.rows import clean, rollout_of, transition_of
 
@@ -369,8 +370,8 @@ def calls_from(store: StoreReads, rollout_id: str, first: int = 0, *, limit: int
         sa.func.count(),
         sa.func.sum(steps.c.prompt_tokens),
         sa.func.sum(steps.c.completion_tokens),
-        sa.func.sum(schema.PAID),
-        sa.func.sum(schema.UNPRICED),
+        sa.func.sum(PAID),
+        sa.func.sum(UNPRICED),
     ).where(own)
     with store.engine.connect() as connection:
         calls = [transition_of(row) for row in connection.execute(query).mappings()]

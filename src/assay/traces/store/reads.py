@@ -15,6 +15,7 @@ from assay.traces.missed import Unrecorded
 from assay.traces.records import Rollout, of_tenant
 from assay.traces.store import counts
 from assay.traces.store import tables as schema
+from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.rows import rollout_of, transition_of
 
 __all__ = ["QUESTION", "Forgotten", "StoreReads"]
@@ -109,8 +110,8 @@ class StoreReads:
                 sa.func.sum(uncached),
                 sa.func.sum(uncached * sa.func.coalesce(t.c.prompt_tokens, 0)),
                 sa.func.sum(uncached * sa.func.coalesce(t.c.completion_tokens, 0)),
-                sa.func.sum(schema.PAID),
-                sa.func.sum(schema.UNPRICED),
+                sa.func.sum(PAID),
+                sa.func.sum(UNPRICED),
             )
             .select_from(t.join(r, r.c.id == t.c.rollout_id))
             .where(r.c.run_id == run_id)

@@ -5,28 +5,13 @@ A store is refused if it was created from other definitions than these (`assay.t
 
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    case,
-    func,
-    or_,
-)
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.types import UserDefinedType
 
 __all__ = [
-    "CONTENT", "PAID", "UNPRICED", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions",
-    "deployments", "documents", "facts", "forgotten", "known_tasks", "labels", "loop_steps", "loops", "made_from",
-    "meta", "metadata", "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
+    "CONTENT", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments", "documents",
+    "facts", "forgotten", "known_tasks", "labels", "loop_steps", "loops", "made_from", "meta", "metadata",
+    "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
 ]  # fmt: skip
 
 CONTENT = 1  # raise it if a column's content changes and its definition does not: older stores are then refused
@@ -138,10 +123,6 @@ transitions = Table(
     Index("transitions_usage", "rollout_id", "cached", "prompt_tokens", "completion_tokens", "cost_usd"),
 )
 _failed = transitions.c.error.is_not(None)
-_cost = transitions.c.cost_usd
-# What a call cost, and 1 where that is not known. Cached answers cost nothing, and a failed call has no price.
-PAID = case((transitions.c.cached, 0.0), else_=func.coalesce(_cost, 0.0))
-UNPRICED = case((or_(transitions.c.cached, _cost.is_not(None), _failed), 0), else_=1)
 Index("rollouts_by_prefix", rollouts.c.id, postgresql_ops={"id": "varchar_pattern_ops"}).ddl_if(dialect="postgresql")
 Index("transitions_failed", transitions.c.rollout_id, sqlite_where=_failed, postgresql_where=_failed)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from assay.traces.store import tables as schema
+from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.reads import StoreReads
 
 __all__ = ["PhaseUsage", "usage_of_phases"]
@@ -33,7 +34,7 @@ def usage_of_phases(store: StoreReads, run_id: str) -> list[PhaseUsage]:
     query = (
         sa.select(
             *columns, sa.func.count(), sa.func.sum(sa.case((steps.c.cached, 1), else_=0)), sa.func.sum(tokens),
-            sa.func.sum(schema.PAID), sa.func.sum(schema.UNPRICED),
+            sa.func.sum(PAID), sa.func.sum(UNPRICED),
         )
         .select_from(rollouts.join(steps, steps.c.rollout_id == rollouts.c.id))
         .where(rollouts.c.run_id == run_id)
