@@ -16,6 +16,7 @@ from assay.evaluation.sequential import (
     POWER,
     SequentialTest,
     detectable_difference,
+    fewest_to_accept,
     spread_of,
     tasks_needed,
 )
@@ -152,7 +153,8 @@ def what_would_decide(before: Evaluation, after: Evaluation, split: str) -> str:
         return f"no task of {split} was scored for both, so nothing is known of a gain"
     tasks, mean = len(differences), fmean(differences)
     spread = max(LEAST_SPREAD, spread_of(differences))
-    if mean > 0 and (needed := tasks_needed(mean, spread=spread)) > tasks:
+    if mean > 0:
+        needed = max(tasks + 1, fewest_to_accept(), tasks_needed(mean, spread=spread))
         return (
             f"the gain of {signed(mean)} on {counted(tasks, split + ' tasks')} is not shown: if it is real, "
             f"{needed:,} tasks show it with {POWER:.0%} power, {needed - tasks:,} more than these"
