@@ -390,3 +390,11 @@ def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:
         (own_folder / f"{number}.yaml").write_text(text)
         assert load_judge(f"{number}.yaml").labels == ("negative", "neutral", "positive")
     assert len(blocks) == 3
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.stem)
+def test_admonitions_are_rendered_as_boxes(page: Path) -> None:
+    markdown = pytest.importorskip("markdown")
+    text = page.read_text(encoding="utf-8")
+    html = markdown.markdown(text, extensions=["admonition", "fenced_code"])
+    assert html.count('<div class="admonition') == len(re.findall(r"^!!! ", text, re.MULTILINE))

@@ -25,7 +25,7 @@ def test_a_comparison_stays_below_its_caps_and_resumes_with_higher_ones(
     def compared(**more: Any) -> dict[str, Any]:
         return assay.compare(
             "p.py:p", "p.py:q", rubric="r.yaml", data="d.jsonl", lm=lm, preflight=False, threads=1,
-            prompt_format="json", **more,
+            prompt_format="json", split="val", **more,
         ).to_dict()  # fmt: skip
 
     stopped = compared(max_calls=21)

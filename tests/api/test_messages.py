@@ -301,7 +301,7 @@ def test_a_note_on_a_setting_without_effect_is_in_a_comparison_once(place: Path)
     values = assay.project_settings("compare")
     report = assay.compare("triage.py", "other.py", rubric="r.yaml", data=ROWS, lm=lm(), **values)
     assert sum("judge_model='openai/of-file' has no effect" in note for note in report.to_dict()["notes"]) == 1
-    assert re.search(r"\(split=val, a=\d\.\d+ .*, b=\d\.\d+ .*, gain=[+-]?\d\.\d+", repr(report)), repr(report)
+    assert re.search(r"\(split=gate, a=\d\.\d+ .*, b=\d\.\d+ .*, gain=[+-]?\d\.\d+", repr(report)), repr(report)
 
 
 @pytest.mark.parametrize(

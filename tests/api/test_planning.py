@@ -119,6 +119,27 @@ def test_repeated_and_contradicting_rows_are_named_with_and_without_dry_run(plac
     assert any("data.jsonl:102 " in note for note in report.notes)
 
 
+@pytest.mark.parametrize(
+    ("check", "others", "contradictions"),
+    [
+        ("exact", ["OTHER", "Other ", "other"], 0),
+        ("fields_match", ["OTHER", "else"], 1),
+        ("exact, with: {case: true}", ["OTHER", "other"], 1),
+        ("contains, with: {text: other}", ["OTHER", "other"], 1),  # it compares no expected value
+        ("exact", [3, "3.0"], 2),
+    ],
+)
+def test_rows_contradict_each_other_only_where_the_check_tells_them_apart(
+    place: Path, check: str, others: list[Any], contradictions: int
+) -> None:
+    (place / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: right, check: {check}}}\n")
+    rows = [{"question": f"What is {at}?", "answer": "other"} for at in range(30)]
+    rows += [{"question": "What is 5?", "answer": other} for other in others]
+    lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
+    report = assay.evaluate("mine.py:Mine", rubric="r.yaml", data=rows, lm=lm, prompt_format="json", sizes={"val": 2})
+    assert report.to_dict()["data"]["repeated"]["contradictions"] == contradictions
+
+
 def test_improve_estimate_includes_training_calls(place: Path) -> None:
     words = [
         "improve",

@@ -78,7 +78,7 @@ def test_the_page_of_a_compile_is_rounded() -> None:
     assert "| right | 33 % | 33 % |" in text
     assert "| tasks of type b | – | – |" in text
     assert "+0.333, 95 % [-0.100, +0.700], 12 tasks" in text
-    assert "1,234 LM calls" in text
+    assert "LM calls: 1,234" in text
     assert "3333" not in text
 
 
@@ -115,7 +115,7 @@ def test_names_of_task_types_are_no_markup() -> None:
     assert "| tasks of type &lt;img src=x>[U+202E] | 0.250 | 0.250 |" in text
 
 
-@pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("–", "–")), ((0.0, 0.5), ("$0.0000", "$0.5000"))])
+@pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("unknown", "unknown")), ((0.0, 0.5), ("$0", "$0.5000"))])
 def test_costs_are_compared_if_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
     (row,) = [
         row for row in compile_command.table_rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"
@@ -154,7 +154,7 @@ def test_calls_and_progress_are_stated_in_words(monkeypatch: pytest.MonkeyPatch,
     evaluate_command.print_result("p", data)
     printed = capsys.readouterr().out
     assert "p on val, 1 task finished" in printed
-    assert re.search(r"LM calls, with the preflight's +│ 3 \(1,234 more from the cache\)", printed)
+    assert re.search(r"LM calls, with the preflight's +│ 3 \(1,234 more answered by equal calls\)", printed)
     monkeypatch.setattr("assay.cli.shared.PROGRESS_LINE_EVERY_S", 0)
     with Console().bar("tasks", 3) as advance:
         advance(1), advance(1), advance(1)
@@ -228,13 +228,13 @@ def test_stats_name_units_and_count_rollouts_by_status(tmp_path: Path) -> None:
         "val 3",
         "1, mean score 0.333",
     )
-    assert (counts["failed"], counts["unrecorded"], counts["cost"]) == ("0", "0 LM calls", "$0.0000")
+    assert (counts["failed"], counts["unrecorded"], counts["cost"]) == ("0", "0 LM calls", "$0")
     assert counts["prompt tokens"] == "0 (calls from the cache included)"
     assert json.loads(invoked("traces", "stats", "--run", "r", "--json"))["statuses"] == {"done": 1, "error": 2}
 
 
 def test_compare_pairs_two_programs_by_task_and_lists_runs_and_rollouts(tmp_path: Path) -> None:
-    more = ["--report", "c.html", "--json"]
+    more = ["--split", "val", "--report", "c.html", "--json"]
     data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), *more))
     page = (tmp_path / "c.html").read_text()
     assert "<h1>Comparison of p.py:half and p.py:whole</h1>" in page

@@ -13,6 +13,8 @@ from assay.cli import improve, train
 from assay.cli.main import group
 from assay.datasets.rows import NO_ROWS
 from assay.testing.serving import chat_completion, served
+from assay.traces import Store
+from assay.web.compare import compare_view
 
 PROGRAM = """import dspy
 
@@ -93,6 +95,19 @@ def test_compare_reports_openings_of_the_test_split(flags: list[str]) -> None:
     assert opened("2 times") + " (2 times by this job)" in " ".join(invoked(*sides, "--split", "test").split())
     assert json.loads(invoked(*sides, "--split", "test", "--json"))["test_openings"] == {"this_job": 2, "this_store": 4}
     assert json.loads(invoked(*sides, "--split", "val", "--json"))["test_openings"] is None
+
+
+def test_compare_decides_on_the_gate_split_and_the_page_shows_what_limits_it(flags: list[str]) -> None:
+    sides = ["compare", "mine.py:Mine", "mine.py:Other", *flags, "--json"]
+    by_default = json.loads(invoked(*sides))
+    assert (by_default["split"], by_default["test_openings"]) == ("gate", None)
+    data = json.loads(invoked(*sides, "--split", "test"))
+    runs = json.loads(invoked("runs", "list", "--json"))["runs"]
+    with Store() as store:
+        page = compare_view(store, {"a": runs[1]["id"], "b": runs[0]["id"]})
+    shown = [side["notes"] for side in page.values["sides"]]
+    assert [notes[:-1] for notes in shown] == [data["notes"], data["notes"]]
+    assert [notes[-1].count("has been opened") for notes in shown] == [1, 1]
 
 
 SIDE = {

@@ -7,11 +7,14 @@ from production import artifact
 
 import assay
 from assay.api.deploy.replay import replay
+from assay.api.deploy.status import advance_deployment
 from assay.deployment.decisions import advance
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step
+from assay.errors import DeploymentError
 from assay.programs.toolbox import function_tool
 from assay.rubrics import Criterion, Rubric
+from assay.rubrics.checks import exact
 from assay.traces import Store
 from assay.traces.records import ToolCall
 from assay.traces.replaying import NotInRecording, RecordedToolError, ToolReplay, has_side_effects
@@ -46,6 +49,27 @@ def test_a_replay_runs_no_tool_with_side_effects(own_folder: Path) -> None:
         pairs = deployments.shadow(deployment.id, PLAN.metrics[0])
         assert (list(pairs.differences), pairs.missing) == ([0.0, 0.0], 1)  # jam was not ordered before
         assert advance(deployments, deployment.id, now=2e9).action == "next"  # one of three is below max_missing
+
+
+def test_rollouts_that_nothing_could_score_are_counted_apart_from_missing_ones(own_folder: Path) -> None:
+    compares = Rubric("exact", [Criterion(name="exact", weight=1, check=exact)])
+    with Store() as store:
+        deployments = Deployments(store.engine)
+        for name in ("one", "two"):
+            deployments.registry.register("shop", artifact(own_folder / name, ORDERS.replace("{item}", "'tea'")))
+        deployments.registry.set_alias("shop@1", "champion")
+        deployment = deployments.start("shop@2", PLAN)
+        production = assay.deployed("shop", rubric=compares)
+        for question in "01234567":
+            production(question=question)
+        production.store.flush()
+        with pytest.raises(DeploymentError, match=r"\b3\b.* 0 scored and 8 unscored .*expected="):
+            advance_deployment(deployment.id)
+        for question in "01":
+            production(question=question, expected={"answer": "ordered tea"})
+        production.store.flush()
+        with pytest.raises(DeploymentError, match=r"\b3\b.* 2 scored and 8 unscored .*expected="):
+            advance_deployment(deployment.id)
 
 
 def test_a_recorded_call_answers_one_call_with_the_same_arguments() -> None:

@@ -56,7 +56,8 @@ def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tm
 def test_teleprompter_is_loaded_by_class_path(tmp_path: Path, name: str) -> None:
     report = compile_it(f"dspy.teleprompt:{name}", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
     why = ("no candidate beat the plain program on val", "only the plain program was proposed")
-    assert report.to_dict()["notes"] in ([], *([f"{reason}; it is unchanged"] for reason in why))
+    notes = [note for note in report.to_dict()["notes"] if "power" not in note]  # what would decide it
+    assert notes in ([], *([f"{reason}; it is unchanged"] for reason in why))
 
 
 @pytest.mark.parametrize("wrong", ["bootstrp", "no.module:X", "dspy:Nothing"])

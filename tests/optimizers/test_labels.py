@@ -86,7 +86,7 @@ def test_conversation_ends_at_the_last_assistant_turn_and_requires_one(tmp_path:
     )
     (row,) = read_sft(path, min_quality=0.8, eval_fraction=0.0, seed=0).train
     assert (row["prompt"], row["completion"], row["whole"]) == (TALK[:4], TALK[4:], True)
-    with pytest.raises(DataError, match="line 1: 'messages' must have an assistant's answer"):
+    with pytest.raises(DataError, match=r"e\.jsonl:1: 'messages' must have an assistant's answer"):
         read_sft(
             conversations(tmp_path / "e.jsonl", {"messages": TALK[:2]}), min_quality=0.8, eval_fraction=0.0, seed=0
         )
@@ -105,6 +105,39 @@ def test_conversation_ends_at_the_last_assistant_turn_and_requires_one(tmp_path:
 def test_data_without_trainable_rows_is_refused_with_a_remedy(tmp_path: Path, rows: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=f"{re.escape(message)}$"):
         read_sft(conversations(tmp_path / "d.jsonl", *rows), min_quality=0.8, eval_fraction=0.0, seed=0)
+
+
+def test_answers_of_weight_0_have_no_loss(tokenizer: Any, tmp_path: Path) -> None:
+    def weighted(*weights: int) -> dict[str, Any]:
+        return {
+            "messages": [{**message, "weight": weight} for message, weight in zip(TALK, (0, 0, *weights), strict=True)]
+        }
+
+    path = conversations(tmp_path / "d.jsonl", weighted(0, 0, 1), weighted(1, 0, 0), weighted(0, 0, 0))
+    data = read_sft(path, min_quality=0.8, eval_fraction=0.0, seed=0)
+    assert (data.left_out.total(), [len(row["prompt"]) for row in data.train]) == (1, [4, 2])
+    policy = Policy("m", None, tokenizer, None)
+    rows = fitting_rows(data.train, policy, 1000, data.left_out)
+    assert [trained(row, tokenizer) for row in rows] == [[" It is.</s>"], [" The answer is 3.</s>"]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [*TALK[:2], {**TALK[2], "weight": 0.5}]},
+        {"messages": [*TALK[:2], {**TALK[2], "weight": "0"}]},
+        {"prompt": TALK[:2], "completion": [{**TALK[2], "weight": 0}, TALK[4]]},
+        {"messages": TALK, "functions": [{"name": "add"}]},
+        {"messages": [*TALK[:2], {"role": "assistant", "function_call": {"name": "add", "arguments": "{}"}}, TALK[4]]},
+        {"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]},
+        {"instruction": "Add.", "input": "1 2", "output": "3"},
+        {"prompt": TALK[:2], "chosen": TALK[2:3], "rejected": TALK[4:]},
+    ],
+)
+def test_rows_in_other_forms_are_refused_rather_than_read_in_part(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = conversations(tmp_path / "d.jsonl", {"messages": TALK}, row)
+    with pytest.raises(DataError, match=r"d\.jsonl:2: "):
+        read_sft(path, min_quality=0.8, eval_fraction=0.0, seed=0)
 
 
 @pytest.mark.slow

@@ -73,8 +73,8 @@ def test_rejected_rows_are_excluded_and_counted(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         ([], "it is empty"),
-        (["{"], "line 1 is not JSON"),
-        ([row(1), "[]"], "line 2: 'prompt' must be a list of messages"),
+        (["{"], "d.jsonl:1: not JSON"),
+        ([row(1), "[]"], "d.jsonl:2: expected a JSON object"),
         ([{"prompt": "text", "completion": "text"}], "'prompt' must be a list of messages"),
         ([row(1, completion=[])], "'completion' must be a list"),
         ([row(1, quality=0.1)], "below the quality of 0.8"),
@@ -86,7 +86,7 @@ def test_invalid_training_data_is_refused(tmp_path: Path, rows: list[Any], messa
 
 
 def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="no such file"):
         read_sft(tmp_path / "none.jsonl", min_quality=0.8, eval_fraction=0.1, seed=0)
     with pytest.raises(DataError, match="has no manifest"):
         read_sft(tmp_path, min_quality=0.8, eval_fraction=0.1, seed=0)
@@ -353,3 +353,37 @@ def test_spellings_of_a_held_out_task_are_held_out(tmp_path: Path) -> None:
     )
     assert not train & held_out
     assert (data.tasks, len(data.held_out)) == (20, 8)
+
+
+@pytest.mark.parametrize("categories", [["math", "code"], [f"kind {at}" for at in range(40)]])
+def test_column_task_of_other_files_holds_out_no_category(tmp_path: Path, categories: list[str]) -> None:
+    rows = [row(at, task=categories[at % len(categories)]) for at in range(200)]
+    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
+    assert (data.tasks, data.held_out_tasks, len(data.held_out), data.unused_ids) == (200, 20, 20, len(categories))
+    learned = {rows[int(part["prompt"][0]["content"].split()[3])]["task"] for part in data.train}
+    assert learned == set(categories)
+
+
+def test_prompts_of_one_exported_task_are_held_out_together(tmp_path: Path) -> None:
+    rows = [row(at, task=f"t{at // 4}", rollout=f"r{at // 4}", t=at % 4) for at in range(80)]
+    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
+    assert (data.tasks, data.held_out_tasks, len(data.held_out), data.unused_ids) == (20, 2, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "text"),
+    [
+        ("d.jsonl", "utf-8-sig", "{0}\n{1}\n"),
+        ("d.jsonl", "utf-16", "{0}\n{1}\n"),
+        ("d.jsonl", "utf-8", "\r\n{0}\r\n\r\n{1}\r\n"),
+        ("d.json", "utf-8-sig", "[{0},\n{1}]"),
+        ("d", "utf-8", "{0}\n{1}"),
+    ],
+)
+def test_training_files_are_read_as_other_data_files(tmp_path: Path, name: str, encoding: str, text: str) -> None:
+    path, question = tmp_path / name, [{"role": "user", "content": "Größe\u2028?"}]
+    path.write_bytes(
+        text.format(json.dumps(row(1, prompt=question), ensure_ascii=False), json.dumps(row(2))).encode(encoding)
+    )
+    data = read_sft(path, min_quality=0.8, eval_fraction=0, seed=0)
+    assert [part["prompt"] for part in data.train] == [question, row(2)["prompt"]]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from assay.reports.texts import Budget, iso, moment, preview, price, readable, seconds, setting_texts
+from assay.reports.texts import Budget, iso, moment, preview, readable, seconds, setting_texts
+from assay.support.numbers import price
 from assay.web.rendering import link
 
 

@@ -286,6 +286,83 @@ def test_whole_conversations_are_trained_on_the_assistants_text(store: Store) ->
     assert "assistant_only_loss" not in (Path("calls") / "sft.yaml").read_text()
 
 
+def test_whole_conversations_are_refused_where_trl_cannot_find_the_assistants_text(
+    store: Store, tmp_path: Path
+) -> None:
+    add_rollout(store, agent("1 + 2?"))
+    rewrites = ChatTemplate(  # earlier turns, once others follow
+        "{% for m in messages %}{{ m.role }}{% if not loop.last %}!{% endif %}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
+        "test",
+    )
+    for at, template in enumerate((NATIVE, rewrites)):
+        with pytest.raises(UngatedExport):
+            exported(store, "sft", f"out{at}", model=str(folder_of(template, tmp_path / f"m{at}")), whole=True)
+        assert not Path(f"out{at}").exists()
+    marks = NATIVE.text.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    model = str(folder_of(ChatTemplate(marks, "test"), tmp_path / "marked"))
+    assert len(exported(store, "sft", "marked-rows", model=model, whole=True)[0]) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_whole_conversations_are_exported_for_templates_that_trl_knows(store: Store, tmp_path: Path, name: str) -> None:
+    trl = pytest.importorskip("trl")
+    text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    add_rollout(store, agent("1 + 2?"))
+    model = str(folder_of(ChatTemplate(text, name), tmp_path / "model"))
+    assert len(exported(store, "sft", model=model, whole=True)[0]) == 1
+
+
+SPELLED = '{"b":2,"a":1e0}'
+
+
+def spelled_agent() -> list[Transition]:
+    turns = agent("1 + 2?")
+    call = turns[0].response["body"]["choices"][0]["message"]["tool_calls"][0]  # type: ignore[index]
+    call["function"]["arguments"] = SPELLED
+    turns[1].request["body"]["messages"][2]["tool_calls"][0]["function"]["arguments"] = SPELLED
+    return turns
+
+
+@pytest.mark.parametrize("tools", ["auto", "text"])
+def test_tool_calls_keep_the_spelling_of_the_model(store: Store, tmp_path: Path, tools: str) -> None:
+    add_rollout(store, spelled_agent())
+    (first, second), _ = exported(store, "sft", tools=tools)
+    call = f'<tool_call>\n{{"name": "add", "arguments": {SPELLED}}}\n</tool_call>'
+    assert first["completion"][0]["content"] == second["prompt"][2]["content"] == call
+
+
+def test_a_template_that_renders_texts_gets_the_spelling_and_others_objects(store: Store, tmp_path: Path) -> None:
+    texts = ChatTemplate(
+        NATIVE.text.replace(
+            "c.function.arguments | tojson",
+            "c.function.arguments if c.function.arguments is string else (c.function.arguments | tojson)",
+        ),
+        "test",
+    )
+    add_rollout(store, spelled_agent())
+    for name, template, arguments in (("texts", texts, SPELLED), ("objects", NATIVE, {"a": 1.0, "b": 2})):
+        rows, _ = exported(
+            store, "sft", f"{name}-rows", model=str(folder_of(template, tmp_path / name)), tools="native"
+        )
+        assert rows[0]["completion"][0]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_one_answer_never_has_both_labels(store: Store) -> None:
+    for score in (1.0, 0.0, 1.0):
+        add_rollout(store, agent("1 + 2?", prefix=f"c{score}"), score=score)  # the ids of the calls differ
+    add_rollout(store, agent("1 + 2?", a=9, b=9), score=0.0)
+    add_rollout(store, agent("1 + 2?", a=9, b=9), score=0.0, group_id="another")
+    add_rollout(store, agent("1 + 2?", a=9, b=9), score=1.0, group_id="last")
+    rows, manifest = exported(store, "preferences", unpaired=True)
+    labels: dict[str, set[bool]] = {}
+    for row in rows:
+        labels.setdefault(json.dumps([row["prompt"], row["completion"]]), set()).add(row["label"])
+    assert labels
+    assert all(len(found) == 1 for found in labels.values())
+    assert sum(manifest["left_out"].values()) == 12 - len(rows)
+
+
 # -- templates
 
 

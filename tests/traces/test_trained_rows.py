@@ -96,9 +96,6 @@ def trained(folder: Path, command: str, model: Path, *flags: str) -> str:
         str(model),
         "--max_steps",
         "2",
-        "--use_cpu",
-        "--bf16",
-        "false",
         *flags,
     ]
     arguments += ["--gradient_accumulation_steps", "1", "--use_peft", "false", "--per_device_train_batch_size", "4"]

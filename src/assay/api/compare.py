@@ -70,7 +70,7 @@ def compare(
     store: str | Path | None = None,
     resume: bool = False, progress: Progress | None = None, **options: Unpack[CompareOptions],
 ) -> CompareReport:  # fmt: skip
-    """Scores two programs or artifacts on the same tasks and compares them task by task.
+    """Scores two programs or artifacts on the same tasks and compares them task by task, by default those of `gate`.
 
     Args:
         a: baseline, as in `evaluate`. Without `model` and `lm`, an artifact runs with the model that it was measured
@@ -86,7 +86,7 @@ def compare(
     sides = [settings, settings]
     lm = resolve_lm(lm, settings)
     # a wrong type is named before the programs are loaded, whose own errors would hide it
-    CompareSettings(program="a", rubric="rubric", data="data", **settings)
+    settings["split"] = CompareSettings(program="a", rubric="rubric", data="data", **settings).split
     if lm is None and settings.get("model") is None:
         artifacts = [
             side_program

@@ -127,7 +127,8 @@ def evaluate(
                 job.store.flush()
             file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
             corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
-        shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms)}
+        openings = job.openings.to_dict() if job.openings else None
+        shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms), "test_openings": openings}
         FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.not_stored, alarms,

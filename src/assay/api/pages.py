@@ -9,6 +9,7 @@ from assay.api.compare import CompareReport
 from assay.api.compile import CompileReport
 from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
+from assay.datasets.rows import near_notes
 from assay.errors import StoreError
 from assay.optimizers.finetuning.policy_report import PolicyReport
 from assay.optimizers.finetuning.sft import SFTReport
@@ -21,6 +22,7 @@ from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.trained import compared_runs, trained_tasks
 from assay.reports.training import write_sft, write_training
 from assay.sources.artifact_files import read_json, read_manifest
+from assay.support.numbers import calls_text
 from assay.traces import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.listing import run_folder
@@ -60,7 +62,7 @@ def write_compile_page(
     ]  # fmt: skip
     return write_report(
         path, "report_compile.html", title=f"Compile of {_short(report.config.program)}", facts=facts, page=page,
-        run_id=report.run_id, notes=list(map(words, data["notes"])),
+        run_id=report.run_id, notes=_notes(data, words),
     )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def write_evaluation_page(
     ]  # fmt: skip
     return write_report(
         path, "report_evaluate.html", title=f"Evaluation of {_short(program)}", facts=facts, scores=scores,
-        notes=list(map(words, [*data["alarms"], *data["notes"]])),
+        notes=_notes(data, words),
     )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def write_compare_page(
     names = " and ".join(map(_short, report.names))
     return write_report(
         path, "report_compare.html", title=f"Comparison of {names}", facts=facts, sides=sides,
-        notes=list(map(words, data["notes"])),
+        notes=_notes(data, words),
     )  # fmt: skip
 
 
@@ -207,12 +209,17 @@ def _short(program: str) -> str:
 
 
 def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    text = f"{data['calls']:,} LM calls, {data['cached']:,} more from the cache; {data['tokens']:,} tokens"
+    text = f"LM calls: {calls_text(data['calls'], data['cached'])}; {data['tokens']:,} tokens"
     return [("Cost", f"{text}; {cost_words(data['cost_usd'])}")]
 
 
 def _stopped(data: Mapping[str, Any], words: Words) -> list[tuple[str, str]]:
     return [("Stopped early", words(str(data["stopped"])))] if data["stopped"] else []
+
+
+def _notes(data: Mapping[str, Any], words: Words) -> list[str]:
+    """What limits the result, as the command prints it."""
+    return [words(note) for note in (*data.get("alarms", ()), *data["notes"], *near_notes(data["data"]))]
 
 
 def _opened(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -17,10 +17,10 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import calls_made, curriculum_lines
+from assay.cli.wording import curriculum_lines
 from assay.datasets.rows import near_notes
-from assay.reports.markdown import dollars
 from assay.runs.settings import CollectSettings
+from assay.support.numbers import calls_text, price
 from assay.support.terminal import rich_console
 
 __all__ = ["command"]
@@ -81,8 +81,8 @@ def _show(program: str, data: dict[str, Any]) -> None:
     table.add_row("rollouts, from earlier runs", f"{data['rollouts']}, {data['kept_from_before']}")
     table.add_row("tasks, groups with nonzero variance", f"{data['tasks']}, {data['groups_with_spread']}")
     table.add_row("mean score", "–" if result["score"] is None else f"{result['score']:.3f}")
-    table.add_row("LM calls", calls_made(data))
-    table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
+    table.add_row("LM calls", calls_text(data["calls"], data["cached"]))
+    table.add_row("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}")
     rich.print(table)
     warn_of_failures(rich, result, is_error=True)
     warn_of_gaps(rich, data)

@@ -19,9 +19,9 @@ from assay.cli.shared import (
 )
 from assay.cli.wording import in_flags
 from assay.datasets.rows import near_notes
-from assay.reports.markdown import cost_words, dollars
+from assay.reports.markdown import cost_words
 from assay.runs.settings import CompileSettings
-from assay.support.numbers import figure, signed
+from assay.support.numbers import calls_text, figure, price, signed
 from assay.support.terminal import rich_console
 
 __all__ = ["command", "print_report", "table_rows"]
@@ -98,9 +98,8 @@ def print_report(data: dict[str, Any]) -> None:
         f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else ""
     )
     rich.print(
-        f"winner: {data['winner']}; {data['calls']} LM calls ({data['search_calls']} searching, "
-        f"{data['cached']} more from the cache), "
-        f"{data['tokens']:,} tokens, {cost}",
+        f"winner: {data['winner']}; LM calls: {calls_text(data['calls'], data['cached'])}, "
+        f"{data['search_calls']:,} of them searching; {data['tokens']:,} tokens, {cost}",
     )  # fmt: skip
     warn_of_gaps(rich, data)
     for note in [
@@ -131,7 +130,7 @@ def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     unpriced = any(
         side["cost_usd"] is None for side in sides
     )  # then a side that came from the cache has no cost to compare with either
-    yield "cost", *(dollars(None if unpriced else side["cost_usd"]) for side in sides), ""
+    yield "cost", *(price(None if unpriced else side["cost_usd"]) for side in sides), ""
 
 
 def _gain_line(gain: dict[str, Any]) -> str:

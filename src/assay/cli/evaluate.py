@@ -17,11 +17,10 @@ from assay.cli.shared import (
     warn_of_gaps,
 )
 from assay.cli.value_types import Number
-from assay.cli.wording import calls_made, in_flags, thinking_row
+from assay.cli.wording import in_flags, thinking_row
 from assay.datasets.rows import near_notes
-from assay.reports.markdown import dollars
 from assay.runs.settings import EvaluateSettings
-from assay.support.numbers import counted, figure
+from assay.support.numbers import calls_text, counted, figure, price
 from assay.support.terminal import echo, rich_console
 
 __all__ = ["command", "print_result"]
@@ -91,10 +90,10 @@ def print_result(program: str, data: dict[str, Any]) -> None:
     for row in tool_rows([result]):
         table.add_row(*row)
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
-    table.add_row("LM calls, with the preflight's", calls_made(data))
+    table.add_row("LM calls, with the preflight's", calls_text(data["calls"], data["cached"]))
     if (thinking := result["thinking"]) is not None:
         table.add_row("thinking tokens a run", thinking_row(thinking))
-    table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
+    table.add_row("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}")
     rich.print(table)
     for name, corrected in data["corrected"].items():
         text = (

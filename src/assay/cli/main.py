@@ -31,6 +31,7 @@ _COMMANDS = {
     "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
     "models": "List and fetch language models.",
     "registry": "Manage versions of agents, their aliases and feature flags.",
+    "rubric": "List what a rubric can use: the shipped checks with their arguments.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
     "runs": "List and inspect runs.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,12 +11,28 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, reason_option, store_option
 from assay.cli.shared import open_store, print_json
-from assay.reports.texts import readable
+from assay.reports.results import result_lines
+from assay.reports.texts import readable, setting_texts
 from assay.runs.settings import RegisterSettings, RouteSettings, SuiteSettings
+from assay.support.numbers import counted
 from assay.support.terminal import echo
-from assay.support.values import json_text
 
 __all__ = ["command"]
+
+
+_EVIDENCE = 40  # printed lines of it
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The values in nested objects and lists, each with its path; a list of plain values is one of them."""
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _leaves(part, f"{name} {key}".strip())
+    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        for number, part in enumerate(value, 1):
+            yield from _leaves(part, f"{name} {number}")
+    else:
+        yield from setting_texts({name: value})
 
 
 @click.group("registry")
@@ -76,7 +92,19 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
             echo(f"{name}: {data[name]}")
     if data["problem"] is not None:
         echo(f"note: {data['problem']}", err=True)
-    echo(f"evidence: {json_text(data['evidence'])[:2000]}")
+    if named := [alias for alias, number in data["aliases"].items() if number == data["number"]]:
+        echo(f"aliases: {', '.join(named)}")
+    evidence = dict(data["evidence"])
+    result = evidence.get("result")  # of an artifact; a person may have registered anything
+    lines = list(result_lines(result)) if isinstance(result, dict) else []
+    if lines:
+        del evidence["result"]
+    lines += [f"{name}: {text}" for name, text in _leaves(evidence)]
+    echo("evidence (--json has all figures):" if lines else "evidence: none")
+    for line in lines[:_EVIDENCE]:
+        echo(f"  {readable(line)[:200]}")
+    if len(lines) > _EVIDENCE:
+        echo(f"  and {counted(len(lines) - _EVIDENCE, 'more lines')}")
     for change in data["alias_history"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
         named = f"= {change['agent']}@{change['number']}" if change["number"] else "removed"

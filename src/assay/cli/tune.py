@@ -19,7 +19,7 @@ from assay.cli.wording import curriculum_lines, in_flags
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import ImpactSettings, TuneSettings
-from assay.support.numbers import counted, figure, signed
+from assay.support.numbers import calls_text, counted, figure, signed
 from assay.support.settings import settings_of
 from assay.support.terminal import rich_console
 
@@ -112,7 +112,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}")
     rich.print(
-        f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {cost_words(data['cost_usd'])}",
+        f"LM calls: {calls_text(data['calls'], data['cached'])}, {cost_words(data['cost_usd'])}",
     )
     rich.print(f"written: {data['page'] or data['folder']}", soft_wrap=True)
 
@@ -148,9 +148,8 @@ def print_report(data: dict[str, Any]) -> None:
     rich.print(
         f"{counted(data['trials'], unit)} ({data['pruned']} pruned, {data['failed']} failed), "
         f"{counted(data['task_runs'], 'task runs')}, "
-        f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {counted(data['calls'], 'LM calls')} "
-        f"({data['cached']:,} more from the cache), "
-        f"{cost_words(data['cost_usd'])}",
+        f"{100 * data['task_runs_saved']:.0f} % saved by pruning; "
+        f"LM calls: {calls_text(data['calls'], data['cached'])}, {cost_words(data['cost_usd'])}",
     )  # fmt: skip
     for line in curriculum_lines(data["curriculum"]):
         rich.print(line)

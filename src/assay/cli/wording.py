@@ -13,7 +13,7 @@ import click
 
 from assay.support.numbers import counted
 
-__all__ = ["calls_made", "curriculum_lines", "in_flags", "message_of", "thinking_row"]
+__all__ = ["curriculum_lines", "in_flags", "message_of", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
@@ -48,11 +48,6 @@ def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
             line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
         yield line
     yield f"order of the tasks: {report['path']}"
-
-
-def calls_made(data: Mapping[str, Any]) -> str:
-    """The LM calls of a report in one cell: those that were made, and those that the cache answered."""
-    return f"{data['calls']:,} ({data['cached']:,} more from the cache)"
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:

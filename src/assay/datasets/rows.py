@@ -3,7 +3,8 @@
 Nothing is left out because of it: every row is used.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from assay.support.numbers import counted
 __all__ = ["NO_ROWS", "ComparedRow", "MovedRow", "NearRow", "RepeatedRow", "RowFindings", "compare_rows", "near_notes"]
 
 _LISTED = 1_000  # rows that a report names, of each kind
-_SHOWN = 3  # rows that a sentence names
+_SHOWN = 10  # rows that a sentence names
 _EXAMPLES = 2
 
 
@@ -138,12 +139,15 @@ def _listed(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def compare_rows(rows: Sequence[ComparedRow], *, outputs: Collection[str] = ()) -> RowFindings:
+def compare_rows(
+    rows: Sequence[ComparedRow], *, outputs: Collection[str] = (), same: Callable[[Any, Any], bool] = operator.eq
+) -> RowFindings:
     """Compares the rows of a job with each other, in the order of the data.
 
     Args:
         outputs: the program's output fields. If the data has any of them, only these can contradict each other: a
             column such as a row number then makes no contradiction.
+        same: whether two expected outputs are the same to the checks.
     """
     relevant = {name for row in rows for name in row.outputs} & set(outputs)
     first: dict[str, ComparedRow] = {}
@@ -152,7 +156,7 @@ def compare_rows(rows: Sequence[ComparedRow], *, outputs: Collection[str] = ()) 
         twin = first.setdefault(row.key, row)
         if twin is not row:
             names = twin.outputs.keys() | row.outputs.keys()
-            differs = {name for name in names if twin.outputs.get(name) != row.outputs.get(name)}
+            differs = {name for name in names if not same(twin.outputs.get(name), row.outputs.get(name))}
             repeated.append(
                 RepeatedRow(row=row.row, first=twin.row, differs=sorted(differs & relevant if relevant else differs))
             )

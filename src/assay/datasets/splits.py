@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import itertools
 import json
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,9 +81,13 @@ class Splits:
     curriculum: Curriculum | None = None
     _unsealed: bool = False
 
-    def report(self) -> RowFindings:
-        """Repeated, contradicting and moved rows, and near-duplicates across splits."""
-        return compare_rows(self.used, outputs=self.outputs)
+    def report(self, *, same: Callable[[Any, Any], bool] = operator.eq) -> RowFindings:
+        """Repeated, contradicting and moved rows, and near-duplicates across splits.
+
+        Args:
+            same: whether two expected outputs are the same to the checks.
+        """
+        return compare_rows(self.used, outputs=self.outputs, same=same)
 
     @property
     def test(self) -> list[Task]:

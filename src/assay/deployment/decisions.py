@@ -13,6 +13,7 @@ from assay.deployment.assignment import CANDIDATE
 from assay.deployment.evidence import Arms
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.readings import (
+    SCORED_BY,
     Paired,
     Reading,
     beyond_limit,
@@ -228,15 +229,15 @@ def _unpaired(plan: Plan, readings: Sequence[Reading]) -> str | None:
             and metric.name != "human_rating"
             and lost > plan.max_missing * (lost + count)
         ):
-            hint = "" if count else "; a rubric scores the replays (assay deploy advance --rubric)"
+            hint = "" if count else f"; {SCORED_BY}"
             return f"in the replay: {reading.metric} has no value in {lost} of {lost + count} pairs{hint}"
     return None
 
 
 def _harm(metric: Metric, reading: Reading) -> str:
-    bound, word = metric.sign * reading.high, "at most" if metric.sign > 0 else "at least"
+    bound, word = metric.sign * reading.high, "upper" if metric.sign > 0 else "lower"
     return (
-        f"{metric.name}: candidate less champion is {signed(metric.sign * reading.gain)}, with confidence {word} "
+        f"{metric.name}: candidate less champion is {signed(metric.sign * reading.gain)}, {word} bound "
         f"{signed(bound)}{stated(reading.missing_by)} ({reading.counts.get(CANDIDATE, 0)} values of the candidate)"
     )
 
@@ -279,12 +280,12 @@ def _gain(plan: Plan, step: Step, state: State, made: _Maker, done: int, held: b
     ]
     won = [_has_gain(plan, state, metric, reading) for metric, reading in goals]
     fading = [
-        f"{metric.name} {signed(reading.newer)} (above {signed(reading.newer_low)})"
+        f"{metric.name} {signed(reading.newer)} (lower bound {signed(reading.newer_low)})"
         for metric, reading in goals
         if reading.newer < metric.needed(known_or_zero(reading.champion)) or reading.newer_low <= 0
     ]
     texts = ", ".join(
-        f"{metric.name} {signed(reading.gain)} (above {signed(reading.low)}{stated(reading.missing_by)})"
+        f"{metric.name} {signed(reading.gain)} (lower bound {signed(reading.low)}{stated(reading.missing_by)})"
         if math.isfinite(reading.gain)
         else f"{metric.name} not known of both arms in this step"
         for metric, reading in goals

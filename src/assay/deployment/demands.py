@@ -1,6 +1,7 @@
 """The parts of an artifact that need the user's trust: its code, addresses, and values that could weaken a limit.
 
-Does not store the trust: `assay.sources.trust` does.
+Does not store the trust: `assay.sources.trust` does. What artifacts may set is loaded, with DSPy, only for files of an
+artifact.
 """
 
 import re
@@ -8,14 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.deployment.allowed import (
-    refused_arguments,
-    refused_judge,
-    refused_settings,
-    refused_state,
-    refused_with,
-)
-from assay.deployment.asking import has_address, imported_types, places_in
 from assay.errors import ArtifactError, RubricError
 from assay.rubrics.yaml_files import MOST_BYTES, read_yaml
 from assay.sources import trust
@@ -38,6 +31,8 @@ def wants_trust(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
     Args:
         state: of its program.
     """
+    from assay.deployment.asking import has_address
+
     endpoint = (
         manifest.get("api_base") is not None
         or manifest.get("api_key_env") is not None
@@ -64,6 +59,9 @@ def demands_of_values(manifest: Mapping[str, Any], state: Mapping[str, Any], *, 
     Args:
         builds: whether the program is built from its name and arguments.
     """
+    from assay.deployment.allowed import refused_arguments, refused_settings, refused_state
+    from assay.deployment.asking import imported_types, places_in
+
     config, reasons = manifest.get("config") if builds else None, list[str]()
     if types := imported_types(config):
         named = ", ".join(types[:_MOST_NAMED])
@@ -118,6 +116,8 @@ def named_in(place: str, content: bytes) -> list[str]:
 
     Empty for other or unreadable files.
     """
+    from assay.deployment.allowed import refused_judge, refused_with
+
     if not place.lower().endswith((".yaml", ".yml")) or len(content) > MOST_BYTES:
         return []
     try:

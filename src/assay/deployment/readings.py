@@ -86,6 +86,11 @@ class Reading:
         }  # fmt: skip
 
 
+SCORED_BY = (
+    "score them with rubric=…; where its checks compare expected outputs, the calls of the agent need them (expected=…)"
+)
+
+
 def stated(missing_by: str) -> str:
     """What the bounds of a reading assume about missing values, for a sentence; empty if none are missing."""
     return {
@@ -292,7 +297,8 @@ def uncomparable(plan: Plan, metric: Metric, reading: Reading, arms: Arms) -> st
         ended = missing + reading.counts.get(arm, 0)
         shares[arm] = missing / ended if ended else 0.0
         if ended >= _LEAST_ROLLOUTS and shares[arm] > plan.max_missing:
-            return f"{reading.metric}: {shares[arm]:.0%} of the rollouts of the {arm} have no value"
+            hint = "" if reading.counts.get(arm, 0) else f"; {SCORED_BY}"
+            return f"{reading.metric}: {shares[arm]:.0%} of the rollouts of the {arm} have no value{hint}"
     if not any(reading.missing.values()):
         return None
     apart = difference(

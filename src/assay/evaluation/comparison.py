@@ -6,16 +6,25 @@ Does not choose between candidates: the optimizers do.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.evaluation import Evaluation, evaluate
-from assay.evaluation.sequential import SequentialTest
+from assay.evaluation.sequential import (
+    LEAST_SPREAD,
+    POWER,
+    SequentialTest,
+    detectable_difference,
+    fewest_to_accept,
+    spread_of,
+    tasks_needed,
+)
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import Gain, differences_of, paired_gain
-from assay.support.numbers import figure
+from assay.support.numbers import counted, figure, signed
 
-__all__ = ["Comparison", "compare", "ended_early", "gains_by_criterion", "losses_behind_gain"]
+__all__ = ["Comparison", "compare", "ended_early", "gains_by_criterion", "losses_behind_gain", "what_would_decide"]
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,29 @@ def ended_early(comparison: Comparison, split: str) -> str:
         "futile": "it can hardly become significant with the tasks that are left",
     }.get(comparison.ended)
     return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {reason}" if reason else ""
+
+
+def what_would_decide(before: Evaluation, after: Evaluation, split: str) -> str:
+    """A report line for a difference that is not shown: with how many tasks it would be, at its size and spread.
+
+    Where nothing was gained, the smallest gain that these tasks would have shown.
+    """
+    differences = list(differences_of(before.scores, after.scores))
+    if not differences:
+        return f"no task of {split} was scored for both, so nothing is known of a gain"
+    tasks, mean = len(differences), fmean(differences)
+    spread = max(LEAST_SPREAD, spread_of(differences))
+    if mean > 0:
+        needed = max(tasks + 1, fewest_to_accept(), tasks_needed(mean, spread=spread))
+        return (
+            f"the gain of {signed(mean)} on {counted(tasks, split + ' tasks')} is not shown: if it is real, "
+            f"{needed:,} tasks show it with {POWER:.0%} power, {needed - tasks:,} more than these"
+        )
+    least = detectable_difference(tasks, spread=spread)
+    return (
+        f"{counted(tasks, split + ' tasks')} show a gain of {figure(least)} or more with {POWER:.0%} power, and "
+        f"{signed(mean)} was seen: a smaller gain takes more tasks"
+    )
 
 
 def gains_by_criterion(before: Evaluation, after: Evaluation, *, level: float = 0.05) -> dict[str, Gain]:

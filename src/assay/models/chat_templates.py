@@ -4,6 +4,7 @@ Loads no weights and downloads nothing. A template is untrusted code by the mode
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from assay.models.registry import EMBEDDED, FILE_PREFIX, spec
 
 __all__ = ["ChatTemplate", "TemplateRefused", "find_template", "hub_name", "template_of_tokenizer"]
 
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as TRL finds it
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -34,7 +36,7 @@ class ChatTemplate:
     @property
     def marks_generation(self) -> bool:
         """Whether the template marks assistant text (`{% generation %}`), as a loss on assistant tokens alone needs."""
-        return "endgeneration" in self.text
+        return _GENERATION.search(self.text) is not None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generate: bool = False

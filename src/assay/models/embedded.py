@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from assay.errors import MissingExtra, ModelError
 from assay.models.alternatives import pruned_reply
-from assay.models.line_grammar import lines_grammar
+from assay.models.line_grammar import LINES, lines_grammar
 from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.lora.conversion import write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
@@ -41,7 +41,6 @@ __all__ = [
     "unload",
 ]
 
-LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up
 # by default llama.cpp samples from the 40 likeliest tokens, of those with 0.05 times the first one's probability

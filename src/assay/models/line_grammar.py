@@ -4,7 +4,9 @@ import json
 import re
 from typing import Any
 
-__all__ = ["lines_grammar"]
+__all__ = ["LINES", "lines_grammar"]
+
+LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
 
 # of patterns in a grammar: a character class, or a character that has no meaning in regular expressions
 _ATOM, _TIMES = r"(?:\[(?:[^\]\\]|\\.)+\]|[A-Za-z0-9 ,:;_=/-])", r"(?:\{\d+(?:,\d+)?\}|[+*?])?"

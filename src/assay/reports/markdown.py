@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.reports.texts import readable
-from assay.support.numbers import figure, signed
+from assay.support.numbers import calls_text, figure, price, signed
 
 __all__ = [
     "MORE_TASKS",
     "NOTHING_TO_COMPARE",
     "compile_markdown",
     "cost_words",
-    "dollars",
     "figure",
     "graded",
     "percent",
@@ -24,14 +23,9 @@ MORE_TASKS = "More gate tasks can show a smaller gain: four times as many halve 
 NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
 
 
-def dollars(value: float | None) -> str:
-    """A price; a dash where it is not known."""
-    return "–" if value is None else f"${value:.4f}"
-
-
 def cost_words(value: float | None) -> str:
     """A price in a line of text."""
-    return "cost unknown" if value is None else dollars(value)
+    return "cost unknown" if value is None else price(value)
 
 
 def percent(value: float | None) -> str:
@@ -137,10 +131,9 @@ def compile_markdown(
     lines += [
         "## Cost",
         "",
-        f"{data['calls']:,} LM calls, {data['search_calls']:,} of them searching, "
-        f"{data['cached']:,} more from the cache; ",
+        f"LM calls: {calls_text(data['calls'], data['cached'])}, {data['search_calls']:,} of them searching; "
+        f"{data['tokens']:,} tokens; {cost_words(data['cost_usd'])}.",
     ]
-    lines[-1] += f"{data['tokens']:,} tokens; {cost_words(data['cost_usd'])}."
     if data["stopped"]:
         lines += ["", f"Stopped early: {words(str(data['stopped']))}."]
     if data["notes"]:

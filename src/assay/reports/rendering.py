@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from assay.reports import texts
 from assay.reports.sides import FEWEST_TASKS
-from assay.support.numbers import figure, signed
+from assay.support.numbers import calls_text, figure, price, signed
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 __all__ = ["page_environment", "stylesheet"]
 
-_FILTERS = ("iso", "moment", "preview", "price", "seconds", "size")
+_FILTERS = ("iso", "moment", "preview", "seconds", "size")
 
 
 def page_environment(*packages: str, link: Callable[..., str]) -> "Environment":
@@ -37,7 +37,7 @@ def page_environment(*packages: str, link: Callable[..., str]) -> "Environment":
     )
     environment.globals |= {"link": link, "fewest_tasks": FEWEST_TASKS}
     environment.filters |= {name: getattr(texts, name) for name in _FILTERS}
-    environment.filters |= {"figure": figure, "signed": signed}
+    environment.filters |= {"calls": calls_text, "figure": figure, "price": price, "signed": signed}
     return environment
 
 

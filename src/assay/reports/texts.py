@@ -160,13 +160,6 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def price(value: float | None) -> str:
-    """Dollars; `unknown` where they are not known. A cost is never rounded to nothing."""
-    if value is not None and 0 < value < 0.00005:
-        return "< $0.0001"
-    return "unknown" if value is None else f"${value:.4f}" if value else "$0"
-
-
 def size(characters: int) -> str:
     """A number of characters."""
     return f"{characters:,} characters"

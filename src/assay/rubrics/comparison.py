@@ -1,14 +1,18 @@
 """Whether an answer equals an expected value. Every check that compares them does it here."""
 
+import functools
+import inspect
 import json
 import re
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from assay.rubrics.criteria import Criterion
 from assay.support.values import json_value, value_text
 
-__all__ = ["same"]
+__all__ = ["equality_of", "same"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d.{0,24}", re.ASCII)
@@ -27,6 +31,17 @@ def same(found: Any, expected: Any, *, case: bool = False) -> bool:
       equal item by item; both also equal a text with their JSON.
     """
     return _same(json_value(found, placeholders=True), json_value(expected, placeholders=True), case)
+
+
+def equality_of(criteria: Iterable[Criterion]) -> Callable[[Any, Any], bool]:
+    """`same` as the checks use it that compare expected values: those with an argument `case`. Without such a check,
+    or if one of them is case-sensitive, texts that differ in case only are different."""
+    cases = {
+        bool(criterion.arguments.get("case", False))
+        for criterion in criteria
+        if criterion.check is not None and "case" in inspect.signature(criterion.check).parameters
+    }
+    return functools.partial(same, case=cases != {False})
 
 
 def _same(a: Any, b: Any, case: bool) -> bool:

@@ -1,5 +1,6 @@
 """Loads rubrics from YAML. All errors of a file are reported at once, with file, line and valid values."""
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -33,7 +34,7 @@ from assay.sources.naming import why_not_imported
 from assay.support.places import no_such_file
 from assay.support.settings import nearest
 
-__all__ = ["SHIPPED", "check_rubric_exists", "load_rubric", "parse_yaml", "shipped_file"]
+__all__ = ["SHIPPED", "check_rubric_exists", "load_rubric", "parse_yaml", "shipped_checks", "shipped_file"]
 
 SHIPPED = (
     "answer_from_documents",
@@ -277,6 +278,12 @@ def _resolve_use(judge: JudgeFile, folder: Path | None) -> JudgeFile:
     return judge.model_copy(update={"use": str((folder or Path()) / judge.use)}) if judge.use else judge
 
 
+def shipped_checks() -> dict[str, Check]:
+    """The checks that a rubric can name, by name."""
+    functions = {name: getattr(module, name) for module in _SHIPPED_CHECKS for name in module.__all__}
+    return {name: check for name, check in functions.items() if "task" in inspect.signature(check).parameters}
+
+
 def import_check(path: str, folder: Path | None = None) -> Check:
     """Imports a check.
 
@@ -286,10 +293,9 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         RubricError: the check is unknown, cannot be imported or is not callable.
     """
     if ":" not in path:
-        for module in _SHIPPED_CHECKS:
-            if path in module.__all__:
-                return getattr(module, path)
-        shipped = [name for module in _SHIPPED_CHECKS for name in module.__all__]
+        shipped = shipped_checks()
+        if path in shipped:
+            return shipped[path]
         raise RubricError(
             f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(shipped)}."
             f"{did_you_mean(nearest(path, shipped))}"

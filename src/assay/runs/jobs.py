@@ -29,6 +29,7 @@ from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.loading import BuiltFromTasks, full_name, program_class
 from assay.rubrics import Rubric
+from assay.rubrics.comparison import equality_of
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
@@ -234,7 +235,7 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
         moved: tasks of the artifact that the store has in another split than the artifact.
     """
     tasks = [task for part in job.splits.parts().values() for task in part]
-    job.rows = job.splits.report()
+    job.rows = job.splits.report(same=equality_of(job.session.rubric.criteria))
     learned = job.training_splits()
     leaked = sum(split in SEALED and key in learned for key, split in moved.items())
     job.warnings = [

@@ -1,25 +1,16 @@
 """Loads rubrics and judges, including compiled ones.
 
-Loading runs their code; artifacts made by others are loaded only if they are trusted.
+Loading runs their code; artifacts made by others are loaded only if they are trusted. A rubric of checks alone loads
+neither DSPy nor SQLAlchemy.
 """
 
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-import dspy
-
-from assay.deployment import load_artifact
-from assay.deployment.artifact import is_artifact
 from assay.deployment.demands import demand_trust_around
 from assay.errors import ConfigError
-from assay.judges import Judge, resolver
-from assay.judges.deciding import JudgeVerifier
-from assay.judges.loading import AnyJudge, members_of
-from assay.judges.loading import load_judge as read_judge
-from assay.models import Thinking
-from assay.models.lm import has_provider
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
@@ -28,12 +19,19 @@ from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
 from assay.support.numbers import figure
 
+if TYPE_CHECKING:
+    import dspy
+
+    from assay.judges import Judge
+    from assay.judges.deciding import JudgeVerifier
+    from assay.judges.loading import AnyJudge
+
 __all__ = ["compiled_parts", "load_judge", "load_rubric", "load_verifier"]
 
 
 @takes()
 def load_rubric(
-    source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None, own_models: bool = False, trust: bool = False
+    source: str | Path | Rubric, *, judge_lm: "dspy.LM | None" = None, own_models: bool = False, trust: bool = False
 ) -> Rubric:
     """Loads a rubric from a YAML file or by a shipped name; `judge_lm` decides its judge criteria. Runs its check
     files.
@@ -51,21 +49,29 @@ def load_rubric(
         return _loaded_rubric(source, judge_lm, own_models)
 
 
-def _loaded_rubric(source: str | Path | Rubric, judge_lm: dspy.LM | None, own_models: bool) -> Rubric:
+def _loaded_rubric(source: str | Path | Rubric, judge_lm: "dspy.LM | None", own_models: bool) -> Rubric:
     if not isinstance(source, str | Path | Rubric):
         raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
     if not isinstance(source, Rubric):
         demand_trust_around(source)
-    if judge_lm is not None and not isinstance(judge_lm, dspy.BaseLM):
+    if judge_lm is not None and not _is_lm(judge_lm):
         raise ConfigError(f"judge_lm={judge_lm!r} must be a dspy.LM, such as assay.get_lm(NAME)")
     rubric = source if isinstance(source, Rubric) else read_rubric(source)
     if rubric.resolver is not None or (judge_lm is None and not own_models):
         return rubric
+    from assay.judges import resolver
+
     return rubric.with_resolver(resolver(judge_lm, functools.partial(load_judge, own_model=own_models)))
 
 
+def _is_lm(value: Any) -> bool:
+    import dspy
+
+    return isinstance(value, dspy.BaseLM)
+
+
 @trusts
-def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[JudgeFields]) -> AnyJudge:
+def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[JudgeFields]) -> "AnyJudge":
     """Loads a compiled judge from its artifact's folder, or any other as `assay.judges.loading.load_judge` does.
 
     Runs the code of the judge's file or artifact; `trust=True` trusts an artifact that somebody else compiled.
@@ -73,6 +79,12 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
     Args:
         own_model: a compiled judge that names no model uses the one that it was calibrated with, at its own address.
     """
+    from assay.deployment.artifact import is_artifact, load_artifact
+    from assay.judges import Judge
+    from assay.judges.loading import load_judge as read_judge
+    from assay.models import Thinking
+    from assay.models.lm import has_provider
+
     if not isinstance(source, str | Path):
         raise ConfigError(
             f"source={source!r} must be a string or Path: a YAML file, an artifact's folder, file.py:NAME or a question"
@@ -96,7 +108,7 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[Ju
 
 
 @takes()
-def load_verifier(source: str | Path | Judge, *, lm: dspy.LM | None = None, trust: bool = False) -> Grader:
+def load_verifier(source: "str | Path | Judge", *, lm: "dspy.LM | None" = None, trust: bool = False) -> Grader:
     """Makes a verifier for `assay.programs.Refine` from a judge: a grade in [0, 1] of an answer, recorded apart.
 
     Args:
@@ -112,8 +124,12 @@ def load_verifier(source: str | Path | Judge, *, lm: dspy.LM | None = None, trus
         return _verifier(source, lm)
 
 
-def _verifier(source: str | Path | Judge, lm: dspy.LM | None) -> JudgeVerifier:
-    if lm is not None and not isinstance(lm, dspy.BaseLM):
+def _verifier(source: "str | Path | Judge", lm: "dspy.LM | None") -> "JudgeVerifier":
+    from assay.deployment.artifact import load_artifact
+    from assay.judges import Judge
+    from assay.judges.deciding import JudgeVerifier
+
+    if lm is not None and not _is_lm(lm):
         raise ConfigError(f"lm={lm!r} must be a dspy.LM, such as assay.get_lm(NAME)")
     judge = source if isinstance(source, Judge) else load_judge(source, own_model=lm is None)
     if not isinstance(judge, Judge) or judge.compares:
@@ -146,6 +162,9 @@ def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
 
 def compiled_parts(judge: str) -> list[str]:
     """The compiled judges within a judge: itself, or those among the members of a jury or cascade, recursively."""
+    from assay.deployment.artifact import is_artifact
+    from assay.judges.loading import members_of
+
     if is_artifact(judge):
         return [judge]
     path = Path(judge)

@@ -1,11 +1,23 @@
 """Numbers as text. A number that rounds to zero has no minus sign: `-0.000` reads as a loss."""
 
-__all__ = ["counted", "figure", "signed"]
+__all__ = ["calls_text", "counted", "figure", "price", "signed"]
 
 
 def counted(number: int, things: str) -> str:
     """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
     return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
+def calls_text(calls: int, cached: int) -> str:
+    """The LM calls that were made, and how many more were answered by equal calls of this run or of earlier ones."""
+    return f"{calls:,} ({cached:,} more answered by equal calls)"
+
+
+def price(value: float | None) -> str:
+    """Dollars; `unknown` where they are not known. A cost is never rounded to nothing."""
+    if value is not None and 0 < value < 0.00005:
+        return "< $0.0001"
+    return "unknown" if value is None else f"${value:.4f}" if value else "$0"
 
 
 def figure(value: float | None, digits: int = 3) -> str:

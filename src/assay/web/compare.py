@@ -13,6 +13,7 @@ from assay.traces.store.evaluations import Evaluated, evaluations_of, is_trainin
 from assay.traces.store.listing import find_run, finished_report, list_runs
 from assay.web.filters import filled_in
 from assay.web.rendering import View, link
+from assay.web.runs import notes_of
 
 __all__ = ["compare_view"]
 
@@ -58,13 +59,14 @@ def _side(
     evaluations = {evaluated.name: evaluated for evaluated in evaluations_of(store, run["id"])}
     if not evaluations:
         raise ConfigError(f"the run {run['id']} has no rollouts of tasks: there is nothing to compare")
-    labels = evaluation_labels(list(evaluations.values()), finished_report(where, run["id"]) or {})
+    report = finished_report(where, run["id"]) or {}
+    labels = evaluation_labels(list(evaluations.values()), report)
     model, adapters = str(run["model"] or ""), list[str]()
     if model.startswith("embedded/"):  # other names may have a plus of their own
         model, *adapters = model.split("+")
     return {
         "run": run, "evaluations": evaluations, "labels": labels, "chosen": name if name in evaluations else None,
-        "model": model, "adapters": adapters,
+        "model": model, "adapters": adapters, "notes": notes_of(run, report),
     }  # fmt: skip
 
 

@@ -18,13 +18,14 @@ from assay.traces.store import Store
 from assay.traces.store.evaluations import evaluations_of, is_training, mean_scores
 from assay.traces.store.listing import failure_of, find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
+from assay.traces.store.sealing import openings_line
 from assay.traces.store.usage import usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, filled_in
 from assay.web.next_steps import comparable, judges_of, next_steps
 from assay.web.rendering import View, link
 from assay.web.trainings import training_of
 
-__all__ = ["COUNTED", "RUNNING_S", "SCORED", "run_page", "runs_page"]
+__all__ = ["COUNTED", "RUNNING_S", "SCORED", "notes_of", "run_page", "runs_page"]
 
 RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise
 _ROWS, _TASKS = 50, 100
@@ -105,7 +106,6 @@ def run_page(
     running, words = run["status"] == "running", partial(words_of_run, run["kind"], run["config"])
     trained = training_of(store, run, report, run_folder(where, run["id"]), words=words)
     judges = judges_of(store, run)
-    noted = ("alarms", "notes") if trained is None else ("notes",)  # a training shows its alarms above its curves
     return View(
         template="run.html",
         title=f"Run {run['id']}",
@@ -130,7 +130,7 @@ def run_page(
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
             "results": list(result_lines(report)),
-            "notes": [words(str(note)) for name in noted for note in report.get(name) or ()],
+            "notes": notes_of(run, report, alarms=trained is None),  # a training shows its alarms above its curves
             "stopped": words(report.get("stopped") or _failure(run, where) or ""),
             "has_report": bool(report),
             "commands": list(_commands(store, run, report, judges, store_flag)),
@@ -153,6 +153,16 @@ def _commands(
         yield "Run it anew", again
     store_option = "" if store_flag is None else f" --store {shlex.quote(store_flag)}"
     yield "Show it in a terminal", f"assay runs show {shlex.quote(run['id'])}{store_option}"
+
+
+def notes_of(run: Mapping[str, Any], report: Mapping[str, Any], *, alarms: bool = True) -> list[str]:
+    """What limits the result of a finished run, in the words of its command line."""
+    noted = [*(report.get("alarms") or () if alarms else ()), *(report.get("notes") or ())]
+    opened = report.get("test_openings") if run["kind"] == "evaluate" else None  # other pages show it at their result
+    return [
+        *(words_of_run(run["kind"], run["config"], str(note)) for note in noted),
+        *([openings_line(opened)] if opened else []),
+    ]
 
 
 def _question(store: Store, run: Mapping[str, Any]) -> Any:

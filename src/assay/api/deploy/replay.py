@@ -10,6 +10,7 @@ from assay.api.deployed import LoadedVersion
 from assay.api.record import opened_store
 from assay.deployment.assignment import CANDIDATE
 from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.readings import SCORED_BY
 from assay.deployment.rollout_values import SHADOW
 from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
@@ -55,12 +56,14 @@ def replay(
         return 0
     opened, _ = opened_store(store)
     champion = f"{deployment.agent}@{deployment.champion}"
-    recorded = _recorded(deployments.engine, champion, deployment.id, needed)
+    recorded = _recorded(deployments.engine, champion, deployment.id, needed, scored=True)
     if len(recorded) < needed:
+        unscored = len(_recorded(deployments.engine, champion, deployment.id, None, scored=False))
         raise DeploymentError(
-            f"the shadow step replays {deployment.plan.steps[0].requests} rollouts of {champion}; "
-            f"{len(recorded)} more are "
-            f"recorded and {needed} are needed. Serve the agent longer, or leave the shadow step out of the plan"
+            f"the shadow step replays {deployment.plan.steps[0].requests} scored rollouts of {champion}; {needed} more "
+            f"are needed, and {len(recorded)} scored and {unscored} unscored ones are recorded. "
+            f"{f'The unscored: {SCORED_BY}. ' if unscored else ''}Serve the agent longer, or leave the shadow step out "
+            "of the plan"
         )
     version = deployments.registry.version(f"{deployment.agent}@{deployment.candidate}")
     loaded = LoadedVersion(deployments.registry.folder_of(version))
@@ -97,8 +100,8 @@ def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, vers
     return True
 
 
-def _recorded(engine: sa.Engine, champion: str, deployment: str, count: int) -> list[str]:
-    """Ids of the newest scored production rollouts of a version that this deployment has not replayed."""
+def _recorded(engine: sa.Engine, champion: str, deployment: str, most: int | None, *, scored: bool) -> list[str]:
+    """Ids of the newest production rollouts of a version, scored or not, that this deployment has not replayed."""
     rollouts = schema.rollouts.c
     replayed = sa.select(rollouts.group_id).where(rollouts.deployment == deployment, rollouts.phase == SHADOW)
     query = (
@@ -106,11 +109,11 @@ def _recorded(engine: sa.Engine, champion: str, deployment: str, count: int) -> 
         .where(
             rollouts.version == champion,
             rollouts.phase == "deployed",
-            rollouts.score.is_not(None),
+            rollouts.score.is_not(None) if scored else rollouts.score.is_(None),
             rollouts.id.not_in(replayed),
         )
         .order_by(rollouts.started_at.desc())
-        .limit(count)
+        .limit(most)
     )
     with engine.connect() as connection:
         return list(connection.execute(query).scalars())

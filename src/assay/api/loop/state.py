@@ -7,10 +7,11 @@ from typing import Any
 from assay.datasets.sources import check_data_exists
 from assay.deployment.loops import Loops
 from assay.deployment.registry import Registry
-from assay.errors import DeploymentError
+from assay.errors import DataError, DeploymentError
 from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings.loop import LoopSettings, load_loop
 from assay.support.keywords import takes
+from assay.support.places import no_such_file
 from assay.traces import Store
 from assay.traces.store.location import store_file
 
@@ -23,20 +24,35 @@ def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None)
 
     Raises:
         ConfigError: the file breaks a rule.
-        DataError, RubricError: a rubric or data file that it names is not there.
+        DataError, RubricError: a file that it names, or that its plan names, is not there.
         DeploymentError: the agent has no champion.
     """
     settings = load_loop(file)
-    for rubric in (settings.rubric, settings.deploy.suite_rubric):
-        if rubric is not None:
-            check_rubric_exists(rubric)
-    if settings.deploy.suite_data is not None:
-        check_data_exists(settings.deploy.suite_data)
+    _check_files(settings)
     path = Path(file).absolute()
     with Store(store) as opened:
         champion = Registry(opened.engine).version(agent)
         Loops(opened.engine).enable(agent, str(path), _sha256(path))
     return {"agent": agent, "enabled": True, "file": str(path), "champion": champion.name}
+
+
+def _check_files(settings: LoopSettings) -> None:
+    """Refuses a loop that would fail later, for want of a file that it names."""
+    from assay.api.deploy.simulate import plan_of
+
+    deploy, options = settings.deploy, settings.options or {}
+    for rubric in (settings.rubric, deploy.suite_rubric, deploy.replay_rubric, options.get("monitor")):
+        if isinstance(rubric, str):
+            check_rubric_exists(rubric)
+    for data in (deploy.suite_data, settings.pool.against):
+        if isinstance(data, str):
+            check_data_exists(data)
+    source, python, _ = settings.method.partition(".py:")
+    plan = plan_of(deploy.plan, deploy.goal)
+    named = [place for watch in plan.watch for place in (watch.judge, watch.anchors) if place is not None]
+    for path in [*([f"{source}.py"] if python else []), *named]:
+        if not Path(path).exists():
+            raise DataError(no_such_file(path))
 
 
 def has_loop(agent: str, *, store: str | Path | None = None) -> bool:

@@ -24,9 +24,15 @@ from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import Progress, RecordedProgram, default_progress
-from assay.evaluation.comparison import Comparison, compare, ended_early, losses_behind_gain
+from assay.evaluation.comparison import (
+    Comparison,
+    compare,
+    ended_early,
+    losses_behind_gain,
+    what_would_decide,
+)
 from assay.evaluation.metrics import Budget
-from assay.evaluation.sequential import SequentialTest
+from assay.evaluation.sequential import POWER, SequentialTest, detectable_difference, tasks_needed
 from assay.models.meter import Usage
 from assay.optimizers.parameters import (
     Point,
@@ -57,6 +63,7 @@ from assay.runs.settings.options import TuneOptions
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.numbers import counted, figure
 from assay.traces import url_without_password
 from assay.traces.store.sealing import resolve_salt
 
@@ -356,9 +363,16 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
             if tried > 1
             else "nothing but the default was tried; it stays"
         )
+        tasks, wanted = len(job.splits.val), job.config.decisions.difference
+        report.notes.append(
+            f"{counted(tasks, 'val tasks')} show a gain of {figure(detectable_difference(tasks))} or more with "
+            f"{POWER:.0%} power; {tasks_needed(wanted):,} would show {wanted:g}"
+        )
     else:
         report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")
         report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
+        if not report.replaces:
+            report.notes.append(what_would_decide(report.gate.before, report.gate.after, "gate"))
     tasks = job.splits.unseal()[: plan.test]
     report.openings = job.openings
     report.test = _compared(report, job, before, after, tasks, "test")

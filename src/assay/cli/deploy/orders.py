@@ -60,7 +60,11 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
     )
     for arm, values in data["arms"].items():
         unscored = f", {values['unscored']} unscored" if values["unscored"] else ""
-        score = "–" if values["score"] is None else f"{values['score']:.3f} [{values['low']:.3f}, {values['high']:.3f}]"
+        score = (
+            "–"
+            if values["score"] is None
+            else (f"{values['score']:.3f}, lower bound {values['low']:.3f}, upper bound {values['high']:.3f}")
+        )
         echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
     for reading in data["readings"]:
         champion, candidate, gain, low, high = (
@@ -68,7 +72,8 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
             for name, sign in (("champion", ""), ("candidate", ""), ("gain", "+"), ("low", "+"), ("high", "+"))
         )
         echo(
-            f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain}, bounds [{low}, {high}]"
+            f"  {reading['metric']}: champion {champion}, candidate {candidate}, gain {gain}, lower bound {low}, "
+            f"upper bound {high}"
             f"{stated(reading['missing_by'])}"
         )
     if data["variance_removed"] is not None:

@@ -25,7 +25,8 @@ def start_command(candidate: str, **values: Any) -> None:
     """Roll CANDIDATE (AGENT@NUMBER or AGENT@ALIAS) out in stages in place of the agent's champion.
 
     The assignment holds for users or conversations: serve the agent with assay serve --agent, or call
-    assay.deployed(AGENT) in your process. assay deploy advance takes the next step when the rules of the plan allow it.
+    assay.deployed(AGENT) in your process. The next step is taken as soon as the rules of the plan allow it: by assay
+    serve --agent itself, otherwise by assay deploy advance.
     """
     from assay.api.deploy.start import start_deployment
 
@@ -58,7 +59,12 @@ def start_command(candidate: str, **values: Any) -> None:
     for text in data["not_tried"]:
         echo(f"not tried: {text}")
     if data["deployment"]:
-        echo(f"started: {data['deployment']}; next: assay deploy status {candidate.partition('@')[0]}")
+        agent = candidate.partition("@")[0]
+        echo(f"started: {data['deployment']}; its state: assay deploy status {agent}")
+        echo(
+            f"assay serve --agent {agent} takes the next steps by itself; where no gateway serves the agent, "
+            f"assay deploy advance {agent} does"
+        )
 
 
 def _replayed(replays: dict[str, Any]) -> str:

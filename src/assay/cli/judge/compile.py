@@ -12,6 +12,7 @@ from assay.cli.wording import in_flags
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import JudgeCompileSettings
+from assay.support.numbers import calls_text
 from assay.support.terminal import rich_console
 
 __all__ = ["compile_command"]
@@ -75,7 +76,7 @@ def _show(data: dict[str, Any]) -> None:
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
         rich.print(f"gate ({data['gate']['n']} items): {gain_text(data['gate'])}: {verdict}")
     rich.print(
-        f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), "
+        f"winner: {data['winner']}; LM calls: {calls_text(data['calls'], data['cached'])}, "
         f"{cost_words(data['cost_usd'])}",
     )
     for note in [

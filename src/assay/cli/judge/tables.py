@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from assay.reports.markdown import cost_words
-from assay.support.numbers import figure, signed
+from assay.support.numbers import calls_text, figure, signed
 
 __all__ = [
     "MEASURES",
@@ -97,6 +97,6 @@ def gain_text(gain: dict[str, Any]) -> str:
 def spent_text(data: dict[str, Any]) -> str:
     """Calls, tokens and dollars of a report."""
     return (
-        f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {data['tokens']:,} tokens, "
+        f"LM calls: {calls_text(data['calls'], data['cached'])}, {data['tokens']:,} tokens, "
         f"{cost_words(data['cost_usd'])}"
     )

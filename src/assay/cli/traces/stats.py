@@ -8,7 +8,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
 from assay.runs.settings import OfRunSettings
-from assay.support.numbers import counted
+from assay.support.numbers import calls_text, counted, price
 from assay.support.terminal import echo
 
 __all__ = ["stats_command"]
@@ -54,11 +54,12 @@ def _lines(counts: dict[str, Any]) -> list[tuple[str, str]]:
     complete = counts["unrecorded"] == 0
     unpriced = "a call has no known price" if complete else "LM calls that were not recorded have no price"
     mean = "–" if counts["mean_score"] is None else f"{counts['mean_score']:.3f}"
-    cost = f"unknown: {unpriced}" if counts["cost_usd"] is None else f"${counts['cost_usd']:.4f}"
+    cost = f"unknown: {unpriced}" if counts["cost_usd"] is None else price(counts["cost_usd"])
+    made = calls_text(counts["transitions"] - counts["cached"], counts["cached"])
     return [
         ("rollouts", f"{counts['rollouts']:,}"), ("  by status", by("statuses")), ("  by split", by("splits")),
-        ("  scored", f"{counts['scored']:,}, mean score {mean}"), ("LM calls", f"{counts['transitions']:,}"),
-        ("  from the cache", f"{counts['cached']:,}"), ("  failed", f"{counts['errors']:,}"),
+        ("  scored", f"{counts['scored']:,}, mean score {mean}"), ("LM calls", made),
+        ("  failed", f"{counts['errors']:,}"),
         ("unrecorded", unrecorded),
         ("prompt tokens", f"{counts['prompt_tokens']:,} (calls from the cache included)"),
         ("completion tokens", f"{counts['completion_tokens']:,} (calls from the cache included)"),

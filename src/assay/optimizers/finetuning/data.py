@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from assay.datasets.files import attempted_rows
 from assay.datasets.tasks import task_key
 from assay.errors import DataError
+from assay.optimizers.finetuning.labels import has_loss, trained_turns
+from assay.support.places import no_such_file
+from assay.support.values import value_text
 from assay.traces.export.manifest import checked_manifest
 
 __all__ = ["TrainingData", "read_sft"]
@@ -26,6 +28,8 @@ class TrainingData:
     Attributes:
         tasks: number of tasks, held-out ones included.
         sha256: of the file that was read.
+        held_out_tasks: number of tasks that are held out.
+        unused_ids: number of values of a column `task` that does not decide what is held out.
         left_out: number of rows that are not trained on, by reason.
         ungated: whether the export did not pass its gates.
         folder: path of the export.
@@ -35,6 +39,8 @@ class TrainingData:
     held_out: list[dict[str, Any]]
     tasks: int
     sha256: str
+    held_out_tasks: int = 0
+    unused_ids: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     ungated: bool = False
     folder: Path | None = None
@@ -44,25 +50,25 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
     """Reads rows of an `sft` export.
 
     Args:
-        source: an export's folder, or a JSON Lines file. Each row has `prompt` and `completion` messages, or
-            `messages`: a whole conversation, of which all turns of the assistant are trained on. Such a row gets
-            `prompt` and `completion` (split before the assistant's last turn) and `whole`.
+        source: an export's folder, or a file of rows that `assay.datasets.files` reads. Each row has `prompt` and
+            `completion` messages, or `messages`: a whole conversation, of which all turns of the assistant are trained
+            on, except those with `weight: 0`. Such a row gets `prompt` and `completion` (split before the last turn
+            that is trained on) and `whole`.
         min_quality: lowest `quality` of a row, in [0, 1]; rows without one are taken.
-        eval_fraction: share of the tasks that is held out, in [0, 0.5]. Tasks are chosen by a hash of their names, so a
-            resumed run holds out the same ones. A row without a task is a task of its own.
+        eval_fraction: share of the tasks that is held out, in [0, 0.5]. Rows with one prompt are of one task, and of an
+            export also those with one `task`; in other files a column of that name may be a category. Tasks are chosen
+            by a hash of their names, so a resumed run holds out the same ones.
     Raises:
-        DataError: the file does not exist, is an export of another kind, was changed after the export, or has no row of
-            sufficient quality.
+        DataError: the file does not exist, is an export of another kind, was changed after the export, has a row that
+            is not a conversation, or has no row of sufficient quality.
     """
     path, ungated = Path(source), False
     if path.is_dir():
         ungated = not checked_manifest(path, "sft")["passed"]
         path = path / "data.jsonl"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}. {_HINT}") from None
-    rows, excluded = _usable(content, path, min_quality)
+    if not path.exists():
+        raise DataError(f"{no_such_file(path)}. {_HINT}")
+    rows, excluded = _usable(path, min_quality)
     if not rows:
         if not excluded:
             raise DataError(f"{path} has no row to train on: it is empty. {_HINT}")
@@ -73,7 +79,7 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
     names_of: dict[str, str] = {}  # by prompt: rows of two tasks with one prompt are of one task, in any spelling
     task_ids = [
         (
-            names_of.setdefault(key := _prompt_key(row), str(row.get("task") or key)),
+            names_of.setdefault(key := _prompt_key(row), _exported_task(row) or key),
             {name: row[name] for name in (*_REQUIRED, "tools", "whole") if name in row},
         )
         for row in rows
@@ -84,73 +90,94 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
     )
     # at least one task is held out where there are two, or there would be no held-out loss
     eval_ids = set(names[: max(1, round(eval_fraction * len(names))) if eval_fraction and len(names) > 1 else 0])
+    with open(path, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return TrainingData(
         train=[row for task, row in task_ids if task not in eval_ids],
         held_out=[row for task, row in task_ids if task in eval_ids],
         tasks=len(names),
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=sha256,
+        held_out_tasks=len(eval_ids),
+        unused_ids=len({value_text(row["task"]) for row in rows if "task" in row and not _exported_task(row)}),
         left_out=excluded,
         ungated=ungated,
         folder=Path(source),
     )
 
 
-def _usable(content: bytes, path: Path, min_quality: float) -> tuple[list[dict[str, Any]], Counter[str]]:
+def _usable(path: Path, min_quality: float) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Rows of sufficient quality with a completion, and the number of other rows by reason."""
     excluded, rows = Counter[str](), list[dict[str, Any]]()
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        row = _row(line, f"{path}, line {number}")
+    for where, row in attempted_rows(path, default=".jsonl"):
+        if isinstance(row, DataError):
+            raise row
+        row = _conversation(row, where)
         quality = row.get("quality")
         if quality is not None and not (
             isinstance(quality, int | float) and math.isfinite(quality) and quality >= min_quality
         ):
             excluded[f"below the quality of {min_quality:g}"] += 1
-        elif not any(str(answer.get("content") or answer.get("tool_calls") or "").strip() for answer in _answers(row)):
+        elif not (answers := _answers(row)):
+            excluded["with `weight: 0` on every answer"] += 1
+        elif not any(str(answer.get("content") or answer.get("tool_calls") or "").strip() for answer in answers):
             excluded["with an empty completion"] += 1
         else:
             rows.append(row)
     return rows, excluded
 
 
-def _row(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row: dict[str, Any] = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON: {error}") from None
-    if isinstance(row, dict) and "messages" in row and "prompt" not in row:
-        messages = row.pop("messages")
-        # what follows the assistant's last turn cannot be trained on
-        last = max(
-            (
-                i
-                for i, message in enumerate(messages)
-                if isinstance(message, dict) and message.get("role") == "assistant"
-            ),
-            default=0,
+def _conversation(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """The row with `prompt` and `completion`, checked."""
+    given = ("messages",) if "messages" in row and "prompt" not in row else _REQUIRED
+    if missing := [name for name in given if name not in row]:
+        raise DataError(
+            f"{where}: {' and '.join(map(repr, missing))} missing among {', '.join(map(repr, row)) or 'no fields'}. "
+            "A row needs 'messages', or 'prompt' and 'completion': lists of messages with role and content"
         )
-        if not last:
-            raise DataError(f"{where}: 'messages' must have an assistant's answer after the first message")
-        row["prompt"], row["completion"], row["whole"] = messages[:last], messages[last : last + 1], True
-    for name in _REQUIRED:
-        messages = row.get(name) if isinstance(row, dict) else None
-        if (
-            not isinstance(messages, list)
-            or not messages
-            or not all(isinstance(message, dict) and "role" in message for message in messages)
-        ):
+    for name in given:
+        _check_messages(row[name], name, where)
+    if "functions" in row:
+        raise DataError(f"{where}: 'functions' is the former name of tools in OpenAI's API: write them as 'tools'")
+    if given == _REQUIRED:
+        if len({has_loss(message) for message in row["completion"]}) == 2:
+            raise DataError(f"{where}: 'completion' has answers of `weight` 0 and 1: write the row as 'messages'")
+        return row
+    messages = row["messages"]
+    answers = [at for at, message in enumerate(messages) if at and message["role"] == "assistant"]
+    if not answers:
+        raise DataError(f"{where}: 'messages' must have an assistant's answer after the first message")
+    last = (trained_turns(messages) or answers)[-1]  # what follows the last trained turn cannot be trained on
+    return {**row, "prompt": messages[:last], "completion": messages[last : last + 1], "whole": True}
+
+
+def _check_messages(messages: Any, name: str, where: str) -> None:
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(message, dict) and "role" in message for message in messages)
+    ):
+        raise DataError(f"{where}: {name!r} must be a list of messages with a role, as `assay export sft` writes them")
+    for message in messages:
+        if message.get("weight") not in (None, 0, 1):
+            raise DataError(f"{where}: `weight` of a message must be 0 or 1, not {message['weight']!r}")
+        if message.get("function_call") or message["role"] == "function":
             raise DataError(
-                f"{where}: {name!r} must be a list of messages with a role, as `assay export sft` writes them"
+                f"{where}: a function call in the former form of OpenAI's API: write it as 'tool_calls', "
+                "and its result as a message of the role 'tool'"
             )
-    return row
 
 
 def _answers(row: dict[str, Any]) -> list[dict[str, Any]]:
     """The messages that are trained on."""
-    return row["completion"] + [
-        message for message in row["prompt"] if row.get("whole") and message["role"] == "assistant"
-    ]
+    messages = [*row["prompt"], *row["completion"]]
+    if row.get("whole"):
+        return [messages[at] for at in trained_turns(messages)]
+    return [message for message in row["completion"] if has_loss(message)]
+
+
+def _exported_task(row: dict[str, Any]) -> str:
+    """The task of a row that `assay export` wrote, which names the rollout too; "" of another row."""
+    return str(row.get("task") or "") if row.get("rollout") else ""
 
 
 def _prompt_key(row: dict[str, Any]) -> str:

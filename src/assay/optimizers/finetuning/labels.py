@@ -4,11 +4,21 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
-__all__ = ["completion_row", "conversation_rows"]
+__all__ = ["completion_row", "conversation_rows", "has_loss", "trained_turns"]
 
 Message = dict[str, Any]
 Tokens = dict[str, list[int]]  # `input_ids` and `labels`, of the same length
 _NO_LOSS = -100  # index that torch's cross entropy ignores
+
+
+def has_loss(message: Message) -> bool:
+    """Whether a message is trained on: OpenAI's format marks answers without a loss with `weight: 0`."""
+    return message.get("weight") != 0
+
+
+def trained_turns(messages: Sequence[Message]) -> list[int]:
+    """Indices of the messages of a whole conversation that are trained on: those of the assistant but the first."""
+    return [at for at, message in enumerate(messages) if at and message["role"] == "assistant" and has_loss(message)]
 
 
 def completion_row(
@@ -24,16 +34,14 @@ def completion_row(
 
 
 def conversation_rows(messages: Sequence[Message], tools: Sequence[Any], tokenizer: Any) -> Iterator[Tokens]:
-    """Tokens of a conversation, with labels on every turn of the assistant, its end-of-turn token included.
+    """Tokens of a conversation, with labels on every trained turn, its end-of-turn token included.
 
     Some chat templates render a turn differently once later messages follow (Qwen3 removes earlier thoughts). Such a
-    turn becomes a row of its own, rendered as the model wrote it. A first message of the assistant has no loss.
+    turn becomes a row of its own, rendered as the model wrote it.
     """
     ids = _ids(messages, tools, tokenizer)
     labels, rewritten = [_NO_LOSS] * len(ids), list[int]()
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant" or not index:
-            continue
+    for index in trained_turns(messages):
         prefix = _ids(messages[: index + 1], tools, tokenizer)
         if ids[: len(prefix)] != prefix:
             rewritten.append(index)

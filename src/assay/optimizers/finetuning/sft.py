@@ -17,7 +17,7 @@ from assay.models.chat_templates import template_of_tokenizer
 from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
 from assay.optimizers.finetuning.data import TrainingData, read_sft
-from assay.optimizers.finetuning.labels import completion_row, conversation_rows
+from assay.optimizers.finetuning.labels import completion_row, conversation_rows, trained_turns
 from assay.optimizers.finetuning.losses import LossMonitor
 from assay.optimizers.finetuning.run_folder import (
     SFT_MEMORY,
@@ -35,6 +35,7 @@ from assay.optimizers.finetuning.run_folder import (
 )
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.reports.training_log import TrainingLog
+from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 from assay.traces.export.rendering import RowRenderer
 
@@ -125,6 +126,15 @@ def _training_rows(data: TrainingData, policy: Policy, config: SFTSettings) -> t
 
 def _notes(data: TrainingData, evaluated: list[Any]) -> list[str]:
     notes = []
+    if data.held_out_tasks:
+        unused = (
+            f" (by prompt, not by the {counted(data.unused_ids, 'values')} of the column 'task', "
+            "which names tasks only in rows of an export)"
+        )
+        notes.append(
+            f"held out for early stopping: {data.held_out_tasks} of {counted(data.tasks, 'tasks')}"
+            f"{unused if data.unused_ids else ''}"
+        )
     if not evaluated:
         notes.append("no held-out tasks, so there is no loss to choose a checkpoint by: the last weights are kept")
     if data.ungated:
@@ -242,9 +252,7 @@ def fitting_rows(
 def _unlearnable(row: dict[str, Any], tools: list[Any], renderer: RowRenderer) -> str | None:
     """Why a row (or one assistant turn of a whole conversation) cannot be trained on; None if it can."""
     messages = [*row["prompt"], *row["completion"]]
-    turns = (
-        [at for at, message in enumerate(messages) if at and message["role"] == "assistant"] if row.get("whole") else []
-    )
+    turns = trained_turns(messages) if row.get("whole") else []
     pairs = [(messages[:at], [messages[at]]) for at in turns] or [(row["prompt"], row["completion"])]
     return next(
         (reason for prompt, completion in pairs if (reason := renderer.check(prompt, completion, tools)) is not None),

@@ -4,17 +4,25 @@ Each step writes its result into the run folder. A killed run is resumed with `r
 are answered from the response cache. Candidates are made in `assay.optimizers.prompts.search`.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from assay.datasets import Splits, Task
 from assay.errors import BudgetExceeded, ModelError
-from assay.evaluation.comparison import Comparison, compare, ended_early, losses_behind_gain
+from assay.evaluation.comparison import (
+    Comparison,
+    compare,
+    ended_early,
+    losses_behind_gain,
+    what_would_decide,
+)
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
 from assay.evaluation.session import RecordedProgram, Session
-from assay.evaluation.statistics import FEWEST, Gain, differences_of
+from assay.evaluation.statistics import FEWEST, Gain, differences_of, paired_gain
 from assay.optimizers.prompts.budgets import too_few_calls
 from assay.optimizers.prompts.candidates import Candidate
 from assay.optimizers.prompts.config import CompileConfig
@@ -103,7 +111,20 @@ def compile_prompts(
             notes=search.notes,
         )
         _gate_and_test(outcome, search.candidates[0], winner, splits, session, config)
+        if outcome.compiled is outcome.baseline:
+            outcome.notes += _nearest_rival(search.candidates)
     return outcome
+
+
+def _nearest_rival(candidates: Sequence[Candidate]) -> list[str]:
+    """A report line on the candidate that came nearest to beating the baseline on val; none without any."""
+    baseline = candidates[0].evaluation
+    rivals = [candidate.evaluation for candidate in candidates[1:] if len(candidate.evaluation)]
+    gains = [paired_gain(baseline.scores, rival.scores).mean for rival in rivals]
+    known = [(gain, rival) for gain, rival in zip(gains, rivals, strict=True) if not math.isnan(gain)]
+    if not known:
+        return []
+    return [what_would_decide(baseline, max(known, key=lambda pair: pair[0])[1], "val")]
 
 
 def _fitted(search: PromptSearch, winner: Candidate, session: Session, config: CompileConfig) -> Candidate:
@@ -185,6 +206,8 @@ def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
         return
     comparison = _compared(outcome, tasks, session, decisions, "gate")
     outcome.gate, outcome.replaces = comparison.gain, comparison.gain.is_gain
+    if not outcome.replaces:
+        outcome.notes.append(what_would_decide(comparison.before, comparison.after, "gate"))
 
 
 def _report(outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions) -> None:

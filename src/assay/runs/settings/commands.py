@@ -27,9 +27,9 @@ def _samples() -> Any:
     return setting(1, "Number of runs of each task; the score of a task is their mean.", ge=1, job=RESUMED)
 
 
-def _split() -> Any:
+def _split(default: str) -> Any:
     return setting(
-        "val",
+        default,
         "Split to score. The test split is sealed; each opening is counted. 'all' scores every row; such a score is "
         "not held out.",
         choices=(*SPLITS, "all"),
@@ -58,7 +58,7 @@ class EvaluateSettings(ExecutorSettings):
     """Settings of `assay.evaluate`. The split is part of the job: `resume` continues a run on the same split."""
 
     kind: str = "evaluate"
-    split: str = _split()
+    split: str = _split("val")
     samples: int = _samples()
 
     @property
@@ -73,7 +73,9 @@ class EvaluateSettings(ExecutorSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareSettings(EvaluateSettings):
-    """Settings of `assay.compare`: those of both evaluations."""
+    """Settings of `assay.compare`: those of both evaluations, by default on the gate split, which decides."""
+
+    split: str = _split("gate")
 
 
 @dataclass(frozen=True, kw_only=True)

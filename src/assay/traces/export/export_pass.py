@@ -15,7 +15,14 @@ from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, retur
 from assay.traces.export.balance import Sampler
 from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
-from assay.traces.export.formats import grpo_columns, grpo_rows, preference_rows, prompt_of, sft_rows
+from assay.traces.export.formats import (
+    LabelledRows,
+    grpo_columns,
+    grpo_rows,
+    preference_rows,
+    prompt_of,
+    sft_rows,
+)
 from assay.traces.export.gates import GateReport
 from assay.traces.export.hiding import Hider
 from assay.traces.export.manifest import FORMAT
@@ -58,6 +65,7 @@ class ExportPass:
     ) -> None:
         self.store, self.config, self.sealed, self.overlap, self.splits = store, config, sealed, overlap, splits
         self.target = Target(config)
+        self.labelled = LabelledRows(self.target.renderer, good=config.min_quality)
         self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
         gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
         self.gates = GateReport(gates)
@@ -156,6 +164,7 @@ class ExportPass:
                     self.written[group[0].rollout.task_type] += 1
                     writer.write(self.hider.row(row, known))
                 advance(sum(len(episode.turns) for episode in group))
+        self.exclusions["rows whose answer has both labels"] += self.labelled.left_out
         self.gates.state, self.gates.missing = self.hider.state, self.hider.missing
         self.gates.template = self.target.to_dict() if self.target.renders else None
         return writer.files
@@ -180,13 +189,9 @@ class ExportPass:
         calls = self._calls(selected, self._baselines(group))
         if self.config.kind == "preferences":
             paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
-            return preference_rows(
-                paired,
-                self.target.renderer,
-                margin=self.config.margin,
-                unpaired=self.config.unpaired,
-                good=self.config.min_quality,
-            )
+            if self.config.unpaired:
+                return self.labelled.of(paired)
+            return preference_rows(paired, self.target.renderer, margin=self.config.margin)
         return self._transition_rows(selected, calls)
 
     def _sft_rows(self, selected: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:

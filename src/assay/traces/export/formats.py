@@ -1,10 +1,8 @@
 """Training rows from a group of rollouts, in the formats of TRL's trainers. Does not select, anonymize or write."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
-
-import orjson
 
 from assay.traces.export.rendering import RowRenderer
 from assay.traces.export.selection import Episode
@@ -14,7 +12,7 @@ from assay.traces.messages.dialects import chat_tools
 from assay.traces.messages.requested import output_schema
 from assay.traces.store.rows import as_json
 
-__all__ = ["grpo_columns", "grpo_rows", "preference_rows", "prompt_of", "sft_rows", "trained_parts"]
+__all__ = ["LabelledRows", "grpo_columns", "grpo_rows", "preference_rows", "prompt_of", "sft_rows", "trained_parts"]
 
 Row = dict[str, Any]
 
@@ -24,27 +22,13 @@ def _where(episode: Episode, turn: Turn) -> Row:
     return {"task": rollout.task_id, "task_type": rollout.task_type, "rollout": rollout.id, "t": turn.t}
 
 
-def _trained(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message in the form of chat templates: tool-call arguments are objects, not JSON text."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    calls = []
-    for call in message["tool_calls"]:
-        try:
-            arguments = orjson.loads(call["function"]["arguments"] or "{}")
-        except orjson.JSONDecodeError:
-            arguments = {"arguments": call["function"]["arguments"]}
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "content": message.get("content") or "", "tool_calls": calls}
-
-
 def trained_parts(turn: Turn, *, demos: bool = True) -> tuple[list[Row], list[Row], list[Row]]:
     """Prompt messages, completion messages and tool definitions of a call, before rendering.
 
     Args:
         demos: Whether to keep the demonstrations of a DSPy prompt.
     """
-    return [_trained(m) for m in prompt_of(turn, demos=demos)], [_trained(turn.answer)], chat_tools(turn.request)
+    return prompt_of(turn, demos=demos), [turn.answer], chat_tools(turn.request)
 
 
 def _written(
@@ -144,13 +128,13 @@ def grpo_rows(group: Sequence[Episode], renderer: RowRenderer, *, call: str = "l
         turns = episode.turns if call == "all" else episode.turns[-1:] if call == "last" else episode.turns[:1]
         for turn in turns:
             request, _, definitions = trained_parts(turn)
-            key = as_json([request, definitions])
+            prompt, _, _ = _written(renderer, request, [], definitions)
+            key = as_json([prompt, definitions])
             if key in seen or not request:
                 continue
             seen.add(key)
             if renderer.check(request, [], definitions) is not None:
                 continue
-            prompt, _, _ = _written(renderer, request, [], definitions)
             columns = {_column(name): value for name, value in {**rollout.inputs, **rollout.expected}.items()}
             yield {**columns, "prompt": prompt, "tools": as_json(definitions or None), "task_type": rollout.task_type}
 
@@ -200,14 +184,9 @@ def grpo_columns(group: Sequence[Episode]) -> tuple[dict[str, str], set[str]]:
 
 
 def preference_rows(
-    group: Sequence[tuple[Episode, Turn, float]],
-    renderer: RowRenderer,
-    *,
-    margin: float,
-    unpaired: bool = False,
-    good: float = 0.8,
+    group: Sequence[tuple[Episode, Turn, float]], renderer: RowRenderer, *, margin: float
 ) -> Iterator[Row]:
-    """Preference rows: DPO pairs with `chosen` and `rejected`, or KTO rows with `label`.
+    """DPO pairs with `chosen` and `rejected`.
 
     The two answers of a pair have the same prompt, tools and output schema; tool-call ids are ignored in the
     comparison. The answer with the higher return is `chosen`.
@@ -216,29 +195,15 @@ def preference_rows(
         group: Calls of one group: episode, turn, return.
         renderer: Converts messages and tools to the form that the model's chat template renders.
         margin: Minimum difference between the two returns.
-        unpaired: Write KTO rows instead of pairs.
-        good: Quality in [0, 1] from which a KTO label is True.
     """
     by_prompt: dict[str, list[tuple[Episode, Turn, float]]] = {}
     for entry in group:
         request, _, definitions = trained_parts(entry[1])
-        by_prompt.setdefault(as_json([_numbered(request), definitions, output_schema(entry[1].request)]), []).append(
+        prompt, _, _ = _written(renderer, request, [], definitions)
+        by_prompt.setdefault(as_json([_numbered(prompt), definitions, output_schema(entry[1].request)]), []).append(
             entry
         )
     for entries in by_prompt.values():
-        if unpaired:
-            for episode, turn, value in entries:
-                prompt, completion, tools = _written(renderer, *trained_parts(turn))
-                label = (episode.quality or 0.0) >= good
-                yield {
-                    "prompt": prompt,
-                    "completion": completion,
-                    "tools": tools,
-                    "label": label,
-                    "return": value,
-                    **_where(episode, turn),
-                }
-            continue
         seen: set[tuple[str, str]] = set()
         for first, second in combinations(entries, 2):
             (_, worse, low), (episode, better, high) = sorted((first, second), key=lambda entry: entry[2])
@@ -256,6 +221,39 @@ def preference_rows(
                 "margin": high - low,
                 **_where(episode, better),
             }
+
+
+class LabelledRows:
+    """KTO rows with `label`. All rows with one prompt and one answer have one label.
+
+    In an answer that was followed by good and by bad outcomes there is nothing to prefer or to avoid: it has no row. If
+    the other label comes in a later group, only the rows of later groups are left out: earlier ones are written.
+
+    Args:
+        good: Quality in [0, 1] from which a label is True.
+    """
+
+    def __init__(self, renderer: RowRenderer, *, good: float) -> None:
+        self.renderer, self.good = renderer, good
+        self.left_out = 0  # rows without one label
+        self._labels: dict[int, bool | None] = {}  # by prompt and answer; None where it has both
+
+    def of(self, group: Iterable[tuple[Episode, Turn, float]]) -> Iterator[Row]:
+        """Rows of one group of calls: episode, turn, return."""
+        rows = list[tuple[int, Row]]()
+        for episode, turn, value in group:
+            prompt, completion, tools = _written(self.renderer, *trained_parts(turn))
+            label = (episode.quality or 0.0) >= self.good
+            key = hash((as_json([_numbered(prompt), tools]), _answer_key(completion[0])))
+            if self._labels.setdefault(key, label) is not label:
+                self._labels[key] = None
+            fields = {"prompt": prompt, "completion": completion, "tools": tools, "label": label, "return": value}
+            rows.append((key, {**fields, **_where(episode, turn)}))
+        for key, row in rows:
+            if self._labels[key] is None:
+                self.left_out += 1
+            else:
+                yield row
 
 
 def _numbered(messages: Sequence[Row]) -> list[Row]:

@@ -244,7 +244,10 @@ class GateReport(ReportRepr):
 
 
 def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Warning about calls that were not checked or were refused. Refused calls also count as not clean."""
+    """Warning about calls that were not checked or were refused, which also count as not clean.
+
+    Fails where whole conversations cannot be trained on.
+    """
     gate = {
         "gate": "template",
         "passed": True,
@@ -258,6 +261,19 @@ def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
             "warning": (
                 f"{counts['note']}; set model=… to a model whose tokenizer is installed, or download it with "
                 f"`assay models pull`"
+            ),
+        }
+    if counts["masks"] is False:
+        return {
+            **gate,
+            "passed": False,
+            "enforced": True,
+            "value": "no generation marks",
+            "required": "marks around the assistant's text",
+            "missing": (
+                f"TRL trains on the assistant's text of whole conversations by `{{% generation %}}` marks. The chat "
+                f"template of {counts['model']} has none, and TRL has no copy of it with marks. Export "
+                "one row per call (without whole=True), or add marks to the template in the model's folder"
             ),
         }
     gate["value"] = f"{counts['calls']} calls, {counts['converted']} with tools in text, {counts['refused']} refused"

@@ -8,13 +8,15 @@ Does not select, anonymize or write rows.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from assay.models.chat_templates import ChatTemplate, TemplateRefused
 from assay.support.values import value_text
+from assay.traces.messages.parts import object_of
 
-__all__ = ["TOOL_FORMS", "RowRenderer", "shows_tools", "training_template"]
+__all__ = ["TOOL_FORMS", "RowRenderer", "marked_by_trl", "shows_tools", "training_template"]
 
 Message = dict[str, Any]
 TOOL_FORMS = ("auto", "native", "text")
@@ -48,12 +50,32 @@ class RowRenderer:
     def __init__(self, template: ChatTemplate | None, tools: str = "auto") -> None:
         self.template = template
         self.as_text = tools == "text" or (tools == "auto" and template is not None and not shows_tools(template))
+        # otherwise the template expects objects, which it spells itself
+        self.keeps_arguments = template is not None and _renders_text_arguments(template)
         self.calls = self.converted = 0
         self.refused: Counter[str] = Counter()
 
     def messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """The messages to write; if tools are text, they contain the tool definitions."""
-        return list(_in_text(messages, tools)) if self.as_text else list(messages)
+        """The messages to write; if tools are text, they contain the tool definitions.
+
+        The arguments of tool calls stay in the model's spelling where the template can render it.
+        """
+        if self.as_text:
+            return list(_in_text(messages, tools))
+        return [self._native(message) for message in messages]
+
+    def _native(self, message: Message) -> Message:
+        if not message.get("tool_calls"):
+            return dict(message)
+        calls = [
+            {**call, "function": {**call["function"], "arguments": self._arguments(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+        return {**message, "content": message.get("content") or "", "tool_calls": calls}
+
+    def _arguments(self, arguments: Any) -> Any:
+        keeps = (self.keeps_arguments and arguments) or not isinstance(arguments, str)
+        return arguments if keeps else object_of(arguments)
 
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The tool definitions to write in their own field; empty if tools are text."""
@@ -167,6 +189,18 @@ def shows_tools(template: ChatTemplate) -> bool:
     return all(mark in text for mark in ("offered", *_marks(0), "resultmark"))
 
 
+def _renders_text_arguments(template: ChatTemplate) -> bool:
+    """Whether a template renders arguments that are JSON text as they are, as many do next to objects."""
+    arguments = '{"mark":1e0}'
+    call = {"id": "call_0", "type": "function", "function": {"name": "called", "arguments": arguments}}
+    try:
+        return arguments in template.render(
+            [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        )
+    except TemplateRefused:
+        return False
+
+
 def _in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Messages with tools as text.
 
@@ -186,10 +220,7 @@ def _in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
             yield {"role": "user", "content": "\n".join(results)}
             results = []
         if message.get("tool_calls"):
-            calls = [
-                f"<tool_call>\n{json.dumps(_named(call), ensure_ascii=False)}\n</tool_call>"
-                for call in message["tool_calls"]
-            ]
+            calls = [f"<tool_call>\n{_call_text(call['function'])}\n</tool_call>" for call in message["tool_calls"]]
             fields = {key: value for key, value in message.items() if key != "tool_calls"}
             yield {**fields, "content": _joined(message.get("content"), "\n".join(calls), "\n")}
         else:
@@ -198,12 +229,11 @@ def _in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
         yield {"role": "user", "content": "\n".join(results)}
 
 
-def _named(call: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
-    if isinstance(arguments, str):  # OpenAI's API has them as JSON text
-        with suppress(ValueError):
-            arguments = json.loads(arguments)
-    return {"name": call["function"]["name"], "arguments": arguments}
+def _call_text(function: Mapping[str, Any]) -> str:
+    """A call as JSON, with the arguments in the model's spelling."""
+    arguments = function["arguments"] or {}
+    spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {spelled}}}'
 
 
 def _joined(content: Any, text: str, between: str = "\n\n") -> Any:
@@ -227,6 +257,19 @@ _TURNS = """{{%- for message in messages %}}
 {{%- endif %}}
 {{%- endfor %}}
 {{%- if add_generation_prompt %}}{{{{ {answer[0]} }}}}{{% endif %}}"""
+
+
+def marked_by_trl(template: ChatTemplate) -> bool | None:
+    """Whether TRL has a marked template for this one, which it compares by text; None if TRL is not installed."""
+    found = find_spec("trl")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "chat_templates"
+    return any(
+        known.read_text(encoding="utf-8") == template.text
+        for known in folder.glob("*.jinja")
+        if known.with_stem(f"{known.stem}_training").exists()
+    )
 
 
 def training_template(template: ChatTemplate) -> ChatTemplate | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from assay.models.chat_templates import TemplateRefused, find_template, hub_name
 from assay.traces.export.formats import trained_parts
-from assay.traces.export.rendering import RowRenderer, shows_tools, training_template
+from assay.traces.export.rendering import RowRenderer, marked_by_trl, shows_tools, training_template
 from assay.traces.export.settings import ExportConfig
 from assay.traces.export.turns import Turn
 
@@ -22,7 +22,7 @@ class Target:
     """
 
     def __init__(self, config: ExportConfig) -> None:
-        self.name, self.demos = config.model, config.demos
+        self.name, self.demos, self.whole = config.model, config.demos, config.whole
         self.renders = config.kind != "transitions"  # transitions are trained on their token ids
         self.checks = config.kind in ("sft", "preferences")  # grpo writes prompts only
         self.template = find_template(config.model) if self.renders else None
@@ -51,6 +51,13 @@ class Target:
         except TemplateRefused:
             self.marked = None
 
+    @property
+    def masks(self) -> bool | None:
+        """Whether TRL can restrict the loss to the assistant's text; None if that is not needed or not known."""
+        if not self.whole or self.template is None:
+            return None
+        return self.template.marks_generation or self.marked is not None or marked_by_trl(self.template)
+
     def to_dict(self) -> dict[str, Any]:
         """For the manifest: the model, whether and where its template was found, and the counts of the calls."""
         is_installed = self.template is not None
@@ -61,4 +68,5 @@ class Target:
             "source": self.template.source if self.template else None,
         }
         note = f"the chat template of {self.name} is not installed; whether it renders the answers was not checked"
+        model["masks"] = self.masks
         return {**model, **self.renderer.to_dict(), **({} if is_installed else {"calls": 0, "note": note})}

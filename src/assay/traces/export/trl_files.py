@@ -63,6 +63,7 @@ per_device_train_batch_size: 4
 gradient_accumulation_steps: 4
 logging_steps: 1
 report_to: none
+bf16: false  # runs on a CPU too; true is faster on a GPU with bfloat16
 use_peft: true
 lora_target_modules: all-linear
 {extra}"""

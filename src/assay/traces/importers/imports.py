@@ -147,6 +147,7 @@ class ImportReport(ReportRepr):
     Args:
         unchanged: Rollouts that were already in the store.
         duplicates: Rows that were in the file twice.
+        repeated: The first 20 of them.
         skipped: Number of other parts that were not imported.
         reasons: The first 20 reasons for skipped parts.
     """
@@ -160,6 +161,7 @@ class ImportReport(ReportRepr):
     scored: int = 0
     rated: int = 0
     duplicates: int = 0
+    repeated: tuple[str, ...] = ()
     skipped: int = 0
     reasons: tuple[str, ...] = ()
 
@@ -214,7 +216,8 @@ def import_traces(store: Store, kind: str, path: str | Path, *, score: str | Non
 
 def _with_skipped(report: ImportReport, skipped: Skipped) -> ImportReport:
     if skipped.repeated:
-        return replace(report, duplicates=report.duplicates + 1)
+        repeated = (*report.repeated, skipped.where)[:_REASONS]
+        return replace(report, duplicates=report.duplicates + 1, repeated=repeated)
     trace = f" (trace {skipped.trace})" if skipped.trace else ""
     reasons = (
         report.reasons

@@ -17,14 +17,15 @@ __all__ = ["file_stats", "stats"]
 # (statement with :names, values by name) -> all rows
 Execute = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 
+_UNPRICED = "sum(CASE WHEN cached OR transitions.cost_usd IS NOT NULL THEN 0 ELSE 1 END)"
 _ROLLOUTS = "SELECT count(*), count(score), avg(score) FROM rollouts {own}"
 _SPLITS = "SELECT split, count(*) FROM rollouts {own} GROUP BY split ORDER BY split"
 _STATUSES = "SELECT status, count(*) FROM rollouts {own} GROUP BY status ORDER BY status"
 _CALLS = (
     "SELECT count(*), sum(CAST(cached AS INTEGER)), sum(prompt_tokens), sum(completion_tokens), "
-    "sum(transitions.cost_usd), count(transitions.cost_usd) FROM transitions {joined}"
+    f"sum(CASE WHEN cached THEN 0 ELSE transitions.cost_usd END), {_UNPRICED} FROM transitions {{joined}}"
 )
-_ERRORS = "SELECT count(*) FROM transitions {joined} {and_} transitions.error IS NOT NULL"
+_ERRORS = f"SELECT count(*), {_UNPRICED} FROM transitions {{joined}} {{and_}} transitions.error IS NOT NULL"
 _RUNS = "SELECT sum(unseen), max(unrecorded_reason) FROM runs {one}"
 
 
@@ -45,8 +46,8 @@ def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
         for statement in (_ROLLOUTS, _SPLITS, _STATUSES, _CALLS, _ERRORS, _RUNS)
     )
     unrecorded = Unrecorded(int(runs[0][0] or 0), runs[0][1])
-    ((count, scored, mean),), ((made, cached, prompt, completion, cost, priced),) = rollouts, calls
-    unknown = priced < made - errors[0][0]  # failed calls have no price
+    ((count, scored, mean),), ((made, cached, prompt, completion, cost, unpriced),) = rollouts, calls
+    unknown = (unpriced or 0) > (errors[0][1] or 0)  # failed calls have no price
     return {
         "rollouts": count, "transitions": made, **unrecorded.to_dict(), "scored": scored, "mean_score": mean,
         "cached": int(cached or 0), "errors": errors[0][0], "prompt_tokens": int(prompt or 0),

@@ -17,6 +17,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import tables as schema
+from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.reads import StoreReads
 from assay.traces.store.rows import clean, rollout_of, transition_of
 
@@ -365,16 +366,16 @@ def calls_from(store: StoreReads, rollout_id: str, first: int = 0, *, limit: int
     steps = schema.transitions
     own = steps.c.rollout_id == rollout_id
     query = sa.select(steps).where(own, steps.c.t >= first - 1).order_by(steps.c.t).limit(limit + 2)
-    paid = sa.case((steps.c.cached, 0.0), else_=steps.c.cost_usd)
     sums = sa.select(
-        sa.func.count(), sa.func.sum(steps.c.prompt_tokens), sa.func.sum(steps.c.completion_tokens), sa.func.sum(paid)
+        sa.func.count(),
+        sa.func.sum(steps.c.prompt_tokens),
+        sa.func.sum(steps.c.completion_tokens),
+        sa.func.sum(PAID),
+        sa.func.sum(UNPRICED),
     ).where(own)
-    unpriced = sa.select(sa.func.count()).where(own, steps.c.cost_usd.is_(None), sa.not_(steps.c.cached))
-    failed = sa.select(sa.func.count()).where(own, steps.c.error.is_not(None), steps.c.cost_usd.is_(None))
     with store.engine.connect() as connection:
         calls = [transition_of(row) for row in connection.execute(query).mappings()]
-        count, prompt, completion, cost = connection.execute(sums).one()
-        unknown = connection.execute(unpriced).scalar_one() > connection.execute(failed).scalar_one()
+        count, prompt, completion, cost, unknown = connection.execute(sums).one()
     rows = [row for row in calls if row.t >= first]
     return Calls(
         rows=rows[:limit],

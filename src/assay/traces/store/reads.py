@@ -15,6 +15,7 @@ from assay.traces.missed import Unrecorded
 from assay.traces.records import Rollout, of_tenant
 from assay.traces.store import counts
 from assay.traces.store import tables as schema
+from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.rows import rollout_of, transition_of
 
 __all__ = ["QUESTION", "Forgotten", "StoreReads"]
@@ -103,15 +104,14 @@ class StoreReads:
         """Usage of a run so far, by phase. A resumed run counts it against its caps; cached answers cost nothing."""
         r, t = schema.rollouts, schema.transitions
         uncached = sa.case((t.c.cached, 0), else_=1)
-        unpriced = sa.and_(t.c.cost_usd.is_(None), t.c.error.is_(None))  # a failed call has no price
         query = (
             sa.select(
                 r.c.phase,
                 sa.func.sum(uncached),
                 sa.func.sum(uncached * sa.func.coalesce(t.c.prompt_tokens, 0)),
                 sa.func.sum(uncached * sa.func.coalesce(t.c.completion_tokens, 0)),
-                sa.func.sum(uncached * sa.func.coalesce(t.c.cost_usd, 0.0)),
-                sa.func.sum(sa.case((unpriced, uncached), else_=0)),
+                sa.func.sum(PAID),
+                sa.func.sum(UNPRICED),
             )
             .select_from(t.join(r, r.c.id == t.c.rollout_id))
             .where(r.c.run_id == run_id)

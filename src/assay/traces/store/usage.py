@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from assay.traces.store import tables as schema
+from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.reads import StoreReads
 
 __all__ = ["PhaseUsage", "usage_of_phases"]
@@ -12,7 +13,10 @@ __all__ = ["PhaseUsage", "usage_of_phases"]
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseUsage:
-    """Usage of one phase and source of rollouts. `cost_usd` is None if a call has no known price."""
+    """Usage of one phase and source of rollouts: calls that were made, and those that equal calls answered (`cached`).
+
+    `cost_usd` is None if a call has no known price.
+    """
 
     phase: str
     source: str
@@ -26,13 +30,11 @@ def usage_of_phases(store: StoreReads, run_id: str) -> list[PhaseUsage]:
     """Usage by phase and source, the most calls first."""
     rollouts, steps = schema.rollouts, schema.transitions
     columns = (rollouts.c.phase, rollouts.c.source)
-    paid = sa.case((steps.c.cached, 0.0), else_=steps.c.cost_usd)
-    unpriced = sa.case((sa.and_(sa.not_(steps.c.cached), steps.c.cost_usd.is_(None)), 1), else_=0)
     tokens = sa.func.coalesce(steps.c.prompt_tokens, 0) + sa.func.coalesce(steps.c.completion_tokens, 0)
     query = (
         sa.select(
             *columns, sa.func.count(), sa.func.sum(sa.case((steps.c.cached, 1), else_=0)), sa.func.sum(tokens),
-            sa.func.sum(paid), sa.func.sum(unpriced),
+            sa.func.sum(PAID), sa.func.sum(UNPRICED),
         )
         .select_from(rollouts.join(steps, steps.c.rollout_id == rollouts.c.id))
         .where(rollouts.c.run_id == run_id)
@@ -41,7 +43,7 @@ def usage_of_phases(store: StoreReads, run_id: str) -> list[PhaseUsage]:
     with store.engine.connect() as connection:
         usage = [
             PhaseUsage(
-                phase=phase, source=source, calls=count, cached=int(cached), tokens=int(tokens),
+                phase=phase, source=source, calls=count - int(cached), cached=int(cached), tokens=int(tokens),
                 cost_usd=None if unknown else float(cost or 0.0),
             )
             for phase, source, count, cached, tokens, cost, unknown in connection.execute(query)
