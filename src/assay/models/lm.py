@@ -24,7 +24,7 @@ from assay.models.hosted import HostedBackend
 from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
-from assay.models.scope import current_sample, sample_scope
+from assay.models.scope import current_repeats, current_sample, sample_scope
 from assay.models.thinking import Thinking, ThinkingError, thinking_scope
 from assay.support.settings import nearest
 from assay.support.values import json_text
@@ -60,25 +60,53 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
-        samples, kwargs = self._samples(kwargs)
         completions = []
-        for sample in samples:
-            with sample_scope(sample), thinking_scope(thinking), _unwrapped():
-                completions.append(
-                    super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
-                )
+        with self._numbered(kwargs, prompt, messages, thinking):
+            samples, kwargs = self._samples(kwargs)
+            for sample in samples:
+                with sample_scope(sample), thinking_scope(thinking), _unwrapped():
+                    completions.append(
+                        super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
+                    )
         return completions[0] if len(completions) == 1 else _together(completions)
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
-        samples, kwargs = self._samples(kwargs)
         completions = []
-        for sample in samples:
-            with sample_scope(sample), thinking_scope(thinking), _unwrapped():
-                completions.append(
-                    await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
-                )
+        with self._numbered(kwargs, prompt, messages, thinking):
+            samples, kwargs = self._samples(kwargs)
+            for sample in samples:
+                with sample_scope(sample), thinking_scope(thinking), _unwrapped():
+                    completions.append(
+                        await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
+                    )
         return completions[0] if len(completions) == 1 else _together(completions)
+
+    @contextlib.contextmanager
+    def _numbered(self, kwargs: Mapping[str, Any], prompt: Any, *content: Any) -> Iterator[None]:
+        """Inside, a call that repeats an earlier one of its rollout belongs to a sample of its own.
+
+        Not numbered, and so answered by the cache: calls at temperature 0, which ask for the same answer again, and
+        calls that name their sample themselves (`rollout_id` as an argument).
+        """
+        settings, repeats = {**self.kwargs, **kwargs}, current_repeats.get()
+        requested = prompt.config.temperature if isinstance(prompt, lm15.Request) else settings.get("temperature")
+        temperature = self.recording.backend.sampling.get("temperature", requested)
+        if repeats is None or kwargs.get("rollout_id") is not None or temperature == 0:
+            yield
+            return
+        identity = json_text([self.model, self.recording.address, settings, prompt, *content], sort_keys=True)
+        call = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()
+        number = repeats.next(call)
+        try:
+            sample = current_sample.get()
+            with sample_scope((sample or 0) if number else sample, f"repeat {number}" if number else ""):
+                yield
+        except LoopStopped:  # it is in the cache as the answer of this number
+            raise
+        except BaseException:
+            repeats.unanswered(call, number)
+            raise
 
     def _samples(self, kwargs: dict[str, Any]) -> tuple[list[int | None], dict[str, Any]]:
         """The sample of each requested completion (`n`), and the arguments of each call: one completion per call."""
@@ -113,6 +141,15 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
             kwargs.pop("temperature", None)
         copied: LanguageModel = super().copy(**kwargs)
         return copied
+
+    def update_history(self, entry: Any) -> None:
+        """Adds a call to the histories of this model and of the calling modules.
+
+        DSPy's history of all calls in the process is left out: it would show each run the calls of the others.
+        """
+        for owner in (self, *(dspy.settings.caller_modules or ())):
+            owner.history.append(entry)
+            del owner.history[: -dspy.settings.max_history_size or None]
 
     def _sample(self, kwargs: dict[str, Any]) -> int | None:
         rollout_id = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
