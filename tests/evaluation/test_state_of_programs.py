@@ -117,20 +117,6 @@ class BesideLockOfObject(Notes):
         self.seen = self.desk.seen
 
 
-class InClosure(Notes):
-    def prepare(self) -> None:
-        seen: list[str] = []
-        self.seen, self.tool = [], seen.append
-        self.tools = [dspy.Tool(lambda question: seen.append(question), name="note", args={"question": {}})]
-        self.read = lambda: seen
-
-    def note(self, question: str) -> None:
-        self.tools[0](question=question)
-
-    def notes(self) -> Any:
-        return self.read()
-
-
 class ThroughItsOwnMethod(Notes):
     def prepare(self) -> None:
         self.seen = []
@@ -172,14 +158,22 @@ class Executing:
         return self.answer(question=task["question"], notes=str(self.seen))
 
 
-def function_with_closure() -> Callable[[str], Any]:
-    seen, answer = list[str](), dspy.Predict("question, notes -> answer")
+def function_around_module() -> Callable[[str], Any]:
+    inner = Notes()
+    return lambda question: inner(question=question)
 
-    def function(question: str) -> Any:
-        seen.append(question)
-        return answer(question=question, notes=str(seen))
 
-    return function
+class WrappedTool(Notes):
+    def prepare(self) -> None:
+        self.seen = []
+
+        def logged(tool: Callable[[str], None]) -> Callable[[str], None]:
+            return lambda question: tool(question)
+
+        self.tools = [dspy.Tool(logged(lambda question: self.seen.append(question)), name="n", args={"question": {}})]
+
+    def note(self, question: str) -> None:
+        self.tools[0](question=question)
 
 
 def function_with_default() -> Callable[..., Any]:
@@ -215,8 +209,8 @@ def tasks_in(prompt: str) -> int:
     "build",
     [
         Notes, InDictionary, InText, InNestedTuple, InSubmodule, InDemos, InClassThroughSelf, BesideLock,
-        BesideLockOfObject, InClosure, ThroughItsOwnMethod, InLongList, InHistories, Executing, function_with_closure,
-        function_with_default,
+        BesideLockOfObject, WrappedTool, ThroughItsOwnMethod, InLongList, InHistories, Executing,
+        function_around_module, function_with_default,
     ],
 )  # fmt: skip
 def test_no_prompt_shows_another_task(build: Callable[[], Any]) -> None:
@@ -232,15 +226,15 @@ class InClass(Notes):
         type(self).shared.append(question)
 
 
-class CountedInClass(Notes):
-    count = 0
+class LastInClass(Notes):
+    last = ""
 
     @classmethod
-    def raised(cls) -> None:
-        cls.count += 1
+    def keep(cls, question: str) -> None:
+        cls.last = question
 
     def note(self, question: str) -> None:
-        self.raised()
+        self.keep(question)
 
 
 class InDefaultArgument(Notes):
@@ -292,7 +286,7 @@ class InGenerator(Notes):
 @pytest.mark.parametrize(
     ("build", "attribute"),
     [
-        (InClass, "InClass.shared"), (CountedInClass, "CountedInClass.count"), (InDefaultArgument, "note"),
+        (InClass, "InClass.shared"), (LastInClass, "LastInClass.last"), (InDefaultArgument, "note"),
         (InUncopied, "seen.questions"), (InQueue, "seen"), (InDatabase, "seen"), (InGenerator, "seen"),
     ],
 )  # fmt: skip
@@ -330,6 +324,22 @@ def test_parts_that_are_meant_to_be_shared_are_shared() -> None:
     program = WithParts()
     assert len(prompts_of(program)) == len(TASKS)
     assert program.shared.uses == len(TASKS)
+
+
+def test_variables_that_a_function_encloses_and_numbers_of_a_class_stay_what_they_are() -> None:
+    seen, runs = list[str](), 0
+
+    class Counting(Notes):
+        made = 0
+
+        def note(self, question: str) -> None:
+            nonlocal runs
+            runs += 1
+            seen.append(question)
+            type(self).made += 1
+
+    prompts_of(Counting(), threads=1)
+    assert len(seen) == runs == Counting.made == len(TASKS)
 
 
 class Arrays(Notes):

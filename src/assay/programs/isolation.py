@@ -1,11 +1,12 @@
 """Runs a program on a copy of its own, so that no run sees what another one left in the program.
 
-Copied: attributes of the program and of the objects in it, class attributes reached through `self`, closures and
-default arguments of the user's functions. Shared by all runs: what cannot be copied (locks, clients, connections),
-arrays from 1 MiB, the entries of containers with more than 1,000 of them, and whatever an object's own `__deepcopy__`
-returns. What is shared and can be read is compared before and after a run; a run that changed it is refused.
+Copied: attributes of the program and of the objects in it, class attributes reached through `self`, and default
+arguments of the user's functions. Shared by all runs: what cannot be copied (locks, clients, connections), arrays from
+1 MiB, the entries of containers with more than 1,000 of them, and whatever an object's own `__deepcopy__` returns. What
+is shared and can be read is compared before and after a run; a run that changed it is refused, unless only a number
+changed: programs count their calls.
 
-Module globals are neither copied nor compared: programs cache and count in them.
+Module globals and the variables that functions enclose are neither copied nor compared, but an enclosed program is.
 """
 
 import copy
@@ -77,8 +78,9 @@ class _Plan:
     shared: dict[int, Any] = field(default_factory=dict)  # by id, as they are
     large: list[Any] = field(default_factory=list)  # containers of which only the entries are shared
     models: list[dspy.BaseLM] = field(default_factory=list)
-    functions: list[FunctionType] = field(default_factory=list)  # with a closure or default arguments
+    functions: list[FunctionType] = field(default_factory=list)  # with parts of the program, or default arguments
     modules: list[dspy.Module] = field(default_factory=list)
+    parts: set[int] = field(default_factory=set)  # ids of all parts of the program
     class_attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (object, name, value)
     watched: dict[str, Callable[[], Any]] = field(default_factory=dict)  # by name
 
@@ -86,8 +88,7 @@ class _Plan:
         """A copy, and the modules of `program` by the id of their copies."""
         memo = self._memo()
         own: dspy.Module = copy.deepcopy(program, memo)
-        for function in self.functions:
-            _fill(memo[id(function)], function, memo)
+        self._fill(memo)
         for holder, name, value in self.class_attributes:
             if (other := memo.get(id(holder))) is not None and name not in vars(other):
                 vars(other)[name] = copy.deepcopy(value, memo)
@@ -105,16 +106,38 @@ class _Plan:
         memo = dict(self.shared)
         memo |= {id(value): copy.copy(value) for value in self.large}
         memo |= {id(model): model.copy() for model in self.models}
-        return memo | {id(function): _empty(function) for function in self.functions}
+        return memo | {id(function): self._like(function) for function in self.functions}
 
-    def examine(self, value: Any, seen: set[int]) -> None:
+    def _like(self, function: FunctionType) -> FunctionType:
+        """A function with the same code, with empty cells for parts of the program and the same cells otherwise."""
+        closure = function.__closure__ and tuple(
+            CellType() if self._is_own(cell) else cell for cell in function.__closure__
+        )
+        other = FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+        return update_wrapper(other, function)  # type: ignore[return-value]
+
+    def _fill(self, memo: dict[int, Any]) -> None:
+        """Gives the functions of a copy its own parts, and default arguments."""
+        for function in self.functions:
+            other = memo[id(function)]
+            other.__defaults__ = copy.deepcopy(function.__defaults__, memo)
+            other.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+            for cell, original in zip(other.__closure__ or (), function.__closure__ or (), strict=True):
+                if cell is not original:
+                    cell.cell_contents = copy.deepcopy(original.cell_contents, memo)
+
+    def _is_own(self, cell: CellType) -> bool:
+        content = _content(cell)
+        return (not isinstance(content, FunctionType) and id(content) in self.parts) or content in self.functions
+
+    def examine(self, value: Any) -> None:
         """Finds all parts of a value that a plain `copy.deepcopy` would not treat as a run needs it."""
-        waiting = [value]
+        waiting, functions = [value], list[FunctionType]()
         while waiting:
             part = waiting.pop()
-            if isinstance(part, _ATOMS) or id(part) in seen:
+            if isinstance(part, _ATOMS) or id(part) in self.parts:
                 continue
-            seen.add(id(part))
+            self.parts.add(id(part))
             if isinstance(part, dspy.BaseLM):
                 self.models.append(part)
                 continue
@@ -124,15 +147,22 @@ class _Plan:
             if isinstance(part, _CONTAINERS) and len(part) > _LARGE:
                 self.large.append(part)
                 continue
-            if isinstance(part, FunctionType):
-                if not _has_state(part):
-                    continue
-                self.functions.append(part)
+            if isinstance(part, FunctionType) and _is_user_function(part):
+                functions.append(part)
             if isinstance(part, dspy.Module):
                 self.modules.append(part)
             if isinstance(part, dspy.Module) or _is_user_class(type(part)):
                 waiting += self._of_classes(part)
             waiting += _parts(part).values()
+        found = functions
+        while found:  # a function that encloses a function that is copied is copied too
+            found = [
+                function
+                for function in functions
+                if function not in self.functions
+                and (_has_defaults(function) or any(map(self._is_own, function.__closure__ or ())))
+            ]
+            self.functions += found
 
     def _of_classes(self, holder: Any) -> list[Any]:
         """Watches the class attributes of an object of the user's; returns those that its copies get for themselves."""
@@ -142,10 +172,8 @@ class _Plan:
                 continue
             for name, value in vars(kind).items():
                 function = getattr(value, "__func__", value)
-                if isinstance(function, FunctionType) and _has_state(function):
-                    self.watched[f"a default argument or closure of {function.__qualname__}"] = partial(
-                        _parts, function
-                    )
+                if isinstance(function, FunctionType) and _has_defaults(function):
+                    self.watched[f"a default argument of {function.__qualname__}"] = partial(_defaults, function)
                 if name.startswith("__") or name == "_abc_impl" or hasattr(value, "__get__"):
                     continue
                 self.watched[f"the class attribute {kind.__name__}.{name}"] = partial(getattr, kind, name, None)
@@ -170,14 +198,13 @@ class _Plan:
         try:
             memo = self._memo()
             copy.deepcopy(value, memo)
-            for function in self.functions:
-                _fill(memo[id(function)], function, memo)
+            self._fill(memo)
         except Exception:
             return False
         return True
 
     def finish(self, program: dspy.Module) -> None:
-        self.examine(program, set())
+        self.examine(program)
         self.share_what_cannot_be_copied(program, "", set())
         self.class_attributes = [entry for entry in self.class_attributes if self._copies(entry[-1])]
 
@@ -229,8 +256,9 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, MethodType):
         return {"": value.__self__}
     if isinstance(value, FunctionType):
-        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        return dict(enumerate((*defaults, *(_content(cell) for cell in value.__closure__ or ()))))
+        enclosed = [_content(cell) for cell in value.__closure__ or ()]
+        programs = [part for part in enclosed if isinstance(part, FunctionType | dspy.Module)]
+        return {str(place): part for place, part in enumerate((*programs, *_defaults(value)))}
     if isinstance(value, partial):
         return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
     if getattr(type(value), "__deepcopy__", None) not in (None, pydantic.BaseModel.__deepcopy__):
@@ -244,10 +272,18 @@ def _own_parts(value: Any) -> dict[str, Any]:
     return _parts(value) if divisible or _is_user_class(type(value)) else {}
 
 
-def _has_state(function: FunctionType) -> bool:
-    return any(not isinstance(part, _ATOMS) for part in _parts(function).values()) and (
-        is_user_file(path) if (path := Path(function.__code__.co_filename)).is_file() else True
-    )
+def _is_user_function(function: FunctionType) -> bool:
+    path = Path(function.__code__.co_filename)
+    return is_user_file(path) or not path.is_file()
+
+
+def _defaults(function: FunctionType) -> list[Any]:
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _has_defaults(function: FunctionType) -> bool:
+    """Whether a default argument can be changed."""
+    return not all(isinstance(value, _ATOMS) for value in _defaults(function))
 
 
 def _content(cell: CellType) -> Any:
@@ -257,27 +293,10 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _empty(function: FunctionType) -> FunctionType:
-    """A function with the same code and an empty closure."""
-    closure = None if function.__closure__ is None else tuple(CellType() for _ in function.__closure__)
-    other = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    return update_wrapper(other, function)  # type: ignore[return-value]
-
-
-def _fill(other: FunctionType, function: FunctionType, memo: dict[int, Any]) -> None:
-    """Gives a function from `_empty` copies of closure and default arguments."""
-    other.__defaults__ = copy.deepcopy(function.__defaults__, memo)
-    other.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
-    vars(other).update(vars(function))
-    for cell, original in zip(other.__closure__ or (), function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell
-            cell.cell_contents = copy.deepcopy(original.cell_contents, memo)
-
-
 def _reading(value: Any, depth: int = 6) -> Any:
-    """What can be compared of a value: its contents, as far as they are plain data or objects of the user's."""
+    """What can be compared of a value: its contents, as far as they are texts, or objects of the user's with them."""
     if isinstance(value, _ATOMS):
-        return repr(value)
+        return repr(value) if isinstance(value, str | bytes | None) else ""
     if isinstance(value, GeneratorType):
         frame = value.gi_frame
         return None if frame is None else [frame.f_lasti, _reading(frame.f_locals, depth - 1)]

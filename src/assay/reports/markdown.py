@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.reports.texts import readable
+from assay.reports.texts import price, readable
 from assay.support.numbers import figure, signed
 
 __all__ = [
@@ -26,7 +26,7 @@ NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing 
 
 def dollars(value: float | None) -> str:
     """A price; a dash where it is not known."""
-    return "–" if value is None else f"${value:.4f}"
+    return "–" if value is None else price(value)
 
 
 def cost_words(value: float | None) -> str:

@@ -7,6 +7,7 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, store_option
 from assay.cli.shared import open_store, print_json
+from assay.reports.markdown import dollars
 from assay.runs.settings import OfRunSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
@@ -54,7 +55,7 @@ def _lines(counts: dict[str, Any]) -> list[tuple[str, str]]:
     complete = counts["unrecorded"] == 0
     unpriced = "a call has no known price" if complete else "LM calls that were not recorded have no price"
     mean = "–" if counts["mean_score"] is None else f"{counts['mean_score']:.3f}"
-    cost = f"unknown: {unpriced}" if counts["cost_usd"] is None else f"${counts['cost_usd']:.4f}"
+    cost = f"unknown: {unpriced}" if counts["cost_usd"] is None else dollars(counts["cost_usd"])
     return [
         ("rollouts", f"{counts['rollouts']:,}"), ("  by status", by("statuses")), ("  by split", by("splits")),
         ("  scored", f"{counts['scored']:,}, mean score {mean}"), ("LM calls", f"{counts['transitions']:,}"),
