@@ -1,6 +1,6 @@
 """Prices of calls: those that the user gives for a model, else litellm's, to which `litellm.register_model` adds.
 
-Unknown is None, never 0.
+Unknown is None, never 0. Settings import this module, so it loads DSPy and litellm only for a price.
 """
 
 import math
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import ConfigError
-from assay.models.custom_backend import CustomBackend
-from assay.models.hosted import quiet_litellm
 from assay.models.roles import is_embedded
 
 __all__ = ["Price", "cost_of", "price", "price_text"]
@@ -69,6 +67,8 @@ def price(model: str, prompt_tokens: int, completion_tokens: int, *, own: Price 
         return own.cost(prompt_tokens, completion_tokens)
     if is_embedded(model):
         return 0.0
+    from assay.models.hosted import quiet_litellm
+
     litellm = quiet_litellm()
     try:
         entry = litellm.model_cost[litellm.get_model_info(model)["key"]]
@@ -89,6 +89,8 @@ def cost_of(backend: Any, model: str, usage: Any, reported: float | None, *, own
             cached, audio and reasoning tokens, but not the prices of `litellm.register_model`: a call with no such
             tokens has litellm's price.
     """
+    from assay.models.custom_backend import CustomBackend
+
     listed = price(model, usage.input_tokens or 0, usage.output_tokens or 0, own=own)
     special = usage.cache_read_tokens or usage.cache_write_tokens or usage.reasoning_tokens
     special = special or usage.input_audio_tokens or usage.output_audio_tokens
