@@ -166,7 +166,7 @@ class _Plan:
 
     def _of_classes(self, holder: Any) -> list[Any]:
         """Watches the class attributes of an object of the user's; returns those that its copies get for themselves."""
-        values = {}
+        values: dict[str, Any] = {}
         for kind in type(holder).__mro__:
             if not _is_user_class(kind):
                 continue
@@ -179,7 +179,8 @@ class _Plan:
                 self.watched[f"the class attribute {kind.__name__}.{name}"] = partial(getattr, kind, name, None)
                 if not isinstance(value, _ATOMS):
                     values.setdefault(name, value)
-        if isinstance(holder, dspy.Module) or type(holder).__setattr__ is object.__setattr__:
+        plain: Any = object.__setattr__  # objects that check their attributes, such as pydantic's, get none
+        if isinstance(holder, dspy.Module) or type(holder).__setattr__ is plain:
             self.class_attributes += [(holder, *item) for item in values.items() if hasattr(holder, "__dict__")]
         return list(values.values())
 
