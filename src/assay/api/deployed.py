@@ -26,6 +26,7 @@ from assay.models import LanguageModel, Meter, get_lm
 from assay.models.failures import failure_of_program
 from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, within_limit
 from assay.programs import program_fields, program_version
+from assay.programs.isolation import running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
 from assay.runs.loading import load_rubric
@@ -86,10 +87,8 @@ class LoadedVersion:
                 program_version=self.version, parameters=self.parameters, model=self.model, **fields,
             ) as recording:  # fmt: skip
                 try:
-                    with limited(timeout_s, tools_of=timeout_s):
-                        prediction = within_limit(
-                            lambda: as_prediction(self.program(**own_containers(inputs))), "the agent"
-                        )
+                    with limited(timeout_s, tools_of=timeout_s), running(self.program) as program:
+                        prediction = within_limit(lambda: as_prediction(program(**own_containers(inputs))), "the agent")
                 finally:
                     if replay is not None and replay.missed:  # also where the program has turned it into an answer
                         raise DeploymentError(

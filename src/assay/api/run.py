@@ -20,6 +20,7 @@ from assay.models.roles import Endpoint
 from assay.programs import load_program, program_fields, program_inputs, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.compose import Configured, is_agent
+from assay.programs.isolation import running
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
 from assay.runs.ending import ended_in_order
@@ -152,9 +153,10 @@ def predictor(
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
             with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-                prediction = answered_within(
-                    config.task_timeout, lambda: as_prediction(built(**own_containers(dict(inputs))))
-                )
+                with running(built) as own:
+                    prediction = answered_within(
+                        config.task_timeout, lambda: as_prediction(own(**own_containers(dict(inputs))))
+                    )
                 rollout.prediction = json_value(dict(prediction.items()), placeholders=True)
             return prediction
 

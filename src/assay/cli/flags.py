@@ -29,7 +29,7 @@ __all__ = [
     "settings_flags",
 ]
 
-_MODEL = ("model", "api_base", "api_key_env", "thinking")
+_MODEL = ("model", "api_base", "api_key_env", "price", "thinking")
 SPLITS = ("train", "val", "gate", "test")
 
 

@@ -26,6 +26,7 @@ from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, wit
 from assay.models.tool_limits import ToolOverTime
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
+from assay.programs.isolation import running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
@@ -112,7 +113,7 @@ class Session:
         """DSPy's settings for this session.
 
         DSPy's call history and prediction trace are disabled: they would keep the last 10,000 entries in memory, and
-        the store has all of them. Optimizers that read a trace open their own.
+        the store has all of them. Each run has its own, see `running`. Optimizers that read a trace open their own.
         """
         settings = {"lm": self.lm, "num_threads": self.threads, "disable_history": True, "trace": UnreadTrace()}
         with dspy.context(**settings, **listening(self.recorder)):
@@ -272,8 +273,9 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
 
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
-            with sample_scope(self.sample, rollout.task_id), self._settings():
-                return within_limit(lambda: as_prediction(self.program(**self._given(inputs, rollout))), "the run")
+            scope = sample_scope(self.sample, rollout.task_id)
+            with scope, self._settings(), running(self.program) as program:
+                return within_limit(lambda: as_prediction(program(**self._given(inputs, rollout))), "the run")
         except DataError as error:  # the task is malformed, which the program found
             error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])
             raise

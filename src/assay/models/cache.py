@@ -1,8 +1,10 @@
 """Response cache: exact requests to exact responses, stored across runs in one SQLite file.
 
 The key contains the request, the hashes of weights and adapters, and the sample (DSPy's `rollout_id`), so that a
-retrained adapter or another rollout never gets an old text. Values are compressed JSON: nothing is unpickled. DSPy's
-own cache stays off for models made by assay, because it answers above the engine and does not know the weights.
+retrained adapter or another rollout never gets an old text. Equal calls of one rollout are samples of their own: a
+replay answers them in the order in which they were sent (`assay.models.lm`). Values are compressed JSON: nothing is
+unpickled. DSPy's own cache stays off for models made by assay, because it answers above the engine and does not know
+the weights.
 """
 
 import hashlib

@@ -22,9 +22,10 @@ from assay.models.custom_backend import CustomBackend
 from assay.models.embedded import LlamaBackend
 from assay.models.hosted import HostedBackend
 from assay.models.meter import Meter
+from assay.models.prices import Price
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
-from assay.models.scope import current_sample, sample_scope
+from assay.models.scope import current_repeats, current_sample, sample_scope
 from assay.models.thinking import Thinking, ThinkingError, thinking_scope
 from assay.support.settings import nearest
 from assay.support.values import json_text
@@ -45,6 +46,7 @@ _REASONS = "max_completion_tokens"  # DSPy sets it for reasoning models that tak
 _ADDRESS = ("api_key", "api_base", "base_url")
 _KEYWORDS = (  # of `get_lm`
     "cache", "meter", "observers", "temperature", "max_tokens", "seed", "num_retries", "stop_loops", "thinking",
+    "price",
 )  # fmt: skip
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
 
@@ -60,25 +62,53 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
-        samples, kwargs = self._samples(kwargs)
         completions = []
-        for sample in samples:
-            with sample_scope(sample), thinking_scope(thinking), _unwrapped():
-                completions.append(
-                    super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
-                )
+        with self._numbered(kwargs, prompt, messages, thinking):
+            samples, kwargs = self._samples(kwargs)
+            for sample in samples:
+                with sample_scope(sample), thinking_scope(thinking), _unwrapped():
+                    completions.append(
+                        super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
+                    )
         return completions[0] if len(completions) == 1 else _together(completions)
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
-        samples, kwargs = self._samples(kwargs)
         completions = []
-        for sample in samples:
-            with sample_scope(sample), thinking_scope(thinking), _unwrapped():
-                completions.append(
-                    await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
-                )
+        with self._numbered(kwargs, prompt, messages, thinking):
+            samples, kwargs = self._samples(kwargs)
+            for sample in samples:
+                with sample_scope(sample), thinking_scope(thinking), _unwrapped():
+                    completions.append(
+                        await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
+                    )
         return completions[0] if len(completions) == 1 else _together(completions)
+
+    @contextlib.contextmanager
+    def _numbered(self, kwargs: Mapping[str, Any], prompt: Any, *content: Any) -> Iterator[None]:
+        """Inside, a call that repeats an earlier one of its rollout belongs to a sample of its own.
+
+        Not numbered, and so answered by the cache: calls at temperature 0, which ask for the same answer again, and
+        calls that name their sample themselves (`rollout_id` as an argument).
+        """
+        settings, repeats = {**self.kwargs, **kwargs}, current_repeats.get()
+        requested = prompt.config.temperature if isinstance(prompt, lm15.Request) else settings.get("temperature")
+        temperature = self.recording.backend.sampling.get("temperature", requested)
+        if repeats is None or kwargs.get("rollout_id") is not None or temperature == 0:
+            yield
+            return
+        identity = json_text([self.model, self.recording.address, settings, prompt, *content], sort_keys=True)
+        call = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()
+        number = repeats.next(call)
+        try:
+            sample = current_sample.get()
+            with sample_scope((sample or 0) if number else sample, f"repeat {number}" if number else ""):
+                yield
+        except LoopStopped:  # it is in the cache as the answer of this number
+            raise
+        except BaseException:
+            repeats.unanswered(call, number)
+            raise
 
     def _samples(self, kwargs: dict[str, Any]) -> tuple[list[int | None], dict[str, Any]]:
         """The sample of each requested completion (`n`), and the arguments of each call: one completion per call."""
@@ -113,6 +143,15 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
             kwargs.pop("temperature", None)
         copied: LanguageModel = super().copy(**kwargs)
         return copied
+
+    def update_history(self, entry: Any) -> None:
+        """Adds a call to the histories of this model and of the calling modules.
+
+        DSPy's history of all calls in the process is left out: it would show each run the calls of the others.
+        """
+        for owner in (self, *(dspy.settings.caller_modules or ())):
+            owner.history.append(entry)
+            del owner.history[: -dspy.settings.max_history_size or None]
 
     def _sample(self, kwargs: dict[str, Any]) -> int | None:
         rollout_id = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
@@ -166,6 +205,7 @@ def get_lm(
     num_retries: int = 3,
     stop_loops: bool = False,
     thinking: Any = None,
+    price: Any = None,
     **client: Any,
 ) -> LanguageModel:
     """A language model by name.
@@ -184,6 +224,8 @@ def get_lm(
             reports token ids incompletely, so leave it off where calls are recorded for training. Without it a loop
             ends at `max_tokens`. In both cases the call fails with `LoopStopped`.
         thinking: thinking budget of every call: a `Thinking`, tokens, an effort word, `off` or `auto`.
+        price: US dollars for a million tokens of prompt and answer, as `0.15,0.60` or two numbers. By default litellm's
+            price, to which `litellm.register_model` adds.
         client: `api_base`, `api_key`, `timeout` and others, for hosted models. A server on this machine or in a private
             network needs no key.
     Raises:
@@ -194,6 +236,8 @@ def get_lm(
     """
     _check_client(name, client)
     _check_numbers(temperature, max_tokens, num_retries, seed)
+    if price is not None and is_embedded(name):
+        raise ConfigError(f"price would have no effect on {name}, which runs in this process and costs nothing")
     backend: LlamaBackend | HostedBackend
     if name.endswith(".gguf") and not is_embedded(name):
         raise NoModelFile(f"{name!r} is a model file: name it embedded:{name}")
@@ -208,7 +252,7 @@ def get_lm(
         if _REASONS in hosted.kwargs:
             temperature = max_tokens = None
         backend = HostedBackend(hosted)
-    engine = RecordingEngine(backend, model=name, cache=cache, meter=meter, observers=observers)
+    engine = RecordingEngine(backend, model=name, cache=cache, meter=meter, observers=observers, price=Price.of(price))
     engine.client = {key: client[key] for key in _ADDRESS if client.get(key)}
     generation: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     if seed is not None and "seed" in engine.supported_params:
@@ -309,22 +353,34 @@ def sibling(lm: Any, name: str, endpoint: Endpoint | None = None) -> LanguageMod
             observers=engine.observers,
             seed=seed,
             temperature=0.1,
+            price=engine.price if name == engine.model else None,
             **client,
         )
     return engine.siblings[key]
 
 
 def with_recording(
-    lm: dspy.LM, *, cache: ResponseCache | None = None, meter: Meter | None = None, observers: Sequence[Observer] = ()
+    lm: dspy.LM,
+    *,
+    cache: ResponseCache | None = None,
+    meter: Meter | None = None,
+    observers: Sequence[Observer] = (),
+    price: Any = None,
 ) -> LanguageModel:
-    """A recorded version of any `dspy.LM`: same model, client and generation settings, through `RecordingEngine`."""
+    """A recorded version of any `dspy.LM`: same model, client and generation settings, through `RecordingEngine`.
+
+    Args:
+        price: as for `get_lm`; by default that of `lm`.
+    """
     if isinstance(lm, LanguageModel):
-        backend = lm.recording.backend
+        backend, price = lm.recording.backend, lm.recording.price if price is None else price
     elif isinstance(lm.engine, str):
         backend = HostedBackend(lm)
     else:
         backend = CustomBackend(lm.engine)  # type: ignore[assignment]
-    engine = RecordingEngine(backend, model=lm.model, cache=cache, meter=meter, observers=observers)
+    engine = RecordingEngine(
+        backend, model=lm.model, cache=cache, meter=meter, observers=observers, price=Price.of(price)
+    )
     engine.client = (
         lm.recording.client
         if isinstance(lm, LanguageModel)

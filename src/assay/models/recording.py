@@ -25,7 +25,8 @@ from assay.models.hosted import HostedBackend
 from assay.models.ledger import Ledger, Sent
 from assay.models.limits import asking_model, uninterrupted
 from assay.models.meter import Meter
-from assay.models.reservations import reservation_of
+from assay.models.prices import Price, cost_of
+from assay.models.reservations import counted, reservation_of
 from assay.models.roles import Endpoint
 from assay.models.scope import current_answers, current_field, current_prices, current_sample, waits_for_servers
 from assay.models.streaming import events_in_pieces
@@ -54,8 +55,9 @@ class RecordingEngine:
         cache: ResponseCache | None = None,
         meter: Meter | None = None,
         observers: Sequence[Observer] = (),
+        price: Price | None = None,
     ) -> None:
-        self.backend, self.model, self.cache = backend, model, cache
+        self.backend, self.model, self.cache, self.price = backend, model, cache, price
         self.meter, self.observers = meter or Meter(), tuple(observers)
         self.siblings: dict[tuple[str, Any, Endpoint | None], dspy.LM] = {}
         self.client: dict[str, Any] = {}  # address and key, in memory only; judges' models at the same server use them
@@ -136,7 +138,9 @@ class RecordingEngine:
     def _send(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
         """An answer of the model, counted before the request is sent."""
         reserved = (
-            reservation_of(self.backend, self.model, fields, self.meter.longest_answer) if self.meter.reserves else None
+            reservation_of(self.backend, self.model, fields, self.meter.longest_answer, self.price)
+            if self.meter.reserves
+            else None
         )
         with asking_model(), self.meter.sending(key, reserved) as sent:
             return self._answer(sent, request, fields, key, sample)
@@ -153,6 +157,8 @@ class RecordingEngine:
                 went_by()
             with accounted():
                 response, cost = self.backend.complete(request)
+            response = counted(self.backend, fields, response)
+            cost = cost_of(self.backend, self.model, response.usage, cost, own=self.price)
             response = pruned(response, current_field.get())
             if (looped := stopped_loop(response)) is not None:
                 raise looped

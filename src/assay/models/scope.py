@@ -1,6 +1,9 @@
 """Context of LM calls in a block of code: sample, output field that is read, collected prices. Imports no model."""
 
 import hashlib
+import heapq
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,8 +13,10 @@ __all__ = [
     "current_answers",
     "current_field",
     "current_prices",
+    "current_repeats",
     "current_sample",
     "refusals_end_at_once",
+    "repeats_numbered",
     "sample_scope",
     "spending",
     "waits_for_servers",
@@ -22,6 +27,7 @@ current_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None
 current_field: ContextVar[str | None] = ContextVar("assay_field", default=None)
 current_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
 current_answers: ContextVar[list[Callable[[], None]] | None] = ContextVar("assay_answers", default=None)
+current_repeats: ContextVar["Repeats | None"] = ContextVar("assay_repeats", default=None)
 waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 
@@ -39,6 +45,38 @@ def sample_scope(sample: int | None, task_id: str = "") -> Iterator[None]:
         yield
     finally:
         current_sample.reset(token)
+
+
+class Repeats:
+    """Numbers the equal calls of one rollout in the order in which they are sent, in all of its threads."""
+
+    def __init__(self) -> None:
+        self._sent = Counter[str]()
+        self._unanswered = defaultdict[str, list[int]](list)
+        self._lock = threading.Lock()
+
+    def next(self, call: str) -> int:
+        """0 for the first call, 1 for the first one that is equal to it. The lowest free number is next."""
+        with self._lock:
+            if unanswered := self._unanswered[call]:
+                return heapq.heappop(unanswered)
+            self._sent[call] += 1
+            return self._sent[call] - 1
+
+    def unanswered(self, call: str, number: int) -> None:
+        """Frees the number of a call that failed: if it is sent again, it is the same call."""
+        with self._lock:
+            heapq.heappush(self._unanswered[call], number)
+
+
+@contextmanager
+def repeats_numbered() -> Iterator[None]:
+    """Inside is one rollout: each of its equal calls is a sample of its own, which the response cache keeps apart."""
+    token = current_repeats.set(Repeats())
+    try:
+        yield
+    finally:
+        current_repeats.reset(token)
 
 
 @contextmanager

@@ -1,23 +1,37 @@
-"""Propagates the current place of the recorder into threads and thread pools that a program creates.
+"""Propagates the context of a run into the threads and thread pools that its program creates.
 
-DSPy's context is not propagated to them. Only assay's own values are: a program's own context variables have the same
-values in a thread as without assay.
+These are assay's own context variables, such as the place of the recorder and the sample, and DSPy's settings as the
+run configures them (`settings_for_threads`), in place of those of `dspy.configure`. A program's own context variables,
+and what it sets with `dspy.context`, have the same values in a thread as without assay.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import wraps
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-__all__ = ["accounted_calls", "current_place", "follow", "leave_place", "open_place", "pin_place"]
+from assay.models.scope import current_repeats, current_sample
+
+__all__ = [
+    "accounted_calls",
+    "current_place",
+    "follow",
+    "leave_place",
+    "open_place",
+    "pin_place",
+    "settings_for_threads",
+]
 
 accounted_calls: ContextVar[int] = ContextVar("assay_accounted", default=0)
 _place: ContextVar[Any] = ContextVar("assay_place", default=None)
 # marks a job that was submitted outside of any place, whatever the pool's thread was started for
 _NOWHERE = object()
+_settings: ContextVar[Mapping[str, Any] | None] = ContextVar("assay_settings", default=None)
+_CARRIED: tuple[ContextVar[Any], ...] = (accounted_calls, current_sample, current_repeats, _settings)
 _OF_THREAD = "_assay_place"
 _JOBS = (  # methods of `ThreadPool` whose first argument is `func`
     "apply_async",
@@ -61,6 +75,18 @@ def _place_or_nowhere() -> object:
     return _NOWHERE if current is None else current
 
 
+@contextmanager
+def settings_for_threads() -> Iterator[None]:
+    """Inside, threads start with DSPy's current settings, as they would with those of `dspy.configure`."""
+    import dspy
+
+    token = _settings.set(dict(dspy.settings.config))
+    try:
+        yield
+    finally:
+        _settings.reset(token)
+
+
 def follow() -> None:
     """Install the propagation for threads started and jobs submitted from now on; once per process."""
     global _following
@@ -80,6 +106,8 @@ def _wrap_start() -> None:
     @wraps(original)
     def start(thread: threading.Thread) -> None:
         setattr(thread, _OF_THREAD, current_place())
+        if _settings.get() is not None:
+            setattr(thread, "run", _carrying(thread.run))  # noqa: B010
         original(thread)
 
     setattr(threading.Thread, "start", start)  # noqa: B010
@@ -100,14 +128,26 @@ def _wrap_job(owner: type, name: str) -> None:
 
 
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
-    place, accounted = _place_or_nowhere(), accounted_calls.get()
+    values = [(_place, _place_or_nowhere()), *((variable, variable.get()) for variable in _CARRIED)]
+    if (settings := _settings.get()) is not None:
+        function = _with_settings(function, settings)
 
     def job(*args: Any, **kwargs: Any) -> Any:
-        tokens = _place.set(place), accounted_calls.set(accounted)
+        tokens = [(variable, variable.set(value)) for variable, value in values]
         try:
             return function(*args, **kwargs)
         finally:
-            _place.reset(tokens[0])
-            accounted_calls.reset(tokens[1])
+            for variable, token in tokens:
+                variable.reset(token)
+
+    return job
+
+
+def _with_settings(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    import dspy
+
+    def job(*args: Any, **kwargs: Any) -> Any:
+        with dspy.context(**settings):
+            return function(*args, **kwargs)
 
     return job

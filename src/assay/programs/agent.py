@@ -9,6 +9,7 @@ import dspy
 from assay.errors import ProgramError
 from assay.models import count_tokens
 from assay.models.thinking import Thinking, native_thinking
+from assay.models.threads import settings_for_threads
 from assay.programs.adapters import checked_format, listen_under, make_adapter
 from assay.programs.allocation import AUTO, ThinkingPolicy, answer_key, majority_is_sure
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
@@ -97,7 +98,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
             lm.kwargs["max_tokens"] += thinking_limit(lm, reasoning_tokens(self.agent_parameters.reasoning_depth))
         adapter = make_adapter(self.prompt_format)
         listen_under(adapter)
-        with dspy.context(lm=lm, adapter=adapter):
+        with dspy.context(lm=lm, adapter=adapter), settings_for_threads():
             return self._sampled(inputs) if self.thinking_policy.samples > 1 else self.solve(**inputs)
 
     @property

@@ -15,6 +15,7 @@ import dspy
 import numpy as np
 
 from assay.models.thinking import Thinking
+from assay.models.threads import settings_for_threads
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.streaming import in_thread, streaming_as
@@ -212,11 +213,11 @@ class Configured(dspy.Module):  # type: ignore[misc]
         self.thinking = Thinking.of(thinking)
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
-        with self._settings():
+        with self._settings(), settings_for_threads():
             return completed(self.program(*args, **inputs))
 
     async def aforward(self, *args: Any, **inputs: Any) -> Any:
-        with self._settings():
+        with self._settings(), settings_for_threads():
             if hasattr(self.program, "aforward"):
                 return await self.program.acall(*args, **inputs)
             return await in_thread(self.program, *args, **inputs)

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import dspy
@@ -55,6 +56,11 @@ class AgentProgram(Agent):
         super().__init__()
         self.agent = agent
         self._assay_origin = (type(agent).__module__, type(agent).__qualname__)
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        super().set_parameters(parameters)
+        with suppress(Exception):  # each run sets them on its copy of the agent, and reports the error
+            self.agent.set_parameters(self.agent_parameters.model_dump())
 
     def forward(self, **inputs: Any) -> Any:
         self.agent.set_parameters(self.agent_parameters.model_dump())

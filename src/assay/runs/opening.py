@@ -94,7 +94,7 @@ def open_run(
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             model = (
-                with_recording(lm, **lm_options)
+                with_recording(lm, price=config.price, **lm_options)
                 if lm is not None
                 else get_lm(config.model, seed=config.seed, **lm_options, **client_of(config, "program", config.model))
             )
@@ -173,7 +173,7 @@ def budgeted(lm: LanguageModel, thinking: int | str | None, setting: str) -> Lan
 
 
 def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
-    """Address and key for a role's model, see `assay.models.roles`.
+    """Address, key and price for a role's model, see `assay.models.roles`.
 
     Args:
         role: `program`, `judge` or `reflection`.
@@ -181,6 +181,12 @@ def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None 
     Raises:
         ConfigError: the environment variable of a key is not set.
     """
+    same_model = role == "program" or model == (config.model if lm is None else lm.model)
+    price = {"price": config.price} if same_model and config.price is not None else {}
+    return {**_address_of(config, role, model, lm), **price}
+
+
+def _address_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None) -> dict[str, Any]:
     program = Endpoint(config.api_base, config.api_key_env)
     if role == "program":
         return program.client(model)

@@ -10,6 +10,7 @@ from typing import Any
 import dspy
 
 from assay.datasets.tasks import task_key
+from assay.models.scope import repeats_numbered
 from assay.models.threads import current_place, leave_place, open_place
 from assay.traces.listening import has_listeners, listeners
 from assay.traces.records import Rollout
@@ -58,12 +59,12 @@ class OpenRollout:
 
 @contextmanager
 def opened(place: OpenRollout) -> Iterator[None]:
-    """Open the rollout in this thread or task and in those started inside the context."""
+    """Open the rollout in this thread or task and in those started inside the context. Its equal calls are numbered."""
     place.listeners = listeners()
     token = open_place(place)
     _open.append(place)
     try:
-        with dspy.context(**{_KEY: place}):
+        with dspy.context(**{_KEY: place}), repeats_numbered():
             yield
     finally:
         _open.remove(place)

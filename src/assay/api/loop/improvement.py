@@ -1,6 +1,5 @@
 """The improvement of a cycle: `assay.compile`, `assay.improve` or a function of the user's own."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from assay.api.compile import compile as compile_program
 from assay.api.improve.run import improve
 from assay.errors import ConfigError
 from assay.evaluation.progress import Progress
+from assay.reports.markdown import NOTHING_TO_COMPARE, with_interval
 from assay.runs.settings.loop import LoopSettings
 from assay.runs.unused import settings_of_another_job
 from assay.sources.modules import attribute_of
@@ -78,13 +78,22 @@ def _compiled(settings: LoopSettings, order: Order, progress: Progress | None) -
     better = bool(report["replaces"])
     return {
         "artifact": report["artifact"] if better else None,
-        "reason": f"gate: {json.dumps(report['gate'])}",
+        "reason": _decided(report),
         "calls": report["calls"],
         "cost_usd": report["cost_usd"],
         "converged": report["stopped"] is None,
         "hacks": _hacks(report),
         "test": report["test"],
     }
+
+
+def _decided(report: Mapping[str, Any]) -> str:
+    """Why a compiled program replaces the champion, or does not."""
+    if report["gate"] is not None:
+        return f"gate: {with_interval(report['gate'])}"
+    if report["winner"] == "baseline":
+        return NOTHING_TO_COMPARE
+    return f"the gate was not decided{': ' if report['stopped'] else ''}{report['stopped'] or ''}"
 
 
 def _improved(settings: LoopSettings, order: Order, progress: Progress | None) -> dict[str, Any]:

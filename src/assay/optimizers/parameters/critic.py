@@ -31,6 +31,9 @@ class Critic:
         places: `[episode][parameter]`, each in [0, 1] of its range; at least two episodes.
         scores: overall scores in [0, 1].
         runs: scored runs behind each score.
+
+    Attributes:
+        evidence: log marginal likelihood of the scores.
     """
 
     def __init__(self, places: np.ndarray, scores: np.ndarray, runs: np.ndarray) -> None:
@@ -47,6 +50,7 @@ class Critic:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length at a bound is a valid fit
             self._process.fit(places, scores - self._centre)
+        self.evidence = float(self._process.log_marginal_likelihood_value_)
 
     def at(self, places: np.ndarray) -> Estimates:
         """Posterior at `places[i][parameter]`."""

@@ -32,6 +32,7 @@ _OPTIMISM = 0.5  # standard errors added to the critic's mean, for exploration
 _UNCHANGED, _PATIENCE = 20, 60  # converged: this many episodes without change, or without a new best
 _CONFIRMED = 3  # points evaluated on the validation tasks, in addition to the first
 _COVERAGE = 0.5  # of an episode's runs must be scored for the episode to count
+_EVIDENCE = 0.5  # log marginal likelihood that a parameter must add to count as acting
 _HOPELESS = 3  # unscored episodes at the start after which training ends
 _BETTER, _EQUAL, _WORSE = (
     "better: the policy moves here",
@@ -115,11 +116,9 @@ def _run_episodes(state: "_TrainingState", episodes: int, progress: Progress) ->
 
 
 def _choose(outcome: PolicyOutcome, state: "_TrainingState", validation: Sequence[Any]) -> None:
-    points = [
-        state.history[0].parameters,
-        *(p for p in state.promising(_CONFIRMED) if p != state.history[0].parameters),
-    ]
-    best = state.promising(1)[0]
+    promising = state.promising(_CONFIRMED)
+    points = [state.history[0].parameters, *(p for p in promising if p != state.history[0].parameters)]
+    best = promising[0]
     if validation:
         scores = [overall(state.metrics_of(p, validation)) for p in points]
         outcome.confirmed = [
@@ -277,19 +276,24 @@ class _TrainingState:
             self.expected = float(means.max())
         self.history[-1] = replace(episode, accepted=accepted)
 
-    def _critic(self) -> Critic | None:
-        rows = [
+    def _rows(self) -> list[tuple[list[float], float, int]]:
+        """Places, overall score and number of scored runs of each scored episode."""
+        return [
             (self._places(e.parameters), e.overall, n)
             for e, n in zip(self.history, self._runs, strict=True)
             if not math.isnan(e.overall)
         ]
+
+    def _critic(self) -> Critic | None:
+        rows = self._rows()
         if len(rows) < 2:
             return None
         places, scores, runs = zip(*rows, strict=True)
         return Critic(np.array(places), np.array(scores), np.array(runs, dtype=float))
 
     def promising(self, count: int) -> list[Mapping[str, Any]]:
-        """Parameters of the episodes with the highest expected scores, best first."""
+        """Parameters of the episodes with the highest expected scores, best first, with the initial value of each
+        parameter whose effect is not shown."""
         scored = [episode for episode in self.history if not math.isnan(episode.overall)]
         if not scored:
             return [self.history[0].parameters]
@@ -300,17 +304,42 @@ class _TrainingState:
             else critic.at(np.array([self._places(e.parameters) for e in scored])).mean.tolist()
         )
         order = sorted(range(len(scored)), key=lambda at: -values[at])
+        initial, acting = self.history[0].parameters, self._acting()
         settings: list[Mapping[str, Any]] = []
         for at in order:
-            if scored[at].parameters not in settings:
-                settings.append(scored[at].parameters)
+            parameters = {**initial, **{name: scored[at].parameters[name] for name in acting}}
+            if parameters not in settings:
+                settings.append(parameters)
         return settings[:count]
 
+    def _acting(self) -> list[str]:
+        """The parameters whose effect the episodes show: each adds to the evidence of the model, in forward selection,
+        more than one that explains only noise."""
+        rows = self._rows()
+        if len(rows) < 2:
+            return []
+        places, scores, runs = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+        left = [at for at, name in enumerate(RANGES) if name in self.names and np.ptp(places[:, at])]
+        chosen: list[int] = []
+        evidence = Critic(np.zeros((len(rows), 1)), scores, runs).evidence
+        while left:
+            found = {at: Critic(places[:, [*chosen, at]], scores, runs).evidence for at in left}
+            best = max(found, key=found.__getitem__)
+            if found[best] - evidence <= _EVIDENCE:
+                break
+            evidence = found[best]
+            chosen.append(best)
+            left.remove(best)
+        return [name for at, name in enumerate(RANGES) if at in chosen]
+
     def _run(self, parameters: Mapping[str, Any]) -> list[TaskRun]:
-        tasks = self.tasks
-        if self.per_episode is not None and self.per_episode < len(tasks):
-            tasks = [tasks[at] for at in sorted(self.rng.permutation(len(tasks))[: self.per_episode])]
-        return self.runs_of({**self.unsearched, **parameters}, tasks)
+        return self.runs_of({**self.unsearched, **parameters}, self._drawn())
+
+    def _drawn(self) -> list[Any]:
+        """The tasks of an episode."""
+        if self.per_episode is None or self.per_episode >= len(self.tasks):
+            return self.tasks
+        return [self.tasks[at] for at in sorted(self.rng.permutation(len(self.tasks))[: self.per_episode])]
 
     def runs_of(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> list[TaskRun]:
         """Runs without their seconds, which differ between runs: the same seed must give the same episodes."""

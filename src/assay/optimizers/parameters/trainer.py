@@ -170,5 +170,6 @@ class RLTrainer:
         )
 
     def get_best_parameters(self) -> dict[str, Any]:
-        """The best parameters by expected score; the initial ones before any training."""
+        """The best parameters by expected score, with the initial value of each one whose effect the episodes do not
+        show; the initial ones before any training."""
         return dict((self.start if self.outcome is None else self.outcome.best).parameters)

@@ -7,8 +7,8 @@ import dspy
 
 from assay.datasets import Splits
 from assay.evaluation.session import RecordedProgram, Session
-from assay.models import count_tokens
-from assay.models.reservations import price
+from assay.models import LanguageModel, count_tokens
+from assay.models.prices import price
 from assay.programs import ToolAgent
 from assay.support.numbers import counted
 
@@ -73,5 +73,6 @@ def estimate_compile(
 
 
 def price_of(lm: Any, prompt_tokens: int = 1, completion_tokens: int = 1) -> float | None:
-    """As `assay.models.reservations.price`, for a model as an object."""
-    return price(lm.model, prompt_tokens, completion_tokens)
+    """As `assay.models.prices.price`, for a model as an object."""
+    own = lm.recording.price if isinstance(lm, LanguageModel) else None
+    return price(lm.model, prompt_tokens, completion_tokens, own=own)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Unpack
 
+from assay.models.prices import price_text
 from assay.models.thinking import short_form
 from assay.support.settings import DeclaredFields, named_setting, setting
 
@@ -12,6 +13,7 @@ __all__ = [
     "api_key_env",
     "limit_of",
     "preflight_of",
+    "price_of_model",
     "repeated",
     "rubric_of",
     "selected",
@@ -33,6 +35,18 @@ def api_key_env(whose: str = "this server") -> Any:
         None,
         f"Environment variable with the API key for {whose}; by default the provider's usual one.",
         metavar="NAME",
+        job=RESUMED,
+    )
+
+
+def price_of_model() -> Any:
+    """The field with the user's price of the model."""
+    return setting(
+        None,
+        "Price of the model in US dollars for a million tokens of prompt and answer: 0.15,0.60. Also that of the other "
+        "roles with this model. By default litellm's, to which litellm.register_model adds.",
+        metavar="IN,OUT",
+        parse=price_text,
         job=RESUMED,
     )
 

@@ -35,6 +35,7 @@ class _Calls(TypedDict, total=False):
     trust: bool  # read by the decorator `assay.sources.trust.trusts`
     api_base: str | None
     api_key_env: str | None
+    price: str | None
     thinking: int | str | None
     seed: int
     task_timeout: float

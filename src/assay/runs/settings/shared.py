@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from assay.models.defaults import DEFAULT_MODEL
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
-from assay.runs.settings.fields import RESUMED, api_base, api_key_env, preflight_of, rubric_of, thinking_of
+from assay.runs.settings.fields import (
+    RESUMED,
+    api_base,
+    api_key_env,
+    preflight_of,
+    price_of_model,
+    rubric_of,
+    thinking_of,
+)
 from assay.support.settings import LARGEST_SEED, Settings, named_setting, setting, settings_of
 from assay.support.values import json_text
 
@@ -52,6 +60,7 @@ class CommonSettings(Settings):
     )
     api_base: str | None = api_base("the model", " Also used for the other models that have no base URL of their own.")
     api_key_env: str | None = api_key_env()
+    price: str | None = price_of_model()
     thinking: int | str | None = thinking_of(
         "the program", " It replaces the program's own, and is stored in the artifact."
     )

@@ -1,0 +1,330 @@
+"""Runs a program on a copy of its own, so that no run sees what another one left in the program.
+
+Copied: attributes of the program and of the objects in it, class attributes reached through `self`, and default
+arguments of the user's functions. Shared by all runs: what cannot be copied (locks, clients, connections), arrays from
+1 MiB, the entries of containers with more than 1,000 of them, and whatever an object's own `__deepcopy__` returns. What
+is shared and can be read is compared before and after a run; a run that changed it is refused, unless only a number
+changed: programs count their calls.
+
+Module globals and the variables that functions enclose are neither copied nor compared, but an enclosed program is.
+"""
+
+import copy
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial, update_wrapper
+from pathlib import Path
+from types import CellType, FunctionType, GeneratorType, MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import dspy
+import pydantic
+
+from assay.errors import ProgramError
+from assay.models.threads import settings_for_threads
+from assay.programs.streaming import streaming_as
+from assay.sources.files import is_user_file
+
+__all__ = ["running"]
+
+_LARGE = 1_000  # entries of a container
+_LARGE_BYTES = 1 << 20
+_CONTAINERS = (list, dict, set, frozenset, tuple, deque)
+_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, type(Ellipsis))
+_COUNTERS = ("__len__", "qsize", "total_changes")  # readable state of objects that cannot be copied, such as queues
+
+
+@contextmanager
+def running(program: dspy.Module) -> Iterator[dspy.Module]:
+    """The copy of a program for one run. Inside, the histories of the copy and of its models are the run's own.
+
+    The run's trace is added to the caller's at the end, with the predictors of `program` itself: optimizers find them
+    by identity.
+
+    Raises:
+        ProgramError: the run changed an attribute that all runs share.
+    """
+    plan, own, copies = _copied(program)
+    before = plan.readings()
+    lm, trace = dspy.settings.lm, dspy.settings.trace
+    settings: dict[str, Any] = {"disable_history": False, "caller_modules": []}
+    if isinstance(lm, dspy.BaseLM):
+        settings["lm"] = lm.copy()
+    if trace is not None:
+        settings["trace"] = type(trace)()
+    try:
+        with streaming_as(program, own), dspy.context(**settings), settings_for_threads():
+            yield own
+    finally:
+        if trace is not None:
+            trace.extend((copies.get(id(part), part), *call) for part, *call in settings["trace"])
+    if (name := _changed(before, plan.readings())) is not None:
+        raise ProgramError(
+            f"a run of {type(program).__name__} changed {name}, which cannot be copied for each run: later runs would "
+            "see data of earlier tasks. Create it in forward, or keep the data in an attribute of the instance that "
+            "copy.deepcopy copies. A class whose __deepcopy__ returns self is shared without this check"
+        )
+
+
+@dataclass
+class _Plan:
+    """What the copies of a program share, and what they replace."""
+
+    shared: dict[int, Any] = field(default_factory=dict)  # by id, as they are
+    large: list[Any] = field(default_factory=list)  # containers of which only the entries are shared
+    models: list[dspy.BaseLM] = field(default_factory=list)
+    functions: list[FunctionType] = field(default_factory=list)  # with parts of the program, or default arguments
+    modules: list[dspy.Module] = field(default_factory=list)
+    parts: set[int] = field(default_factory=set)  # ids of all parts of the program
+    class_attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (object, name, value)
+    watched: dict[str, Callable[[], Any]] = field(default_factory=dict)  # by name
+
+    def copy(self, program: dspy.Module) -> tuple[dspy.Module, dict[int, dspy.Module]]:
+        """A copy, and the modules of `program` by the id of their copies."""
+        memo = self._memo()
+        own: dspy.Module = copy.deepcopy(program, memo)
+        self._fill(memo)
+        for holder, name, value in self.class_attributes:
+            if (other := memo.get(id(holder))) is not None and name not in vars(other):
+                vars(other)[name] = copy.deepcopy(value, memo)
+        copies = {}
+        for module in (*self.modules, *program.predictors()):
+            if (other := memo.get(id(module))) is not None and other is not module:
+                other.callbacks = list(module.callbacks)  # DSPy leaves them out of a copy
+                copies[id(other)] = module
+        return own, copies
+
+    def readings(self) -> dict[str, Any]:
+        return {name: _reading(read()) for name, read in self.watched.items()}
+
+    def _memo(self) -> dict[int, Any]:
+        memo = dict(self.shared)
+        memo |= {id(value): copy.copy(value) for value in self.large}
+        memo |= {id(model): model.copy() for model in self.models}
+        return memo | {id(function): self._like(function) for function in self.functions}
+
+    def _like(self, function: FunctionType) -> FunctionType:
+        """A function with the same code, with empty cells for parts of the program and the same cells otherwise."""
+        closure = function.__closure__ and tuple(
+            CellType() if self._is_own(cell) else cell for cell in function.__closure__
+        )
+        other = FunctionType(function.__code__, function.__globals__, function.__name__, None, closure)
+        return update_wrapper(other, function)  # type: ignore[return-value]
+
+    def _fill(self, memo: dict[int, Any]) -> None:
+        """Gives the functions of a copy its own parts, and default arguments."""
+        for function in self.functions:
+            other = memo[id(function)]
+            other.__defaults__ = copy.deepcopy(function.__defaults__, memo)
+            other.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+            for cell, original in zip(other.__closure__ or (), function.__closure__ or (), strict=True):
+                if cell is not original:
+                    cell.cell_contents = copy.deepcopy(original.cell_contents, memo)
+
+    def _is_own(self, cell: CellType) -> bool:
+        content = _content(cell)
+        return (not isinstance(content, FunctionType) and id(content) in self.parts) or content in self.functions
+
+    def examine(self, value: Any) -> None:
+        """Finds all parts of a value that a plain `copy.deepcopy` would not treat as a run needs it."""
+        waiting, functions = [value], list[FunctionType]()
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, _ATOMS) or id(part) in self.parts:
+                continue
+            self.parts.add(id(part))
+            if isinstance(part, dspy.BaseLM):
+                self.models.append(part)
+                continue
+            if _bytes_of(part) >= _LARGE_BYTES:
+                self.shared[id(part)] = part
+                continue
+            if isinstance(part, _CONTAINERS) and len(part) > _LARGE:
+                self.large.append(part)
+                continue
+            if isinstance(part, FunctionType) and _is_user_function(part):
+                functions.append(part)
+            if isinstance(part, dspy.Module):
+                self.modules.append(part)
+            if isinstance(part, dspy.Module) or _is_user_class(type(part)):
+                waiting += self._of_classes(part)
+            waiting += _parts(part).values()
+        found = functions
+        while found:  # a function that encloses a function that is copied is copied too
+            found = [
+                function
+                for function in functions
+                if function not in self.functions
+                and (_has_defaults(function) or any(map(self._is_own, function.__closure__ or ())))
+            ]
+            self.functions += found
+
+    def _of_classes(self, holder: Any) -> list[Any]:
+        """Watches the class attributes of an object of the user's; returns those that its copies get for themselves."""
+        values: dict[str, Any] = {}
+        for kind in type(holder).__mro__:
+            if not _is_user_class(kind):
+                continue
+            for name, value in vars(kind).items():
+                function = getattr(value, "__func__", value)
+                if isinstance(function, FunctionType) and _has_defaults(function):
+                    self.watched[f"a default argument of {function.__qualname__}"] = partial(_defaults, function)
+                if name.startswith("__") or name == "_abc_impl" or hasattr(value, "__get__"):
+                    continue
+                self.watched[f"the class attribute {kind.__name__}.{name}"] = partial(getattr, kind, name, None)
+                if not isinstance(value, _ATOMS):
+                    values.setdefault(name, value)
+        plain: Any = object.__setattr__  # objects that check their attributes, such as pydantic's, get none
+        if isinstance(holder, dspy.Module) or type(holder).__setattr__ is plain:
+            self.class_attributes += [(holder, *item) for item in values.items() if hasattr(holder, "__dict__")]
+        return list(values.values())
+
+    def share_what_cannot_be_copied(self, value: Any, path: str, seen: set[int], depth: int = 20) -> None:
+        """Shares the smallest parts of a value that prevent its copy, and watches them."""
+        if isinstance(value, _ATOMS) or id(value) in seen or self._copies(value):
+            return
+        seen.add(id(value))
+        for name, part in _own_parts(value).items() if depth else ():
+            self.share_what_cannot_be_copied(part, f"{path}{name}", seen, depth - 1)
+        if not self._copies(value):
+            self.shared[id(value)] = value
+            self.watched[f"the attribute {path.lstrip('.') or 'self'}"] = lambda: value
+
+    def _copies(self, value: Any) -> bool:
+        try:
+            memo = self._memo()
+            copy.deepcopy(value, memo)
+            self._fill(memo)
+        except Exception:
+            return False
+        return True
+
+    def finish(self, program: dspy.Module) -> None:
+        self.examine(program)
+        self.share_what_cannot_be_copied(program, "", set())
+        self.class_attributes = [entry for entry in self.class_attributes if self._copies(entry[-1])]
+
+
+_plans: "WeakKeyDictionary[dspy.Module, _Plan]" = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _copied(program: dspy.Module) -> tuple[_Plan, dspy.Module, dict[int, dspy.Module]]:
+    """The plan of a program, a copy, and the program's modules by the id of their copies."""
+    with _lock:
+        plan = _plans.get(program)
+    if plan is not None:
+        try:
+            return plan, *plan.copy(program)
+        except Exception:  # the program was given an attribute that cannot be copied
+            pass
+    plan = _Plan()
+    plan.finish(program)
+    with _lock:
+        _plans[program] = plan
+    return plan, *plan.copy(program)
+
+
+def _is_user_class(kind: type) -> bool:
+    """Whether a class is defined in the user's code, a notebook included."""
+    name = kind.__module__
+    if name.partition(".")[0] in {"builtins", "assay", "dspy"}:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is None or is_user_file(Path(file))
+
+
+def _bytes_of(value: Any) -> int:
+    """Size of an array, a tensor or a table; 0 of anything else."""
+    if not hasattr(type(value), "__array__"):
+        return 0
+    size = getattr(value, "nbytes", None)
+    return size if isinstance(size, int) else 8 * int(value.size)
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """What `copy.deepcopy` copies of a value, by its place; empty if the value's class has its own `__deepcopy__`."""
+    if isinstance(value, dict):
+        parts = {f"[{key!r}]": item for key, item in value.items()}
+        return parts | {f" key {key!r}": key for key in value if not isinstance(key, _ATOMS)}
+    if isinstance(value, _CONTAINERS):
+        return {f"[{place}]": item for place, item in enumerate(value)}
+    if isinstance(value, MethodType):
+        return {"": value.__self__}
+    if isinstance(value, FunctionType):
+        enclosed = [_content(cell) for cell in value.__closure__ or ()]
+        programs = [part for part in enclosed if isinstance(part, FunctionType | dspy.Module)]
+        return {str(place): part for place, part in enumerate((*programs, *_defaults(value)))}
+    if isinstance(value, partial):
+        return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
+    if getattr(type(value), "__deepcopy__", None) not in (None, pydantic.BaseModel.__deepcopy__):
+        return {}
+    return {f".{name}": part for name, part in getattr(value, "__dict__", {}).items()}
+
+
+def _own_parts(value: Any) -> dict[str, Any]:
+    """The parts of which some can be shared and others copied. Objects of libraries are copied whole or not at all."""
+    divisible = isinstance(value, (*_CONTAINERS, MethodType, FunctionType, partial, dspy.Module, pydantic.BaseModel))
+    return _parts(value) if divisible or _is_user_class(type(value)) else {}
+
+
+def _is_user_function(function: FunctionType) -> bool:
+    path = Path(function.__code__.co_filename)
+    return is_user_file(path) or not path.is_file()
+
+
+def _defaults(function: FunctionType) -> list[Any]:
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _has_defaults(function: FunctionType) -> bool:
+    """Whether a default argument can be changed."""
+    return not all(isinstance(value, _ATOMS) for value in _defaults(function))
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+def _reading(value: Any, depth: int = 6) -> Any:
+    """What can be compared of a value: its contents, as far as they are texts, or objects of the user's with them."""
+    if isinstance(value, _ATOMS):
+        return repr(value) if isinstance(value, str | bytes | None) else ""
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return None if frame is None else [frame.f_lasti, _reading(frame.f_locals, depth - 1)]
+    if isinstance(value, _CONTAINERS):
+        if len(value) > _LARGE or not depth:
+            return len(value)
+        if isinstance(value, dict):
+            return {repr(key): _reading(item, depth - 1) for key, item in value.items()}
+        return [_reading(item, depth - 1) for item in value]
+    if depth and _is_user_class(type(value)) and hasattr(value, "__dict__"):
+        return {f".{name}": _reading(part, depth - 1) for name, part in vars(value).items()}
+    return [id(value), *(_count(value, name) for name in _COUNTERS)]
+
+
+def _count(value: Any, name: str) -> Any:
+    with suppress(Exception):  # for example a connection that was closed, or that belongs to another thread
+        count = getattr(value, name)
+        return count() if callable(count) else count
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    """Name of a value that changed. One that was None may be set once: programs build an index at their first run."""
+    for name, value in before.items():
+        other = after.get(name)
+        if value == other or value == repr(None):
+            continue
+        if isinstance(value, dict) and isinstance(other, dict) and value.keys() == other.keys():
+            return f"{name}{_changed(value, other) or ''}"
+        return name
+    return None

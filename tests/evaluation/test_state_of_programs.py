@@ -1,0 +1,407 @@
+"""Each run of a program works on a copy of its own: no prompt shows another task, and nothing of a run stays."""
+
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dspy
+import pytest
+
+import assay
+from assay.datasets import Task
+from assay.errors import ProgramError
+from assay.evaluation.evaluation import evaluate
+from assay.evaluation.session import RecordedProgram, Session
+from assay.models import Meter
+from assay.optimizers.prompts.optimizer_inputs import to_examples
+from assay.programs.wrapping import as_module
+from assay.rubrics import Criterion, Rubric
+from assay.rubrics.checks import exact
+from assay.testing import scripted_lm
+from assay.traces import Recorder
+
+TASKS = [
+    Task(id=str(n), inputs={"question": f"What is number {n}?"}, expected={"answer": str(n)}, metadata={})
+    for n in range(6)
+]
+
+
+class Notes(dspy.Module):
+    """Shows the model the questions that it has noted, where a subclass keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = dspy.Predict("question, notes -> answer")
+        self.prepare()
+
+    def prepare(self) -> None:
+        self.seen: Any = []
+
+    def note(self, question: str) -> None:
+        self.seen.append(question)
+
+    def notes(self) -> Any:
+        return self.seen
+
+    def forward(self, question: str) -> Any:
+        self.note(question)
+        return self.answer(question=question, notes=str(self.notes()))
+
+
+class InDictionary(Notes):
+    def prepare(self) -> None:
+        self.seen = {}
+
+    def note(self, question: str) -> None:
+        self.seen[question] = True
+
+
+class InText(Notes):
+    def prepare(self) -> None:
+        self.seen = ""
+
+    def note(self, question: str) -> None:
+        self.seen += question
+
+
+class InNestedTuple(Notes):
+    def prepare(self) -> None:
+        self.seen = (("questions", []),)
+
+    def note(self, question: str) -> None:
+        self.seen[0][1].append(question)
+
+
+class InSubmodule(Notes):
+    def prepare(self) -> None:
+        self.seen, self.inner = [], {"first": [Notes()]}
+
+    def note(self, question: str) -> None:
+        self.inner["first"][0].seen.append(question)
+
+    def notes(self) -> Any:
+        return self.inner["first"][0].seen
+
+
+class InDemos(Notes):
+    def note(self, question: str) -> None:
+        self.answer.demos.append(dspy.Example(question=question, notes="", answer="?"))
+
+
+class InClassThroughSelf(Notes):
+    shared: ClassVar[list[str]] = []
+
+    def note(self, question: str) -> None:
+        self.shared.append(question)
+
+    def notes(self) -> Any:
+        return self.shared
+
+
+class BesideLock(Notes):
+    def prepare(self) -> None:
+        self.seen, self.lock = [], threading.Lock()
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.lock, self.seen = threading.RLock(), list[str]()
+
+
+class BesideLockOfObject(Notes):
+    def prepare(self) -> None:
+        self.desk = Desk()
+        self.seen = self.desk.seen
+
+
+class ThroughItsOwnMethod(Notes):
+    def prepare(self) -> None:
+        self.seen = []
+        self.bound, self.function = self.keep, lambda question: self.seen.append(question)
+
+    def keep(self, question: str) -> None:
+        self.seen.append(question)
+
+    def note(self, question: str) -> None:
+        self.bound(question)
+        self.function(question)
+
+
+class InLongList(Notes):
+    def prepare(self) -> None:
+        self.seen = ["a document"] * 20_000
+
+    def notes(self) -> Any:
+        return self.seen[20_000:]
+
+
+class InHistories(Notes):
+    def note(self, question: str) -> None:
+        pass
+
+    def notes(self) -> Any:
+        return [entry["messages"] for owner in (self, self.answer, dspy.settings.lm) for entry in owner.history]
+
+
+class Executing:
+    def __init__(self) -> None:
+        self.seen, self.answer = list[str](), dspy.Predict("question, notes -> answer")
+
+    def set_parameters(self, parameters: Any) -> None:
+        self.parameters = parameters
+
+    def execute(self, task: Any) -> Any:
+        self.seen.append(task["question"])
+        return self.answer(question=task["question"], notes=str(self.seen))
+
+
+def function_around_module() -> Callable[[str], Any]:
+    inner = Notes()
+    return lambda question: inner(question=question)
+
+
+class WrappedTool(Notes):
+    def prepare(self) -> None:
+        self.seen = []
+
+        def logged(tool: Callable[[str], None]) -> Callable[[str], None]:
+            return lambda question: tool(question)
+
+        self.tools = [dspy.Tool(logged(lambda question: self.seen.append(question)), name="n", args={"question": {}})]
+
+    def note(self, question: str) -> None:
+        self.tools[0](question=question)
+
+
+def function_with_default() -> Callable[..., Any]:
+    answer = dspy.Predict("question, notes -> answer")
+
+    def function(question: str, seen: list[str] = []) -> Any:  # noqa: B006
+        seen.append(question)
+        return answer(question=question, notes=str(seen))
+
+    return function
+
+
+def prompts_of(program: Any, *, threads: int = 3) -> list[str]:
+    """The prompts of an evaluation of `TASKS`."""
+    prompts: list[str] = []
+
+    def script(request: Any) -> str:
+        prompts.append(str(request))
+        return "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"
+
+    session = Session(
+        scripted_lm(script), Rubric("r", [Criterion(name="right", check=exact)]), Recorder(), Meter(), threads=threads
+    )
+    evaluate(RecordedProgram(as_module(program), session), TASKS, session)
+    return prompts
+
+
+def tasks_in(prompt: str) -> int:
+    return sum(task.inputs["question"] in prompt for task in TASKS)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Notes, InDictionary, InText, InNestedTuple, InSubmodule, InDemos, InClassThroughSelf, BesideLock,
+        BesideLockOfObject, WrappedTool, ThroughItsOwnMethod, InLongList, InHistories, Executing,
+        function_around_module, function_with_default,
+    ],
+)  # fmt: skip
+def test_no_prompt_shows_another_task(build: Callable[[], Any]) -> None:
+    prompts = prompts_of(build())
+    assert len(prompts) == len(TASKS)
+    assert {tasks_in(prompt) for prompt in prompts} == {1}
+
+
+class InClass(Notes):
+    shared: ClassVar[list[str]] = []
+
+    def note(self, question: str) -> None:
+        type(self).shared.append(question)
+
+
+class LastInClass(Notes):
+    last = ""
+
+    @classmethod
+    def keep(cls, question: str) -> None:
+        cls.last = question
+
+    def note(self, question: str) -> None:
+        self.keep(question)
+
+
+class InDefaultArgument(Notes):
+    def note(self, question: str, earlier: list[str] = []) -> None:  # noqa: B006
+        earlier.append(question)
+
+
+class Uncopied:
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+
+    def __deepcopy__(self, memo: object) -> Any:
+        raise TypeError("no copies")
+
+
+class InUncopied(Notes):
+    def prepare(self) -> None:
+        self.seen = Uncopied()
+
+    def note(self, question: str) -> None:
+        self.seen.questions.append(question)
+
+
+class InQueue(Notes):
+    def prepare(self) -> None:
+        self.seen = queue.Queue[str]()
+
+    def note(self, question: str) -> None:
+        self.seen.put(question)
+
+
+class InDatabase(Notes):
+    def prepare(self) -> None:
+        self.seen = sqlite3.connect(":memory:", check_same_thread=False)
+        self.seen.execute("CREATE TABLE seen (question)")
+
+    def note(self, question: str) -> None:
+        self.seen.execute("INSERT INTO seen VALUES (?)", (question,))
+
+
+class InGenerator(Notes):
+    def prepare(self) -> None:
+        self.seen = (number for number in range(100))
+
+    def note(self, question: str) -> None:
+        next(self.seen)
+
+
+@pytest.mark.parametrize(
+    ("build", "attribute"),
+    [
+        (InClass, "InClass.shared"), (LastInClass, "LastInClass.last"), (InDefaultArgument, "note"),
+        (InUncopied, "seen.questions"), (InQueue, "seen"), (InDatabase, "seen"), (InGenerator, "seen"),
+    ],
+)  # fmt: skip
+def test_a_change_of_what_cannot_be_copied_is_refused_with_its_name(build: Callable[[], Any], attribute: str) -> None:
+    with pytest.raises(ProgramError) as error:
+        prompts_of(build(), threads=1)
+    assert attribute in str(error.value)
+
+
+class Shared:
+    """Counts its uses; meant to be one for all runs."""
+
+    def __init__(self) -> None:
+        self.uses = 0
+
+    def __deepcopy__(self, memo: object) -> "Shared":
+        return self
+
+
+class WithParts(Notes):
+    index: ClassVar[Any] = None
+
+    def prepare(self) -> None:
+        self.seen, self.shared, self.lock = [], Shared(), threading.Lock()
+        self.database = sqlite3.connect(":memory:", check_same_thread=False)
+
+    def note(self, question: str) -> None:
+        if WithParts.index is None:
+            WithParts.index = object()
+        with self.lock:
+            self.shared.uses += int(self.database.execute("SELECT 1").fetchone()[0])
+
+
+def test_parts_that_are_meant_to_be_shared_are_shared() -> None:
+    program = WithParts()
+    assert len(prompts_of(program)) == len(TASKS)
+    assert program.shared.uses == len(TASKS)
+
+
+def test_variables_that_a_function_encloses_and_numbers_of_a_class_stay_what_they_are() -> None:
+    seen, runs = list[str](), 0
+
+    class Counting(Notes):
+        made = 0
+
+        def note(self, question: str) -> None:
+            nonlocal runs
+            runs += 1
+            seen.append(question)
+            type(self).made += 1
+
+    prompts_of(Counting(), threads=1)
+    assert len(seen) == runs == Counting.made == len(TASKS)
+
+
+class Arrays(Notes):
+    def prepare(self) -> None:
+        import numpy as np
+
+        self.seen, self.vectors, self.addresses = [], np.zeros(1_000_000), set[int]()
+        self.address = self.vectors.ctypes.data
+
+    def note(self, question: str) -> None:
+        assert self.vectors.ctypes.data == self.address
+
+
+def test_a_large_array_is_not_copied() -> None:
+    assert len(prompts_of(Arrays())) == len(TASKS)
+
+
+def test_callbacks_of_modules_are_called_in_each_run() -> None:
+    class Counting(dspy.utils.BaseCallback):  # type: ignore[misc]
+        calls = 0
+
+        def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+            self.calls += 1
+
+    counting, program = Counting(), Notes()
+    program.answer.callbacks = [counting]
+    prompts_of(program)
+    assert counting.calls == len(TASKS)
+
+
+def numbered(request: Any) -> str:
+    number = str(request).rpartition("What is number ")[2].partition("?")[0]
+    return f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+
+
+def test_an_optimizer_of_dspy_finds_the_predictors_of_a_trace() -> None:
+    session = Session(
+        scripted_lm(numbered), Rubric("r", [Criterion(name="right", check=exact)]), Recorder(), Meter(), threads=1
+    )
+    session.register(TASKS, "train")
+    recorded = RecordedProgram(InSubmodule(), session)
+    examples = to_examples(TASKS)
+    with session.context():
+        compiled = dspy.BootstrapFewShot(
+            metric=session.rubric.metric(tasks=session.tasks), max_bootstrapped_demos=3, max_labeled_demos=0
+        ).compile(recorded, trainset=examples)
+    demos = compiled.program.answer.demos
+    assert [demo.answer for demo in demos] == ["0", "1", "2"]
+    assert all(tasks_in(str(demo)) == 1 for demo in demos)
+
+
+@pytest.mark.slow
+def test_a_compiled_program_has_nothing_of_the_runs(tmp_path: Path) -> None:
+    program = Notes()
+    report = assay.compile(
+        program,
+        rubric=Rubric("r", [Criterion(name="right", check=exact)]),
+        data=[{"question": f"What is number {n}?", "answer": str(n)} for n in range(24)],
+        optimizer="labeled",
+        lm=scripted_lm(numbered),
+        store=tmp_path / "s.db",
+        out=tmp_path / "artifact",
+    )
+    compiled = next(module for _, module in report.program.named_sub_modules(Notes))
+    assert program.seen == compiled.seen == compiled.history == compiled.answer.history == []

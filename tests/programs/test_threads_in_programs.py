@@ -1,0 +1,163 @@
+"""Threads, `dspy.Parallel` and histories inside `forward` work as in plain DSPy, and their calls are recorded."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import dspy
+import pytest
+
+from assay.datasets import Task
+from assay.evaluation.evaluation import evaluate
+from assay.evaluation.session import RecordedProgram, Session
+from assay.models import Meter
+from assay.programs import Agent
+from assay.rubrics import Criterion, Rubric
+from assay.rubrics.checks import exact
+from assay.testing import scripted_lm
+from assay.traces import Recorder
+
+TASKS = [Task(id=str(n), inputs={"question": f"q{n}"}, expected={"answer": "3"}, metadata={}) for n in range(4)]
+
+
+def session(**options: Any) -> Session:
+    recorder = Recorder()
+    lm = scripted_lm(lambda _: "[[ ## answer ## ]]\n3\n\n[[ ## completed ## ]]", observers=[recorder.observe])
+    return Session(lm, Rubric("r", [Criterion(name="right", check=exact)]), recorder, Meter(), **options)
+
+
+def by_thread(ask: Callable[[int], Any]) -> None:
+    threads = [threading.Thread(target=ask, args=(part,)) for part in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def by_timer(ask: Callable[[int], Any]) -> None:
+    timers = [threading.Timer(0, ask, [part]) for part in range(3)]
+    for timer in timers:
+        timer.start()
+    for timer in timers:
+        timer.join()
+
+
+def by_pool(ask: Callable[[int], Any]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(ask, range(3)))
+
+
+def by_thread_pool(ask: Callable[[int], Any]) -> None:
+    with ThreadPool(3) as pool:
+        pool.map(ask, range(3))
+
+
+def by_asyncio(ask: Callable[[int], Any]) -> None:
+    async def all_parts() -> None:
+        await asyncio.gather(*(asyncio.to_thread(ask, part) for part in range(3)))
+
+    asyncio.run(all_parts())
+
+
+def by_thread_in_thread(ask: Callable[[int], Any]) -> None:
+    outer = threading.Thread(target=by_pool, args=(ask,))
+    outer.start()
+    outer.join()
+
+
+class Asking(dspy.Module):
+    def __init__(self, ask: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, part: int) -> Any:
+        return self.ask(part)
+
+
+def by_parallel(ask: Callable[[int], Any]) -> None:
+    pairs = [(Asking(ask), dspy.Example(part=part).with_inputs("part")) for part in range(3)]
+    dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs)
+
+
+WAYS = pytest.mark.parametrize(
+    "way", [by_thread, by_timer, by_pool, by_thread_pool, by_asyncio, by_thread_in_thread, by_parallel]
+)
+
+
+class Divided(dspy.Module):
+    def __init__(self, way: Callable[..., None]) -> None:
+        super().__init__()
+        self.part, self.way = dspy.Predict("question, part -> answer"), way
+
+    def forward(self, question: str) -> Any:
+        found: list[str] = []
+        self.way(lambda part: found.append(self.part(question=question, part=str(part)).answer))
+        return {"answer": str(len(found))}
+
+
+class DividedAgent(Agent):
+    input_names = ("question",)
+
+    def __init__(self, way: Callable[..., None]) -> None:
+        super().__init__()
+        self.part, self.way = dspy.Predict("question, part -> answer"), way
+
+    def solve(self, **inputs: Any) -> Any:
+        temperatures: list[float] = []
+
+        def ask(part: int) -> None:
+            temperatures.append(dspy.settings.lm.kwargs["temperature"])
+
+        self.way(ask)
+        return {"answer": str(temperatures.count(self.agent_parameters.temperature))}
+
+
+@WAYS
+def test_calls_of_a_programs_threads_are_those_of_its_rollout(way: Callable[..., None]) -> None:
+    running = session(threads=2)
+    evaluation = evaluate(RecordedProgram(Divided(way), running), TASKS, running)
+    assert set(evaluation.scores.values()) == {1.0}
+    assert set(evaluation.calls.values()) == {3.0}
+    assert running.recorder.unrecorded.calls == 0
+
+
+@WAYS
+def test_threads_of_an_agent_have_its_parameters(way: Callable[..., None]) -> None:
+    running = session()
+    program = RecordedProgram(DividedAgent(way), running)
+    program.set_parameters({"temperature": 0.6})
+    assert set(evaluate(program, TASKS, running).scores.values()) == {1.0}
+
+
+def test_a_context_of_the_programs_own_does_not_reach_its_threads_as_in_plain_dspy() -> None:
+    class Switching(dspy.Module):
+        def forward(self, question: str) -> Any:
+            found: list[Any] = []
+            with dspy.context(lm=dspy.settings.lm.copy(temperature=0.123)):
+                by_thread(lambda _: found.append(dspy.settings.lm.kwargs.get("temperature")))
+            return {"answer": str(sum(temperature != 0.123 for temperature in found))}
+
+    running = session()
+    assert set(evaluate(RecordedProgram(Switching(), running), TASKS, running).scores.values()) == {1.0}
+
+
+def test_histories_in_forward_are_those_of_the_run() -> None:
+    class Looking(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = dspy.Predict("question -> answer")
+
+        def forward(self, question: str) -> Any:
+            self.inner(question=question)
+            lm = dspy.settings.lm
+            histories = [lm.history, self.history, self.inner.history]
+            own = [len(history) == 1 and question in str(history[0]["messages"]) for history in histories]
+            return {"answer": str(sum(own)), "text": lm.history[-1]["outputs"][0]}
+
+    running, program = session(threads=4), Looking()
+    evaluation = evaluate(RecordedProgram(program, running), TASKS, running)
+    assert set(evaluation.scores.values()) == {1.0}
+    assert program.history == program.inner.history == running.lm.history == []
