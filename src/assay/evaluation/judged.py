@@ -14,6 +14,7 @@ from assay.judges import Judge
 from assay.judges.calibration import Calibration, expected_step
 from assay.judges.labels import Item
 from assay.judges.quality.agreement import Answers
+from assay.judges.questions import is_needed
 from assay.models import spending
 from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import program_version
@@ -82,7 +83,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
         rollout.group_id = rollout.task_id
         with session.context(), session.recorder.rollout(rollout), spending() as prices:
             try:
-                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.fields]:
+                if missing := [name for name in judge.shows if is_needed(name) and name not in item.fields]:
                     raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
                 inputs = {name: item.fields.get(name) for name in judge.shows}  # None: the item lacks the field
                 with limited(session.task_timeout):

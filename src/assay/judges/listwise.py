@@ -4,7 +4,6 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
 import dspy
@@ -96,7 +95,7 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-serializable."""
         return {
-            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)},
+            "spec": self.spec.to_dict(),
             "orders": self.orders,
             "reading": self.reading,
             "model": self.model,

@@ -49,7 +49,7 @@ class PointwiseJudge(Judge):
     """A model's answer to one question about its inputs.
 
     Args:
-        shows: input fields; by default `task_input` and `output`.
+        shows: see `Judge`.
         reading: `probabilities` reads the probabilities of the next token, `text` the written verdict. `auto` reads
             probabilities if the engine gives them, and written verdicts after the first answer without them.
         style: how the labels are written if probabilities are read: `words` or `letters`. `auto` uses letters if the
@@ -65,7 +65,7 @@ class PointwiseJudge(Judge):
         self,
         spec: JudgeSpec | Mapping[str, Any] | str,
         *,
-        shows: Sequence[str] = ("task_input", "output"),
+        shows: Sequence[str] | None = None,
         reading: str = "auto",
         style: str = "auto",
         reasoning: bool = False,

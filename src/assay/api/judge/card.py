@@ -5,7 +5,7 @@ from typing import Any
 
 from assay.evaluation import Session
 from assay.evaluation.judged import judge_items
-from assay.judges.labels import LabelSplits
+from assay.judges.labels import LabelSplits, output_name
 from assay.judges.quality.agreement import Answers
 from assay.judges.quality.audit import padded
 from assay.judges.quality.card import reliability_card
@@ -28,7 +28,7 @@ def judge_card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> 
         second = judge_items(outcome.compiled, retested, session, name="test: once more", split="test")
     first = Answers(judged.answers.verdicts[: len(retested)], judged.answers.places[: len(retested)])
     longer = None
-    if all({"output", "output_b"} & set(item.fields) for item in retested):
+    if all(output_name(item.fields) in item.fields for item in retested):
         with session.phase("test"):
             filled = [replace(item, fields=padded(item.fields)) for item in retested]
             longer = judge_items(

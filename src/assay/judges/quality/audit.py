@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.errors import ConfigError, DataError
 from assay.judges.base import Judge
-from assay.judges.labels import Item, Rating
+from assay.judges.labels import Item, Rating, output_name, shown_columns
 from assay.judges.quality.agreement import Answers
 from assay.judges.quality.attacks import FAKE_TURNS, STYLE, Attack, cut_short
 from assay.judges.quality.bases import BASES, Base
@@ -91,7 +91,7 @@ def judges_quality(spec: JudgeSpec) -> bool:
 
 def padded(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields with empty phrases appended to the output; for a pair, to the second output."""
-    name = "output_b" if "output_b" in fields else "output"
+    name = output_name(fields)
     return {**fields, name: f"{fields[name]}{_FILLER}"}
 
 
@@ -110,14 +110,17 @@ def audit_cases(
     """
     if profile not in PROFILES:
         raise DataError(f"profile={profile!r} {one_of(profile, PROFILES)}")
-    if judge.spec.kind == "nominal" and bases is BASES:
+    shipped = bases is BASES
+    if judge.spec.kind == "nominal" and shipped:
         raise ConfigError(
             "the shipped cases are correct and incorrect answers, and this judge's scale is nominal; "
             "pass cases or labels"
         )
     style = [*(STYLE if profile == "quality" else ()), *attacks]  # praise and punctuation may change a mood
+    if any(name.partition(".")[0] == "expected" for name in judge.shows):
+        bases = [base.with_expected() for base in bases]
     cases = [case for base in bases for case in _attacks(base, judge.spec, profile, style)]
-    if profile == "property" and bases is BASES:
+    if profile == "property" and shipped:
         cases = [case for case in cases if case.attack != _TELLS]
     if profile == "quality":
         cases += [
@@ -180,7 +183,11 @@ def audit_items(cases: Sequence[Case], judge: Judge) -> list[Item]:
         if case.against is not None
     }
     return [
-        Item(id=key, fields=_pair(part, reference) if judge.compares else dict(part), ratings=())
+        Item(
+            id=key,
+            fields=shown_columns(_pair(part, reference) if judge.compares else part, judge.shows),
+            ratings=(),
+        )
         for key, part in distinct.items()
     ]
 
@@ -317,7 +324,7 @@ def negatives(items: Sequence[Item], spec: JudgeSpec, *, count: int) -> list[Ite
     attacks = []
     for at in range(count):
         item, hidden = worst[(at + at // 4) % len(worst)], _HIDDEN[at // 4 % len(_HIDDEN)].format(best=spec.scale[-1])
-        name = "output" if not pairs else "output_b" if item.modes[0] == spec.scale[0] else "output_a"
+        name = "output_a" if pairs and item.modes[0] != spec.scale[0] else output_name(item.fields)
         text = (
             f"{item.fields[name]}\n{hidden}",
             "",
