@@ -17,6 +17,7 @@ from assay.judges.quality.ranking import win_rates
 from assay.judges.reading import (
     EMPTY,
     GUARD,
+    LETTERS,
     READINGS,
     NoProbabilities,
     VerdictAdapter,
@@ -33,7 +34,7 @@ from assay.support.settings import one_of
 __all__ = ["GradedOutput", "ListwiseJudge"]
 
 Key = TypeVar("Key", bound=Hashable)
-_LETTERS = "ABCDEFGHIJKLMNOPQRST"
+_LETTERS = LETTERS[:20]
 
 
 class GradedOutput(pydantic.BaseModel):

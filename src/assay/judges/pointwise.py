@@ -21,6 +21,7 @@ from assay.judges.label_texts import read_label
 from assay.judges.reading import (
     EMPTY,
     GUARD,
+    LETTERS,
     MASS,
     MIN_MASS,
     READINGS,
@@ -35,6 +36,7 @@ from assay.judges.reading import (
     have_distinct_first_tokens,
     meanings,
     reads_probabilities,
+    refuses,
 )
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.json_texts import is_json
@@ -89,6 +91,11 @@ class PointwiseJudge(Judge):
             raise ConfigError(f"min_mass={min_mass!r} must be between 0 and 1")
         if samples < 1:
             raise ConfigError(f"samples={samples!r} must be >= 1")
+        if reading == "probabilities" and not self._has_keys():
+            raise ConfigError(
+                f"reading='probabilities': {len(self.labels)} labels need distinct first tokens, or at most "
+                f"{len(LETTERS)} letters; use reading='text'"
+            )
         if samples > 1 and reading == "probabilities":
             raise ConfigError(
                 f"samples={samples} requires written verdicts, which reading='probabilities' does not use; "
@@ -124,7 +131,8 @@ class PointwiseJudge(Judge):
         if asks_decisions(lm):
             return decision_reading(lm, self.decide.signature, self.spec, fields, _fenced(self.decide)), None
         unsupported = False
-        if reads_probabilities(lm, self.reading) and not (self.reading == "auto" and gave_no_probabilities(lm)):
+        readable = self._has_keys() and reads_probabilities(lm, self.reading)
+        if readable and not (self.reading == "auto" and gave_no_probabilities(lm)):
             try:
                 return self._probable(fields), None
             except (NoProbabilities, LMInvalidRequestError, LMUnsupportedFeatureError) as error:
@@ -144,10 +152,13 @@ class PointwiseJudge(Judge):
             result = self.decide(**fields, demos=_fenced(self.decide))
         return {**result.probabilities, "tokens": result.tokens, MASS: result.mass}
 
+    def _has_keys(self) -> bool:
+        return self.style == "words" or len(self.labels) <= len(LETTERS)
+
     def _keys(self) -> dict[str, str]:
         if self.style == "words":
             return {label: label for label in self.labels}
-        return {label: chr(ord("A") + index) for index, label in enumerate(self.labels)}
+        return dict(zip(self.labels, LETTERS, strict=False))
 
     def _written(self, fields: Mapping[str, str]) -> Counter[str]:
         votes, reasons = Counter[str](), list[NoGrade]()
@@ -180,6 +191,8 @@ class PointwiseJudge(Judge):
     def _label_in(self, answer: str) -> str | None:
         """The label in an answer that is another spelling of it, or the label without JSON; None if it has none."""
         text: Any = answer.strip().strip("\"'.*`")
+        if refuses(text):
+            return None
         if is_json(text):
             try:
                 text = json.loads(text).get("verdict")
