@@ -45,6 +45,7 @@ from assay.support.settings import one_of
 __all__ = ["PointwiseJudge"]
 
 _SAMPLE_TEMPERATURE = 0.7  # if there are several samples
+_CLEAR_MASS = 0.5  # probability of the words below which letters are tried on a judge's first item
 
 
 class PointwiseJudge(Judge):
@@ -55,7 +56,9 @@ class PointwiseJudge(Judge):
         reading: `probabilities` reads the probabilities of the next token, `text` the written verdict. `auto` reads
             probabilities if the engine gives them, and written verdicts after the first answer without them.
         style: how the labels are written if probabilities are read: `words` or `letters`. `auto` uses letters if the
-            first tokens of two labels are equal (1 and 10, very poor and very good).
+            first tokens of two labels are equal (1 and 10, very poor and very good). Otherwise the first item decides:
+            if the words have less than half of the probability there, letters are asked for too, and what has more is
+            kept.
         reasoning: whether the judge writes its reasoning before the verdict.
         samples: number of written verdicts; their shares are the probabilities (self-consistency). Verdicts off the
             scale are not counted; at least half must be on it.
@@ -86,12 +89,14 @@ class PointwiseJudge(Judge):
                 f"style='words': the first tokens of {list(self.labels)} are not distinct; use style='letters'"
             )
         self.style = style if style != "auto" else "words" if have_distinct_first_tokens(self.labels) else "letters"
+        self.undecided = style == "auto" and self.style == "words"  # until a first item has been read
+        self.chose_letters = False
         self.min_mass = min_mass
         if isinstance(min_mass, bool) or not isinstance(min_mass, int | float) or not 0 <= min_mass <= 1:
             raise ConfigError(f"min_mass={min_mass!r} must be between 0 and 1")
         if samples < 1:
             raise ConfigError(f"samples={samples!r} must be >= 1")
-        if reading == "probabilities" and not self._has_keys():
+        if reading == "probabilities" and self.style == "letters" and not self._has_letters():
             raise ConfigError(
                 f"reading='probabilities': {len(self.labels)} labels need distinct first tokens, or at most "
                 f"{len(LETTERS)} letters; use reading='text'"
@@ -113,7 +118,8 @@ class PointwiseJudge(Judge):
 
     @property
     def config(self) -> dict[str, Any]:
-        settings = {"reading": self.reading, "style": self.style, "reasoning": self.reasoning, "samples": self.samples}
+        style = "auto" if self.undecided else self.style
+        settings = {"reading": self.reading, "style": style, "reasoning": self.reasoning, "samples": self.samples}
         return {**super().config, **settings, **({"min_mass": self.min_mass} if self.min_mass != MIN_MASS else {})}
 
     def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
@@ -131,7 +137,7 @@ class PointwiseJudge(Judge):
         if asks_decisions(lm):
             return decision_reading(lm, self.decide.signature, self.spec, fields, _fenced(self.decide)), None
         unsupported = False
-        readable = self._has_keys() and reads_probabilities(lm, self.reading)
+        readable = (self.style == "words" or self._has_letters()) and reads_probabilities(lm, self.reading)
         if readable and not (self.reading == "auto" and gave_no_probabilities(lm)):
             try:
                 return self._probable(fields), None
@@ -148,17 +154,34 @@ class PointwiseJudge(Judge):
         return {label: votes[label] / votes.total() for label in self.labels}, None
 
     def _probable(self, fields: Mapping[str, str]) -> Reading:
-        with dspy.context(adapter=VerdictAdapter(self._keys(), min_mass=self.min_mass)):
+        if not self.undecided or self.calibration is not None or not self._has_letters():
+            return self._read_by(self.style, fields)
+        readings, failure = dict[str, Reading](), NoGrade()
+        for style in ("words", "letters"):
+            try:
+                readings[style] = self._read_by(style, fields)
+            except NoProbabilities:
+                raise
+            except NoGrade as error:
+                failure = failure if failure.args else error
+            if style in readings and readings[style][MASS] >= _CLEAR_MASS:
+                break
+        if not readings:
+            raise failure
+        self.style = max(readings, key=lambda style: readings[style][MASS])
+        self.undecided, self.chose_letters = False, self.style == "letters"
+        return readings[self.style]
+
+    def _read_by(self, style: str, fields: Mapping[str, str]) -> Reading:
+        with dspy.context(adapter=VerdictAdapter(self._keys(style), min_mass=self.min_mass)):
             result = self.decide(**fields, demos=_fenced(self.decide))
         return {**result.probabilities, "tokens": result.tokens, MASS: result.mass}
 
-    def _has_keys(self) -> bool:
-        return self.style == "words" or len(self.labels) <= len(LETTERS)
+    def _has_letters(self) -> bool:
+        return len(self.labels) <= len(LETTERS)
 
-    def _keys(self) -> dict[str, str]:
-        if self.style == "words":
-            return {label: label for label in self.labels}
-        return dict(zip(self.labels, LETTERS, strict=False))
+    def _keys(self, style: str) -> dict[str, str]:
+        return dict(zip(self.labels, self.labels if style == "words" else LETTERS, strict=False))
 
     def _written(self, fields: Mapping[str, str]) -> Counter[str]:
         votes, reasons = Counter[str](), list[NoGrade]()
