@@ -205,5 +205,8 @@ def drift_facts(report: Mapping[str, Any]) -> str:
     """A replay of anchors in one line."""
     mean, psi = report["mean_difference"], report["psi"]
     text = f"{report['n']} anchors, mean difference {'–' if mean is None else f'{signed(mean)}'} of the scale, "
-    text += f"CUSUM {report['cusum']:.1f} (alarm over {report['cusum_limit']:.1f})"
+    if flips := report.get("flips"):
+        text += f"{flips['n']} verdicts changed ({flips['rises']} up, {flips['falls']} down)"
+    else:
+        text += f"CUSUM {report['cusum']:.1f} (alarm over {report['cusum_limit']:.1f})"
     return text if psi is None else f"{text}, PSI {psi:.2f} (alarm over {report['psi_limit']:.2f})"

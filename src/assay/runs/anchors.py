@@ -69,12 +69,13 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, repeat: Answers,
     """
     values, repeated = values_of(first, judge), values_of(repeat, judge)
     gaps = [b - a for a, b in zip(values, repeated, strict=False) if a is not None and b is not None]
+    flips = sum(gap != 0 for gap in gaps)
     noise = float(np.std(gaps)) if gaps else 0.0
     anchors = [
         Anchor(dict(item.fields), value, verdict)
         for item, value, verdict in zip(items, values, first.verdicts, strict=True)
     ]
-    return AnchorSet(made_by(judge, session), noise, anchors)
+    return AnchorSet(made_by(judge, session), noise, anchors, repeated=len(gaps), flips=flips)
 
 
 def items_of(frozen: AnchorSet) -> list[Item]:

@@ -64,5 +64,5 @@ def anchor_set(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> 
     with session.phase("test"):
         first = judge_items(outcome.compiled, items, session, name="anchors", split="val")
         with sample_scope(1):
-            repeat = judge_items(outcome.compiled, items[:_RETEST], session, name="anchors: once more", split="val")
+            repeat = judge_items(outcome.compiled, items, session, name="anchors: once more", split="val")
     return freeze(outcome.compiled, items, first.answers, repeat.answers, session)
