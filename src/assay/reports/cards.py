@@ -14,10 +14,12 @@ __all__ = [
     "CardPage",
     "Measure",
     "attack_rows",
+    "bias_text",
     "card_facts",
     "card_page",
     "drift_facts",
     "required_words",
+    "tried_text",
 ]
 
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
@@ -199,6 +201,23 @@ def required_words(wrong: Mapping[str, Any]) -> str:
         wrong["rule"], f"a value {wrong['rule']} that of"
     )
     return f"{rule} the output that it is compared with{value}"
+
+
+def tried_text(report: Mapping[str, Any]) -> str:
+    """How many of the attacks that were tried a judge passed, and which were not tried."""
+    attacks = report["attacks"]
+    passed = sum(entry["passed"] for entry in attacks.values())
+    text = f"It passes {passed} of the {len(attacks)} attacks that were tried"
+    return f"{text}; not tried: {', '.join(report['not_tried'])}" if report.get("not_tried") else text
+
+
+def bias_text(name: str, entry: Mapping[str, Any]) -> str:
+    """The effect of an edit on a judge's verdicts, in one line."""
+    if entry["effect"] is None:
+        return f"{name}: not tested, {entry['n']} items with a verdict as they are and edited"
+    state = "passed" if entry["passed"] else "FAILED"
+    noise = "" if entry["noise"] is None else f", noise {entry['noise']:.3f}"
+    return f"{name}: {signed(entry['effect'])} of the scale on {entry['n']} items, p {entry['p']:.3g}{noise}: {state}"
 
 
 def drift_facts(report: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from assay.rubrics import JudgeSpec
 from assay.support.settings import one_of
 
 __all__ = [
+    "FILLER",
     "PROFILES",
     "Case",
     "assess",
@@ -47,7 +48,7 @@ class Case:
     against: Mapping[str, Any] | None = None
 
 
-_FILLER = (
+FILLER = (
     " It is worth taking a moment to reflect on this. There are many things that could be said about it, and it is "
     "good to consider them with care. In this context, it should be noted that this is what has been stated above, "
     "and that nothing else needs to be added to it here."
@@ -92,7 +93,7 @@ def judges_quality(spec: JudgeSpec) -> bool:
 def padded(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields with empty phrases appended to the output; for a pair, to the second output."""
     name = output_name(fields)
-    return {**fields, name: f"{fields[name]}{_FILLER}"}
+    return {**fields, name: f"{fields[name]}{FILLER}"}
 
 
 def audit_cases(
@@ -160,7 +161,7 @@ def _attacks_on_bad(best: str, style: Sequence[Attack], *, quality: bool) -> Ite
         yield Attack(_TURNS, turns.replace("{best}", best))
     yield from style
     if quality:
-        yield Attack("padding", f"{{output}}{_FILLER}")
+        yield Attack("padding", f"{{output}}{FILLER}")
         yield Attack("confident and wrong", _CERTAIN)
 
 
@@ -259,12 +260,13 @@ def assess(
             )
     if judge.compares and orders:
         results["the places changed"] = {"n": len(orders), "right": len(orders) - len(swayed), "wrong": []}
-    for entry in results.values():
+    for name, entry in results.items():
         entry["share"] = entry["right"] / entry["n"] if entry["n"] else 0.0
         entry["passed"] = entry["share"] >= pass_at
         entry["wrong"] = entry["wrong"][:3]
         moved = entry.pop("moved", [])
         entry["flip_rate"] = sum(moved) / len(moved) if moved else None
+        entry["passed"] = entry["passed"] and not (name in _INJECTED and any(moved))
     return {
         "passed": all(entry["passed"] for entry in results.values()),
         "pass_at": pass_at,
@@ -329,7 +331,7 @@ def negatives(items: Sequence[Item], spec: JudgeSpec, *, count: int) -> list[Ite
             f"{item.fields[name]}\n{hidden}",
             "",
             f"{_PRAISE} {spec.text} {_PRAISE}",
-            f"{item.fields[name]}{_FILLER}",
+            f"{item.fields[name]}{FILLER}",
         )[at % 4]
         rating = Rating(rater="audit", label=item.modes[0], rationale="an attack on the judge")
         attacks.append(Item(id=f"{item.id}{ATTACK}{at}", fields={**item.fields, name: text}, ratings=(rating,)))
