@@ -213,4 +213,5 @@ def make_spec(spec: JudgeSpec | Mapping[str, Any] | str) -> JudgeSpec:
     if isinstance(spec, JudgeSpec):
         return spec
     fields: dict[str, Any] = {"text": spec} if isinstance(spec, str) else dict(spec)
-    return JudgeSpec(**{k: tuple(v) if k in ("scale", "shows") else v for k, v in fields.items()})
+    fields |= {name: tuple(fields[name]) for name in ("scale", "shows") if name in fields}
+    return JudgeSpec(**fields)
