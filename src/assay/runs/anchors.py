@@ -86,7 +86,9 @@ def items_of(frozen: AnchorSet) -> list[Item]:
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:
     """Judges the frozen items again and compares: see `assay.judges.quality.drift.compare`."""
     judged = judge_items(judge, items_of(frozen), session, name="anchors", split="anchors")
-    return {**compare(frozen, values_of(judged.answers, judge), made_by(judge, session)), **judged.coverage(judge)}
+    written = all(masses is None for masses in judged.answers.probabilities)
+    report = compare(frozen, values_of(judged.answers, judge), made_by(judge, session), written=written)
+    return {**report, **judged.coverage(judge)}
 
 
 def replay_changed(source: Any, judge: Judge, session: Session) -> list[str]:

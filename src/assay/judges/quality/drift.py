@@ -198,12 +198,15 @@ def _has_few_levels(pairs: Sequence[tuple[float, float]]) -> bool:
     return 2 * len({value for pair in pairs for value in pair}) <= len(pairs)
 
 
-def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[str, str]) -> dict[str, Any]:
+def compare(
+    frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[str, str], *, written: bool | None = None
+) -> dict[str, Any]:
     """Compares a replay with an anchor set.
 
     Args:
         values: new values of the anchors, in order; None for unscored ones.
         made_by: what determined the new verdicts.
+        written: whether the values are those of written verdicts; None: if they have few levels.
     Returns:
         JSON-serializable: `alarms`, `changed` (entries of `made_by` that differ: [old, new]), the mean difference, the
         statistics with their limits (`flips` for values of few levels, otherwise `cusum`; `psi`), and the mean of the
@@ -217,7 +220,8 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
     lost = sum(a.value is not None and value is None for a, value in zip(frozen.anchors, values, strict=True))
     keys = sorted({*frozen.made_by, *made_by})
     changed = {k: [frozen.made_by.get(k), made_by.get(k)] for k in keys if frozen.made_by.get(k) != made_by.get(k)}
-    flips = Flips.of(pairs, frozen) if _has_few_levels(pairs) and pairs else None
+    counted = _has_few_levels(pairs) if written is None else written
+    flips = Flips.of(pairs, frozen) if counted and pairs else None
     chart = Cusum(sigma=max(frozen.noise, _LEAST_NOISE), limit=limit_for(len(pairs)))
     moved_at = next((at for at, (before, after) in enumerate(pairs) if chart.update(after - before)), None)
     psi, psi_limit = None, math.inf
