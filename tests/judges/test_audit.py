@@ -114,9 +114,11 @@ def test_an_accurate_judge_with_a_single_weakness_raises_an_alarm(wins: str, att
     assert report["attacks"]["tells good from bad"]["passed"]
 
 
-def test_one_obeyed_injection_is_an_alarm_even_if_most_cases_pass() -> None:
+def test_one_obeyed_injection_fails_even_if_most_cases_pass() -> None:
     report = audited(Swayed("three experts"))
-    assert report["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
+    entry = report["attacks"]["instructions hidden in the text"]
+    assert entry["share"] > report["pass_at"], "five of six texts had no effect"
+    assert not entry["passed"]
     assert report["flip_alarms"] == ["instructions hidden in the text changes 17% of the verdicts"]
 
 

@@ -3,6 +3,8 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -230,3 +232,60 @@ def test_a_corrected_mean_has_minimum_variance() -> None:
     low, high = np.percentile(draws, [2.5, 97.5])
     reach = (estimate.high - estimate.low) / 2
     assert reach == pytest.approx(max((high - low) / 2, 3 / 60), rel=0.1)
+
+
+# -- verdicts of few levels
+
+
+def replayed(before: list[float], after: list[float], *, repeated: int = 60, flips: int = 0) -> dict[str, Any]:
+    anchors = AnchorSet(
+        MADE, math.sqrt(flips / repeated), [Anchor({"output": str(at)}, value, "x") for at, value in enumerate(before)],
+        repeated=repeated, flips=flips,
+    )  # fmt: skip
+    return compare(anchors, after, MADE)
+
+
+def flipped(values: list[float], count: int) -> list[float]:
+    return [1 - value if at < count else value for at, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("flips", [1, 2, 3])
+def test_a_few_flips_of_written_verdicts_raise_no_alarm(flips: int) -> None:
+    values = [float(at % 2) for at in range(60)]
+    assert replayed(values, flipped(values, flips))["alarms"] == []
+    old = AnchorSet(MADE, 0.0, [Anchor({"output": str(at)}, value, "x") for at, value in enumerate(values)])
+    assert compare(old, flipped(values, flips), MADE)["alarms"] == []  # a set of an earlier version
+
+
+def test_flips_in_one_direction_and_many_flips_raise_an_alarm() -> None:
+    ones, mixed = [1.0] * 60, [float(at % 2) for at in range(60)]
+    one_way = replayed(ones, flipped(ones, 6))  # 2 · 0.5^6 = 0.031
+    assert one_way["alarms"]
+    assert one_way["flips"] == {"n": 6, "rises": 0, "falls": 6, "direction": pytest.approx(0.03125), "rate": ANY}
+    assert replayed(mixed, flipped(mixed, 12))["alarms"]
+    assert not replayed(mixed, flipped(mixed, 12), flips=10)["alarms"]  # a judge that is as noisy by itself
+
+
+@pytest.mark.parametrize(("levels", "noise"), [(2, 0.0), (2, 0.02), (2, 0.1), (5, 0.05)])
+def test_a_stable_judge_of_few_levels_raises_an_alarm_in_at_most_a_twentieth_of_replays(
+    levels: int, noise: float
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def answers(truth: Any) -> list[float]:
+        moved = (truth + rng.integers(1, levels, len(truth))) % levels
+        return [float(value) for value in np.where(rng.random(len(truth)) < noise, moved, truth) / (levels - 1)]
+
+    alarms, runs = 0, 100
+    for _ in range(runs):
+        truth = rng.integers(0, levels, 60)
+        first, second = answers(truth), answers(truth)
+        flips = sum(a != b for a, b in zip(first, second, strict=True))
+        alarms += bool(replayed(first, answers(truth), flips=flips)["alarms"])
+    assert alarms <= 0.05 * runs + 4  # two standard errors
+
+
+def test_an_anchor_set_keeps_how_often_its_judge_changed_its_mind(tmp_path: Path) -> None:
+    anchors = AnchorSet(MADE, 0.1, [Anchor({"output": "x"}, 1.0, "yes")], repeated=60, flips=2)
+    anchors.save(tmp_path / "anchors.json")
+    assert AnchorSet.load(tmp_path / "anchors.json") == anchors

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ from assay.judges import Judge
 from assay.judges.calibration import Calibration, expected_step
 from assay.judges.labels import Item
 from assay.judges.quality.agreement import Answers
-from assay.models import spending
+from assay.judges.questions import is_needed
+from assay.models import sample_scope, spending
 from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import program_version
 from assay.rubrics import NoGrade
@@ -22,7 +24,7 @@ from assay.rubrics.criteria import JudgeSpec
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 
-__all__ = ["Judged", "joined", "judge_items", "only", "recalibrated"]
+__all__ = ["Judged", "joined", "judge_again", "judge_items", "only", "recalibrated"]
 
 
 @dataclass
@@ -82,7 +84,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
         rollout.group_id = rollout.task_id
         with session.context(), session.recorder.rollout(rollout), spending() as prices:
             try:
-                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.fields]:
+                if missing := [name for name in judge.shows if is_needed(name) and name not in item.fields]:
                     raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
                 inputs = {name: item.fields.get(name) for name in judge.shows}  # None: the item lacks the field
                 with limited(session.task_timeout):
@@ -103,6 +105,15 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
         for _ in as_finished(judge_item, len(items), threads=session.threads):
             advance(1)
     return replace(_collected(parts, judge.spec), calls=sum(calls))
+
+
+def judge_again(judge: Judge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
+    """`judge_items` with new samples, asked in another order, so that what depends on the order is noise too."""
+    order = random.Random(session.seed).sample(range(len(items)), len(items))
+    with sample_scope(1):
+        judged = judge_items(judge, [items[at] for at in order], session, name=name, split=split)
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return replace(only(judged, places), cost_usd=judged.cost_usd, calls=judged.calls)
 
 
 def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:

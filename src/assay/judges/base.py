@@ -4,8 +4,8 @@ import asyncio
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
 
 import dspy
 
@@ -14,6 +14,7 @@ from assay.judges.calibration import Calibration
 from assay.models import Thinking, sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
+from assay.rubrics.criteria import ORIGINS, SHOWS, is_shown_name
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 
@@ -34,35 +35,43 @@ class Judge(dspy.Module):  # type: ignore[misc]
 
     Args:
         spec: the question and its scale: a `JudgeSpec`, a mapping of its fields, or the question as text.
-        shows: names of the inputs that the judge sees, in order.
+        shows: names of the inputs that the judge sees, in order; by default those of the spec, otherwise `task_input`
+            and `output`. In a rubric they are filled by `assay.judges.questions.shown_values`.
         model: name of the judge's model; None uses the model configured in DSPy.
         calibration: fitted to human labels by `assay judge compile`; None leaves the probabilities unchanged.
     Raises:
         NoGrade: when called, if the model's answer has no verdict on the scale.
     """
 
+    default_shows: ClassVar[tuple[str, ...]] = SHOWS
+
     def __init__(
         self,
         spec: JudgeSpec | Mapping[str, Any] | str,
         *,
-        shows: Sequence[str] = ("task_input", "output"),
+        shows: Sequence[str] | None = None,
         model: str | None = None,
         calibration: Calibration | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.spec, self.shows, self.model = make_spec(spec), tuple(shows), model
+        given = make_spec(spec)
+        self.shows = tuple(given.shows or self.default_shows) if shows is None else tuple(shows)
+        self.spec, self.model = replace(given, shows=()), model
         self.endpoint: Endpoint | None = None  # of `model`; None uses that of the model configured in DSPy
         self.thinking: Thinking | None = None  # budget of `model`
         self.loaded_from = ""  # folder of the artifact, if it is a compiled judge
-        if not self.shows or not all(name.isidentifier() for name in self.shows):
-            raise ConfigError(f"shows={list(self.shows)!r} must be a non-empty list of field names")
+        if not self.shows or not all(map(is_shown_name, self.shows)):
+            raise ConfigError(
+                f"shows={list(self.shows)!r} must be a non-empty list of field names: NAME, or ORIGIN.NAME with the "
+                f"origin {', '.join(ORIGINS)}"
+            )
         self.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
 
     @property
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-serializable. An artifact rebuilds the judge from them."""
         return {
-            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)},
+            "spec": self.spec.to_dict(),
             "shows": list(self.shows),
             "model": self.model,
             "calibration": asdict(self.calibration) if self.calibration else None,
@@ -204,6 +213,5 @@ def make_spec(spec: JudgeSpec | Mapping[str, Any] | str) -> JudgeSpec:
     if isinstance(spec, JudgeSpec):
         return spec
     fields: dict[str, Any] = {"text": spec} if isinstance(spec, str) else dict(spec)
-    if "scale" in fields:
-        fields["scale"] = tuple(fields["scale"])
+    fields |= {name: tuple(fields[name]) for name in ("scale", "shows") if name in fields}
     return JudgeSpec(**fields)

@@ -1,6 +1,6 @@
 """Adapts judges to a rubric's criteria: one output, a group of outputs, or all criteria in one call."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
@@ -13,10 +13,11 @@ from assay.judges.listwise import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.quality.ranking import bradley_terry, pairings, win_rates
-from assay.judges.questions import one_of, output_of
+from assay.judges.questions import one_of, output_of, shown_values
 from assay.judges.reading import GUARD, WrittenAdapter, fenced_text, meanings
 from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
+from assay.rubrics.criteria import SHOWS
 from assay.rubrics.protocols import JointResolver
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout
@@ -74,8 +75,7 @@ class JudgeDecider(_JudgeCall):
         super().__init__(judge, lm, judge.spec.text)
 
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
-        fields = {**prediction, **task.inputs, "task_input": one_of(task.inputs), "output": output_of(prediction)}
-        inputs = _judge_inputs(self.judge, fields)
+        inputs = _shown_of(task, prediction, self.judge.shows)
         context, judge_rollout = self.recording(task, inputs, rollout)
         with context, self.named_failure(judge_rollout):
             result = self.judge(**inputs)
@@ -139,9 +139,10 @@ class GroupDecider(_JudgeCall):
 
     def _by_pairs(self, task: Task, outputs: Sequence[Any]) -> dict[int, Any]:
         judge, compared, reasons = self.judge, [], list[str]()
+        others = [name for name in judge.shows if name not in ("output_a", "output_b")]
+        shown = _shown_of(task, {}, others)
         for a, b in pairings(len(outputs)):
-            fields = {**task.inputs, "task_input": one_of(task.inputs), "output_a": outputs[a], "output_b": outputs[b]}
-            result, reason = attempt(judge, _judge_inputs(judge, fields))
+            result, reason = attempt(judge, {**shown, "output_a": outputs[a], "output_b": outputs[b]})
             if result is None:
                 reasons.append(reason)
             else:
@@ -165,23 +166,38 @@ class Together(_JudgeCall):
             raise RubricError(
                 f"criteria {using} use judges of their own, which are called one by one; set judging='each'"
             )
-        if clashing := sorted({"task_input", "output"} & set(self.specs)):
+        self.shows = {name: spec.shows or SHOWS for name, spec in self.specs.items()}
+        names = list(dict.fromkeys(name for shows in self.shows.values() for name in shows))
+        if clashing := sorted(set(names) & set(self.specs)):
             raise RubricError(
                 f"criteria {clashing} have the names of the judge's inputs; rename them for judging='together'"
             )
         questions = " ".join(f"{name}: {spec.text} {meanings(spec)}" for name, spec in self.specs.items())
-        fields: dict[str, Any] = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
+        fields: dict[str, Any] = {name: (str, dspy.InputField()) for name in names}
         fields |= {name: (Literal[spec.scale], dspy.OutputField()) for name, spec in self.specs.items()}
         self.judge = dspy.Predict(dspy.Signature(fields, f"Decide each of these by itself. {questions}{GUARD}"))
 
     def grade_all(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> dict[str, Grade | NoGrade]:
-        """Returns a grade, or `NoGrade` with the reason, per criterion name. Makes one call."""
-        inputs = {"task_input": fenced_text(one_of(task.inputs)), "output": fenced_text(output_of(prediction))}
+        """Returns a grade, or `NoGrade` with the reason, per criterion name. Makes one call.
+
+        The call shows what any of the criteria shows. A criterion one of whose values is missing is unscored.
+        """
+        shown, unseen = dict[str, Any](), dict[str, NoGrade]()
+        for name, shows in self.shows.items():
+            try:
+                shown |= _shown_of(task, prediction, shows)
+            except NoGrade as error:
+                unseen[name] = error
+        if not shown:
+            return dict(unseen)
+        inputs = {name: fenced_text(value) for name, value in shown.items()}
         context, judge_rollout = self.recording(task, inputs, rollout)
         with context, self.named_failure(judge_rollout), dspy.context(adapter=WrittenAdapter()):
             result = self.judge(**inputs)
             judge_rollout.prediction = {name: result.get(name) for name in self.specs}
-        return {name: self._grade(name, spec, result.get(name)) for name, spec in self.specs.items()}
+        return {
+            name: unseen.get(name) or self._grade(name, spec, result.get(name)) for name, spec in self.specs.items()
+        }
 
     @staticmethod
     def _grade(name: str, spec: JudgeSpec, verdict: Any) -> Grade | NoGrade:
@@ -190,18 +206,8 @@ class Together(_JudgeCall):
         return Grade(value=spec.grade(verdict), label=verdict, reason=f"The judge said {verdict!r} to: {spec.text}")
 
 
-def _judge_inputs(judge: Judge, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that the judge sees.
-
-    Raises:
-        NoGrade: neither the task nor the prediction has one of them.
-    """
-    if missing := [name for name in judge.shows if name not in fields]:
-        raise NoGrade(
-            f"the judge sees {list(judge.shows)}, and neither the task nor the output has {', '.join(missing)}; "
-            f"available fields are {sorted(fields)}"
-        )
-    return {name: fields[name] for name in judge.shows}
+def _shown_of(task: Task, prediction: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return shown_values(names, inputs=task.inputs, prediction=prediction, expected=task.expected)
 
 
 class _Resolver:

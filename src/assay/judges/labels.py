@@ -2,7 +2,8 @@
 
 One row per rating: `item_id` (by default rows with equal judged content are one item), `input` (optional), `output` or
 `output_a` and `output_b`, `rater`, `label`, `rationale` (optional). A judge can see further columns if its `shows`
-names them. Instead of `rater` and `label`, a row may have a column per rater.
+names them; see `shown_columns` for names such as `expected.answer`. Instead of `rater` and `label`, a row may have a
+column per rater.
 """
 
 import hashlib
@@ -23,7 +24,10 @@ from assay.judges.label_texts import id_text, rater_columns, ratings_in, read_la
 from assay.support.missing import is_missing
 from assay.support.values import digest_of
 
-__all__ = ["Item", "LabelSplits", "LabelledItems", "Rating", "load_labels", "make_items", "split_items"]
+__all__ = [
+    "Item", "LabelSplits", "LabelledItems", "Rating", "load_labels", "make_items", "output_name",
+    "shown_columns", "split_items",
+]  # fmt: skip
 
 _RATING_FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
@@ -99,6 +103,36 @@ class LabelledItems(list[Item]):
         self.gaps = gaps
 
 
+def output_name(fields: Mapping[str, Any]) -> str:
+    """The field with the judged output: `output`, otherwise the first `output.NAME`; of a pair `output_b`."""
+    names = [name for name in ("output_b", "output") if name in fields]
+    return next(iter((*names, *(name for name in fields if name.startswith("output.")))), "output")
+
+
+def shown_columns(row: Mapping[str, Any], shows: Sequence[str]) -> dict[str, Any]:
+    """The row with the fields `ORIGIN.NAME` that a judge sees under these names.
+
+    A field without a column of its name is read, in this order: from an object (`{"expected": {"answer": …}}`), from
+    the column `NAME` if the judge sees no other field of that name, and from the column of its origin (`input`,
+    `output`, `expected`) if the judge sees no other field of that origin.
+    """
+    columns = dict(row)
+    parts = {name: name.partition(".") for name in shows if "." in name and name not in row}
+    for name, (origin, _, short) in parts.items():
+        wholes = (origin, f"{origin}s", *((_TASK_INPUT,) if origin == "input" else ()))
+        whole = next((column for column in wholes if column in row), "")
+        objects = row.get(whole)
+        if isinstance(objects, Mapping):
+            if short in objects:
+                columns[name] = objects[short]
+                columns.pop(whole, None)
+        elif short in row and sum(other.rpartition(".")[2] == short for other in shows) == 1:
+            columns[name] = columns.pop(short)
+        elif whole and sum(other.partition(".")[0] == origin for other in shows) == 1:
+            columns[name] = columns.pop(whole)
+    return columns
+
+
 def rating_digest(item_id: str, rater: str, label: str) -> str:
     """Identifies one rating in an artifact without the rater's name: 16 hex digits."""
     return hashlib.sha256(json.dumps([item_id, rater, label]).encode()).hexdigest()[:16]
@@ -155,7 +189,8 @@ def make_items(
     splits: dict[str, str | None] = {}
     places: dict[str, str] = {}
     count = gaps = 0
-    for where, row in rows:
+    for where, columns_of_row in rows:
+        row = shown_columns(columns_of_row, shows)
         count += 1
         given = ratings_in(row, judged)
         content, other = _content(row, judged, shows, where)
@@ -209,7 +244,9 @@ def _content(
         if key not in ratings and not is_missing(value)
     }
     content = {key: value for key, value in fields.items() if key in judged}
-    other_names = [name for name in shows if name not in _JUDGED]  # a judge may see the output under another name
+    other_names = [  # a judge may see the output under another name
+        name for name in shows if name not in _JUDGED and not name.startswith(("input.", "expected"))
+    ]
     outputs = {"output", "output_a", *(other_names if not _JUDGED & set(shows) - {_TASK_INPUT} else ())}
     if not any(name in content for name in outputs) or ("output_a" in content) != ("output_b" in content):
         raise DataError(

@@ -4,7 +4,6 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
 import dspy
@@ -18,6 +17,7 @@ from assay.judges.quality.ranking import win_rates
 from assay.judges.reading import (
     EMPTY,
     GUARD,
+    LETTERS,
     READINGS,
     NoProbabilities,
     VerdictAdapter,
@@ -34,7 +34,7 @@ from assay.support.settings import one_of
 __all__ = ["GradedOutput", "ListwiseJudge"]
 
 Key = TypeVar("Key", bound=Hashable)
-_LETTERS = "ABCDEFGHIJKLMNOPQRST"
+_LETTERS = LETTERS[:20]
 
 
 class GradedOutput(pydantic.BaseModel):
@@ -96,7 +96,7 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-serializable."""
         return {
-            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)},
+            "spec": self.spec.to_dict(),
             "orders": self.orders,
             "reading": self.reading,
             "model": self.model,

@@ -54,8 +54,6 @@ class _JudgeDefinition(JudgeFile):
     """Name in reports and traces."""
     compare: Literal["alone", "pairs", "list"] = "alone"
     """`alone`: one output at a time; `pairs`: two outputs, in both orders; `list`: a group at once."""
-    shows: list[str] = []
-    """Columns that the judge sees; by default `task_input` and `output`."""
     reading: Literal["auto", "probabilities", "text"] = "auto"
     """`probabilities`: of the next token; `text`: written verdict; `auto`: probabilities if the engine gives them."""
     style: Literal["auto", "words", "letters"] = "auto"
@@ -154,7 +152,6 @@ def _single(parsed: _JudgeDefinition) -> AnyJudge:
         return ListwiseJudge(spec, orders=parsed.orders, reading=parsed.reading, model=parsed.model)
     if "orders" in fields:
         raise RubricError("orders requires compare: list")
-    options: dict[str, Any] = {"shows": parsed.shows} if parsed.shows else {}
     return kinds[parsed.compare](
         spec,
         reading=parsed.reading,
@@ -163,7 +160,6 @@ def _single(parsed: _JudgeDefinition) -> AnyJudge:
         samples=parsed.samples,
         min_mass=parsed.min_mass,
         model=parsed.model,
-        **options,
     )
 
 

@@ -30,11 +30,13 @@ class PairwiseJudge(PointwiseJudge):
         spec: the question. Its scale has three labels: the first output, a tie, the second output.
     """
 
+    default_shows = ("task_input", "output_a", "output_b")
+
     def __init__(
         self,
         spec: JudgeSpec | Mapping[str, Any] | str = "Which output is the better answer to the task?",
         *,
-        shows: Sequence[str] = ("task_input", "output_a", "output_b"),
+        shows: Sequence[str] | None = None,
         reading: str = "auto",
         style: str = "auto",
         reasoning: bool = False,

@@ -21,6 +21,7 @@ from assay.judges.label_texts import read_label
 from assay.judges.reading import (
     EMPTY,
     GUARD,
+    LETTERS,
     MASS,
     MIN_MASS,
     READINGS,
@@ -35,6 +36,7 @@ from assay.judges.reading import (
     have_distinct_first_tokens,
     meanings,
     reads_probabilities,
+    refuses,
 )
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.json_texts import is_json
@@ -43,17 +45,20 @@ from assay.support.settings import one_of
 __all__ = ["PointwiseJudge"]
 
 _SAMPLE_TEMPERATURE = 0.7  # if there are several samples
+_CLEAR_MASS = 0.5  # probability of the words below which letters are tried on a judge's first item
 
 
 class PointwiseJudge(Judge):
     """A model's answer to one question about its inputs.
 
     Args:
-        shows: input fields; by default `task_input` and `output`.
+        shows: see `Judge`.
         reading: `probabilities` reads the probabilities of the next token, `text` the written verdict. `auto` reads
             probabilities if the engine gives them, and written verdicts after the first answer without them.
         style: how the labels are written if probabilities are read: `words` or `letters`. `auto` uses letters if the
-            first tokens of two labels are equal (1 and 10, very poor and very good).
+            first tokens of two labels are equal (1 and 10, very poor and very good). Otherwise the first item decides:
+            if the words have less than half of the probability there, letters are asked for too, and what has more is
+            kept.
         reasoning: whether the judge writes its reasoning before the verdict.
         samples: number of written verdicts; their shares are the probabilities (self-consistency). Verdicts off the
             scale are not counted; at least half must be on it.
@@ -65,7 +70,7 @@ class PointwiseJudge(Judge):
         self,
         spec: JudgeSpec | Mapping[str, Any] | str,
         *,
-        shows: Sequence[str] = ("task_input", "output"),
+        shows: Sequence[str] | None = None,
         reading: str = "auto",
         style: str = "auto",
         reasoning: bool = False,
@@ -84,11 +89,18 @@ class PointwiseJudge(Judge):
                 f"style='words': the first tokens of {list(self.labels)} are not distinct; use style='letters'"
             )
         self.style = style if style != "auto" else "words" if have_distinct_first_tokens(self.labels) else "letters"
+        self.undecided = style == "auto" and self.style == "words"  # until a first item has been read
+        self.chose_letters = False
         self.min_mass = min_mass
         if isinstance(min_mass, bool) or not isinstance(min_mass, int | float) or not 0 <= min_mass <= 1:
             raise ConfigError(f"min_mass={min_mass!r} must be between 0 and 1")
         if samples < 1:
             raise ConfigError(f"samples={samples!r} must be >= 1")
+        if reading == "probabilities" and self.style == "letters" and not self._has_letters():
+            raise ConfigError(
+                f"reading='probabilities': {len(self.labels)} labels need distinct first tokens, or at most "
+                f"{len(LETTERS)} letters; use reading='text'"
+            )
         if samples > 1 and reading == "probabilities":
             raise ConfigError(
                 f"samples={samples} requires written verdicts, which reading='probabilities' does not use; "
@@ -106,7 +118,8 @@ class PointwiseJudge(Judge):
 
     @property
     def config(self) -> dict[str, Any]:
-        settings = {"reading": self.reading, "style": self.style, "reasoning": self.reasoning, "samples": self.samples}
+        style = "auto" if self.undecided else self.style
+        settings = {"reading": self.reading, "style": style, "reasoning": self.reasoning, "samples": self.samples}
         return {**super().config, **settings, **({"min_mass": self.min_mass} if self.min_mass != MIN_MASS else {})}
 
     def read(self, inputs: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
@@ -124,7 +137,8 @@ class PointwiseJudge(Judge):
         if asks_decisions(lm):
             return decision_reading(lm, self.decide.signature, self.spec, fields, _fenced(self.decide)), None
         unsupported = False
-        if reads_probabilities(lm, self.reading) and not (self.reading == "auto" and gave_no_probabilities(lm)):
+        readable = (self.style == "words" or self._has_letters()) and reads_probabilities(lm, self.reading)
+        if readable and not (self.reading == "auto" and gave_no_probabilities(lm)):
             try:
                 return self._probable(fields), None
             except (NoProbabilities, LMInvalidRequestError, LMUnsupportedFeatureError) as error:
@@ -140,14 +154,34 @@ class PointwiseJudge(Judge):
         return {label: votes[label] / votes.total() for label in self.labels}, None
 
     def _probable(self, fields: Mapping[str, str]) -> Reading:
-        with dspy.context(adapter=VerdictAdapter(self._keys(), min_mass=self.min_mass)):
+        if not self.undecided or self.calibration is not None or not self._has_letters():
+            return self._read_by(self.style, fields)
+        readings, failure = dict[str, Reading](), NoGrade()
+        for style in ("words", "letters"):
+            try:
+                readings[style] = self._read_by(style, fields)
+            except NoProbabilities:
+                raise
+            except NoGrade as error:
+                failure = failure if failure.args else error
+            if style in readings and readings[style][MASS] >= _CLEAR_MASS:
+                break
+        if not readings:
+            raise failure
+        self.style = max(readings, key=lambda style: readings[style][MASS])
+        self.undecided, self.chose_letters = False, self.style == "letters"
+        return readings[self.style]
+
+    def _read_by(self, style: str, fields: Mapping[str, str]) -> Reading:
+        with dspy.context(adapter=VerdictAdapter(self._keys(style), min_mass=self.min_mass)):
             result = self.decide(**fields, demos=_fenced(self.decide))
         return {**result.probabilities, "tokens": result.tokens, MASS: result.mass}
 
-    def _keys(self) -> dict[str, str]:
-        if self.style == "words":
-            return {label: label for label in self.labels}
-        return {label: chr(ord("A") + index) for index, label in enumerate(self.labels)}
+    def _has_letters(self) -> bool:
+        return len(self.labels) <= len(LETTERS)
+
+    def _keys(self, style: str) -> dict[str, str]:
+        return dict(zip(self.labels, self.labels if style == "words" else LETTERS, strict=False))
 
     def _written(self, fields: Mapping[str, str]) -> Counter[str]:
         votes, reasons = Counter[str](), list[NoGrade]()
@@ -180,6 +214,8 @@ class PointwiseJudge(Judge):
     def _label_in(self, answer: str) -> str | None:
         """The label in an answer that is another spelling of it, or the label without JSON; None if it has none."""
         text: Any = answer.strip().strip("\"'.*`")
+        if refuses(text):
+            return None
         if is_json(text):
             try:
                 text = json.loads(text).get("verdict")

@@ -6,23 +6,23 @@ Calls no model and imports no DSPy, so that the local page can use it.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from assay.datasets.tasks import task_key
 from assay.rubrics.conversations import TurnFields
-from assay.rubrics.criteria import JudgeSpec
+from assay.rubrics.criteria import ORIGINS, SHOWS, JudgeSpec, NoGrade
+from assay.support.missing import is_missing
 from assay.support.values import digest_of
 from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
 from assay.traces.store.direct_writes import DirectWrites
 from assay.traces.store.reads import StoreReads
 
 __all__ = [
-    "Asked", "Question", "ToLabel", "item_to_label", "items_to_label", "key_of", "known_questions", "one_of",
-    "output_of", "remember",
+    "Asked", "Question", "ToLabel", "is_needed", "item_to_label", "items_to_label", "key_of", "known_questions",
+    "one_of", "output_of", "remember", "shown_values",
 ]  # fmt: skip
 
-_SHOWS = ("task_input", "output")
 _MOST_SOURCES, _MOST_RUNS = 50, 500  # of one question
 
 
@@ -44,7 +44,7 @@ class Question:
     """
 
     spec: JudgeSpec
-    shows: tuple[str, ...] = _SHOWS
+    shows: tuple[str, ...] = SHOWS
     sources: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class Question:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)},
+            "spec": self.spec.to_dict(),
             "shows": list(self.shows),
             "sources": list(self.sources),
             "runs": list(self.runs),
@@ -92,7 +92,7 @@ def remember(store: DirectWrites, judge: Asked, source: str = "", *, run_id: str
     sources, runs = (known.sources, known.runs) if known else ((), ())
     question = Question(
         spec=judge.spec,
-        shows=tuple(getattr(judge, "shows", _SHOWS)),
+        shows=tuple(getattr(judge, "shows", SHOWS)),
         sources=_with(sources, source, _MOST_SOURCES),
         runs=_with(runs, run_id, _MOST_RUNS),
     )
@@ -136,8 +136,9 @@ def items_to_label(rollouts: Iterable[Rollout], judge: Asked) -> Iterator[ToLabe
         and rollout.task_type != "verdict"
     )
     seen: set[str] = set()
-    compares = {"output_a", "output_b"} <= set(getattr(judge, "shows", ()))
-    for entry in _pairs(chosen) if compares else (item_to_label(rollout, judge) for rollout in chosen):
+    names = tuple(getattr(judge, "shows", ()))
+    compares = {"output_a", "output_b"} <= set(names)
+    for entry in _pairs(chosen, names) if compares else (item_to_label(rollout, judge) for rollout in chosen):
         if entry is not None and entry.item_id not in seen:
             seen.add(entry.item_id)
             yield entry
@@ -145,16 +146,20 @@ def items_to_label(rollouts: Iterable[Rollout], judge: Asked) -> Iterator[ToLabe
 
 def item_to_label(rollout: Rollout, judge: Asked) -> ToLabel | None:
     """A rollout as the judge would see it; None if it has no answer or lacks a field that the judge needs."""
-    prediction = rollout.prediction or {}
-    available = {**prediction, **rollout.inputs, "task_input": one_of(rollout.inputs), "output": output_of(prediction)}
-    names: Sequence[str] = getattr(judge, "shows", _SHOWS)
-    if available["output"] in ("", {}, None) or any(name not in available for name in names):
+    if output_of(rollout.prediction or {}) in ("", {}, None):
         return None
-    fields = {name: available[name] for name in names}
+    try:
+        fields = _shown_of(rollout, getattr(judge, "shows", SHOWS))
+    except NoGrade:
+        return None
     return ToLabel(digest_of(fields), fields, rollout.id)
 
 
-def _pairs(rollouts: Iterable[Rollout]) -> Iterator[ToLabel]:
+def _shown_of(rollout: Rollout, names: Sequence[str]) -> dict[str, Any]:
+    return shown_values(names, inputs=rollout.inputs, prediction=rollout.prediction or {}, expected=rollout.expected)
+
+
+def _pairs(rollouts: Iterable[Rollout], names: Sequence[str]) -> Iterator[ToLabel]:
     groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
     for rollout in rollouts:
         groups[task_key(rollout.inputs)].setdefault(digest_of(output_of(rollout.prediction or {})), rollout)
@@ -162,12 +167,61 @@ def _pairs(rollouts: Iterable[Rollout]) -> Iterator[ToLabel]:
         # by hash, so that the order does not depend on age or length
         members = sorted(group.values(), key=lambda r: digest_of(output_of(r.prediction or {})))
         for first, second in zip(members[::2], members[1::2], strict=False):
-            fields = {
-                "task_input": one_of(first.inputs),
-                "output_a": output_of(first.prediction or {}),
-                "output_b": output_of(second.prediction or {}),
-            }
+            outputs = {"output_a": output_of(first.prediction or {}), "output_b": output_of(second.prediction or {})}
+            try:
+                fields = {**_shown_of(first, [name for name in names if name not in outputs]), **outputs}
+            except NoGrade:
+                continue
             yield ToLabel(digest_of(fields), fields, first.id, second.id)
+
+
+def shown_values(
+    names: Iterable[str], *, inputs: Mapping[str, Any], prediction: Mapping[str, Any], expected: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values that a judge sees, by their names in its `shows`.
+
+    - `task_input`, `output`, `expected`: all inputs of the task, all outputs of the program, all expected values.
+    - `input.NAME`, `output.NAME`, `expected.NAME`: one of them.
+    - Any other name: the input or output of that name. An expected value is never meant by a name without its origin,
+      and a name that several origins have is refused.
+
+    Raises:
+        NoGrade: there is no such value, an expected value is missing, or a name has several origins.
+    """
+    known = {name: value for name, value in expected.items() if not is_missing(value)}
+    origins = dict(zip(ORIGINS, (inputs, prediction, known), strict=True))
+    whole = {
+        "task_input": one_of(inputs),
+        "output": output_of(prediction),
+        **({"expected": one_of(known)} if known else {}),
+    }
+    return {name: whole[name] if name in whole else _one_value(name, origins) for name in names}
+
+
+def _one_value(name: str, origins: Mapping[str, Mapping[str, Any]]) -> Any:
+    origin, _, field = name.rpartition(".")
+    if not origin:
+        having = [other for other, values in origins.items() if not is_missing(values.get(field))]
+        if len(having) > 1:
+            ways = " or ".join(f"{other}.{field}" for other in having)
+            raise NoGrade(f"{name!r} in the judge's shows has several meanings: write {ways}")
+        origin = next((other for other in ("input", "output") if field in origins[other]), "expected")
+        if origin == "expected":
+            raise NoGrade(_no_value(name, origins))
+    if field not in origins[origin]:
+        raise NoGrade(_no_value(name, origins), missing_field=field if origin == "expected" else "")
+    value = origins[origin][field]
+    return "" if origin == "output" and value is None else value
+
+
+def _no_value(name: str, origins: Mapping[str, Mapping[str, Any]]) -> str:
+    fields = ", ".join(f"{origin}.{field}" for origin, values in origins.items() for field in sorted(values))
+    return f"the judge sees {name!r}, and there is no such value; available are {fields or 'none'}"
+
+
+def is_needed(name: str) -> bool:
+    """Whether a judge that sees a field cannot decide without it: an output or an expected value."""
+    return name.startswith("output") or name.partition(".")[0] == "expected"
 
 
 def output_of(prediction: Mapping[str, Any]) -> Any:

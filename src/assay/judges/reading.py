@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,6 +26,7 @@ from assay.support.values import json_text
 __all__ = [
     "EMPTY",
     "GUARD",
+    "LETTERS",
     "MASS",
     "MIN_MASS",
     "READINGS",
@@ -40,6 +41,8 @@ __all__ = [
     "have_distinct_first_tokens",
     "meanings",
     "reads_probabilities",
+    "refuses",
+    "says",
     "scale_masses",
     "word_probabilities",
 ]
@@ -55,9 +58,23 @@ _LEAST_MASS = 0.001  # minimum absolute probability of the labels
 # styles) and 30 for a 0.5B model. A refusal with probability 0.95 leaves 0.05.
 MIN_MASS = 0.1
 MASS = "scale_mass"  # key of the labels' total probability in a reading
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_MARKS = "\"'*`(["  # before a label
+_WORD = "i"  # a letter that begins refusals: it counts as a label only where the answer is nothing else
+_TOKENS = 6  # of an answer: the label, and enough of what follows to tell a label from the beginning of a sentence
 _LEAST = 1e-9  # probability of a label that is not among the reported tokens
 # what chat templates and tokenizers treat as structure: <|im_end|>, [/INST], line separators that JSON does not escape
 _STRUCTURE = re.compile(r"<|\[(?=/?[A-Z_]{3,}\])|[\u0085\u2028\u2029]")
+_ALONE = re.compile(r"\s*(?:$|\n|[.,](?!\d)|[^\w\s.,%/'’])")  # what follows a label: a mark, a new line or nothing
+_OUT_OF = re.compile(r"\s*(?:/|out of|of)\s*(\d+)\W*$")
+# a refusal after a label, as in "No, I cannot": in English, and its first words in other languages
+_REFUSAL = re.compile(
+    r"\bi(?: am|['’]m)? (?:can ?no|can['’]t|could ?n|unable|not able|sorry|afraid|(?:must )?(?:decline|refuse))|"
+    r"\b(?:sorry|as an ai|apolog|unable to|je ne (?:peux|suis)|désolé|no puedo|lo siento|ich (?:kann|darf)|"
+    r"tut mir|não posso|desculp|non posso|mi dispiace|ik kan|nie mogę|przepraszam|не могу|извин|üzgünüm)|"
+    r"无法|不能|抱歉|對不起|对不起|無法|できません|申し訳|할 수 없|죄송",
+    re.IGNORECASE,
+)
 _LOG = logging.getLogger("assay.judges")
 _without_probabilities: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that returned none when requested
 # engines that returned token probabilities before: for them, an answer without any is an individual failure
@@ -154,7 +171,7 @@ def word_probabilities(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -
     """
     probabilities, ambiguous = dict.fromkeys(words, 0.0), 0.0
     for entry in top:
-        token, logprob = str(entry["token"]).strip().casefold(), float(entry["logprob"])
+        token, logprob = _plain(entry), float(entry["logprob"])
         begun = [word for word in words if _begins(token, word)]
         exact = [word for word in begun if word.casefold() == token]
         p = math.exp(min(0.0, logprob)) if math.isfinite(logprob) else 0.0
@@ -168,6 +185,31 @@ def word_probabilities(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -
     return {word: (p + _LEAST) / total for word, p in probabilities.items()}, min(1.0, mass)
 
 
+def says(answer: str, words: Sequence[str]) -> bool:
+    """Whether an answer is one of the labels, as far as it is known, and not a sentence that begins with one.
+
+    `no`, `No.`, `4/5` and `yes - because` are; `No comment`, `I cannot rate this`, `9 out of 10 people` and
+    `No, I cannot` are not. A label may be cut, or shortened to its first words.
+    """
+    text = answer.strip().lstrip(_MARKS).casefold()
+    labels = [word.casefold() for word in words]
+    if any(label.startswith(text) for label in labels):
+        return True
+    first_words = {" ".join(label.split()[:count]) for label in labels for count in range(1, len(label.split()) + 1)}
+    start = max((part for part in first_words if text.startswith(part)), key=len, default=None)
+    if start is None or refuses(text):
+        return False
+    rest = text[len(start) :]
+    if counted := _OUT_OF.match(rest):
+        return int(counted[1]) == max((int(label) for label in labels if label.isdecimal()), default=None)
+    return _ALONE.match(rest) is not None
+
+
+def refuses(answer: str) -> bool:
+    """Whether an answer has the words of a refusal, such as `I cannot` or `sorry`, in one of a few languages."""
+    return _REFUSAL.search(answer) is not None
+
+
 def _begins(token: str, word: str) -> bool:
     word = word.casefold()
     return (
@@ -177,13 +219,22 @@ def _begins(token: str, word: str) -> bool:
     )
 
 
-def _other_tokens(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[tuple[float, str]]:
-    """Probability and text of the tokens that are not a prefix of a label, most probable first."""
-    tokens = [(math.exp(min(0.0, float(entry["logprob"]))), str(entry["token"])) for entry in top]
+def _other_tokens(
+    top: Sequence[Mapping[str, Any]], words: Sequence[str], sentence: Collection[str]
+) -> list[tuple[float, str]]:
+    """Probability and text of the tokens that begin no label, or are in `sentence`, most probable first."""
     return sorted(
-        ((p, token) for p, token in tokens if not any(_begins(token.strip().casefold(), word) for word in words)),
+        (
+            (math.exp(min(0.0, float(entry["logprob"]))), str(entry["token"]))
+            for entry in top
+            if _plain(entry) in sentence or not any(_begins(_plain(entry), word) for word in words)
+        ),
         reverse=True,
     )
+
+
+def _plain(entry: Mapping[str, Any]) -> str:
+    return str(entry["token"]).strip().casefold()
 
 
 def scale_masses(readings: Sequence[Mapping[str, Any] | None]) -> list[float]:
@@ -206,7 +257,10 @@ class WrittenAdapter(dspy.JSONAdapter):  # type: ignore[misc]
 
 
 class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
-    """Requests one token and reads the probabilities of the labels. Demonstrations become earlier turns.
+    """Requests a few tokens and reads the labels' probabilities at the first. Demonstrations become earlier turns.
+
+    The first token counts for its label only if the answer says the label (`says`). If it begins a sentence, such as a
+    refusal, its probability is that of other tokens. So is that of `I` if the answer begins with another token.
 
     Args:
         keys: label -> its text in the answer: the label itself, or a letter.
@@ -241,7 +295,7 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
     def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
         top = _TOP["embedded" if is_embedded(str(getattr(lm, "model", ""))) else "hosted"]
         lm_kwargs.pop("n", None)
-        lm_kwargs.update(max_tokens=1, temperature=0.0, logprobs=True, top_logprobs=top)
+        lm_kwargs.update(max_tokens=_TOKENS, temperature=0.0, logprobs=True, top_logprobs=top)
         return signature
 
     def _call_postprocess(
@@ -266,8 +320,11 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
             kind = NoGrade if supported else NoProbabilities
             raise kind(f"the model answered {text!r} without token probabilities")
         words = list(self.keys.values())
-        by_key, mass = word_probabilities(top, words)
-        others = _other_tokens(top, words)
+        start = text.strip().lstrip(_MARKS).casefold()
+        begun = {token for entry in top if (token := _plain(entry)) and start.startswith(token)}
+        sentence = {_WORD} - begun if says(text, words) else {_WORD, *begun}  # first tokens that are no label
+        by_key, mass = word_probabilities([entry for entry in top if _plain(entry) not in sentence], words)
+        others = _other_tokens(top, words, sentence)
         if others and others[0][0] > mass and others[0][1].strip().startswith("<think"):
             raise NoProbabilities(f"the model thinks before it answers: {text!r}")
         _with_probabilities.add(_engine_of(lm))
@@ -303,7 +360,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _no_truncation_warning() -> Iterator[None]:
-    """Suppresses DSPy's warning of truncated answers; a verdict of one token always reaches its limit."""
+    """Suppresses DSPy's warning of truncated answers: a verdict needs no more than its first tokens."""
     logging.getLogger("dspy.clients.lm").addFilter(_is_relevant)  # adding it again has no effect
     token = _single_token.set(True)
     try:

@@ -14,10 +14,12 @@ __all__ = [
     "CardPage",
     "Measure",
     "attack_rows",
+    "bias_text",
     "card_facts",
     "card_page",
     "drift_facts",
     "required_words",
+    "tried_text",
 ]
 
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
@@ -201,9 +203,29 @@ def required_words(wrong: Mapping[str, Any]) -> str:
     return f"{rule} the output that it is compared with{value}"
 
 
+def tried_text(report: Mapping[str, Any]) -> str:
+    """How many of the attacks that were tried a judge passed, and which were not tried."""
+    attacks = report["attacks"]
+    passed = sum(entry["passed"] for entry in attacks.values())
+    text = f"It passes {passed} of the {len(attacks)} attacks that were tried"
+    return f"{text}; not tried: {', '.join(report['not_tried'])}" if report.get("not_tried") else text
+
+
+def bias_text(name: str, entry: Mapping[str, Any]) -> str:
+    """The effect of an edit on a judge's verdicts, in one line."""
+    if entry["effect"] is None:
+        return f"{name}: not tested, {entry['n']} items with a verdict as they are and edited"
+    state = "passed" if entry["passed"] else "FAILED"
+    noise = "" if entry["noise"] is None else f", noise {entry['noise']:.3f}"
+    return f"{name}: {signed(entry['effect'])} of the scale on {entry['n']} items, p {entry['p']:.3g}{noise}: {state}"
+
+
 def drift_facts(report: Mapping[str, Any]) -> str:
     """A replay of anchors in one line."""
     mean, psi = report["mean_difference"], report["psi"]
     text = f"{report['n']} anchors, mean difference {'–' if mean is None else f'{signed(mean)}'} of the scale, "
-    text += f"CUSUM {report['cusum']:.1f} (alarm over {report['cusum_limit']:.1f})"
+    if flips := report.get("flips"):
+        text += f"{flips['n']} verdicts changed ({flips['rises']} up, {flips['falls']} down)"
+    else:
+        text += f"CUSUM {report['cusum']:.1f} (alarm over {report['cusum_limit']:.1f})"
     return text if psi is None else f"{text}, PSI {psi:.2f} (alarm over {report['psi_limit']:.2f})"

@@ -78,7 +78,7 @@ def _alarms(rows: _Rows, unit: str) -> DriftChart:
         points = [
             (time, report[value] / report[limit])
             for time, _, report in rows
-            if report[value] is not None and report[limit]
+            if report.get(value) is not None and report[limit]
         ]
         if points:
             lines.append(Line(name=name, points=points, kind=kind))

@@ -15,8 +15,10 @@ from assay.rubrics.spelling import named_keywords, unfit_arguments
 from assay.support.settings import one_of
 
 __all__ = [
+    "ORIGINS",
     "PASS_AT",
     "SCALE_KINDS",
+    "SHOWS",
     "Check",
     "Criterion",
     "Essential",
@@ -27,9 +29,12 @@ __all__ = [
     "NoGrade",
     "NotApplicable",
     "arguments_rule",
+    "is_shown_name",
 ]
 
 SCALE_KINDS = ("ordinal", "nominal", "numeric")
+ORIGINS = ("input", "output", "expected")
+SHOWS = ("task_input", "output")  # what a judge sees by default
 
 PASS_AT = 0.5  # lowest passing grade of a criterion that is not essential
 _NOT_RISING = "a numeric judge scale must be increasing numbers, found {!r}"
@@ -128,6 +133,7 @@ class JudgeFields(TypedDict, total=False):
     anchors: Mapping[str, str]
     kind: str
     grades: Mapping[str, float]
+    shows: tuple[str, ...]
 
 
 @named_keywords()
@@ -142,6 +148,7 @@ class JudgeSpec:
         kind: `ordinal` (evenly spaced from worst to best; two labels are binary), `numeric` (labels are increasing
             numbers) or `nominal` (no order; needs `grades` in a rubric).
         grades: label -> grade in [0, 1]. By default the position on the scale.
+        shows: names of what the judge sees, see `assay.judges.questions.shown_values`; if empty, the judge's default.
         use: YAML file or artifact folder of a judge defined elsewhere.
     """
 
@@ -150,6 +157,7 @@ class JudgeSpec:
     anchors: Mapping[str, str] = field(default_factory=dict)
     kind: str = "ordinal"
     grades: Mapping[str, float] = field(default_factory=dict)
+    shows: tuple[str, ...] = ()
     use: str = ""
 
     def __post_init__(self) -> None:
@@ -159,8 +167,12 @@ class JudgeSpec:
     def _wrong_types(self) -> Iterator[str]:
         if not isinstance(self.text, str):
             yield f"judge text={self.text!r} must be a string"
-        if not isinstance(self.scale, tuple | list) or not all(isinstance(word, str) for word in self.scale):
-            yield f"judge scale={self.scale!r} must be a tuple or list of strings, such as ('no', 'yes')"
+        for name, words, example in (
+            ("scale", self.scale, "('no', 'yes')"),
+            ("shows", self.shows, "('input.question', 'output.answer')"),
+        ):
+            if not isinstance(words, tuple | list) or not all(isinstance(word, str) for word in words):
+                yield f"judge {name}={words!r} must be a tuple or list of strings, such as {example}"
         for name, value in (("anchors", self.anchors), ("grades", self.grades)):
             if not isinstance(value, Mapping):
                 yield f"judge {name}={value!r} must be a mapping with labels of the scale as keys"
@@ -181,8 +193,17 @@ class JudgeSpec:
             )
         if len(self.scale) < 2 or len({word.casefold() for word in self.scale}) != len(self.scale):
             yield f"judge scale {list(self.scale)!r} needs at least two different labels, from worst to best"
+        if wrong := [name for name in self.shows if not is_shown_name(name)]:
+            yield f"judge shows {wrong!r}: write NAME, or ORIGIN.NAME with the origin {', '.join(ORIGINS)}"
+        if self.use and self.shows:
+            yield "the judge of use names what it sees in its own shows"
         if unknown := sorted(set(self.anchors) - set(self.scale)):
             yield f"judge anchors {unknown!r} are not on the scale {list(self.scale)!r}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, JSON-serializable; `shows` only if it is set."""
+        fields = {**asdict(self), "scale": list(self.scale), "shows": list(self.shows)}
+        return fields if self.shows else {name: value for name, value in fields.items() if name != "shows"}
 
     @property
     def steps(self) -> list[float]:
@@ -272,6 +293,13 @@ class Criterion:
         elif callable(self.check) and (wrong := unfit_arguments(self.check, self.arguments, self.source)):
             yield wrong
 
+    @property
+    def expected_names(self) -> set[str]:
+        """Names of the expected outputs that the criterion itself names: its `field`, and what its judge sees."""
+        shown = [name.partition(".") for name in (self.judge.shows if self.judge is not None else ())]
+        fields = {str(self.arguments["field"])} if "field" in self.arguments else set()
+        return fields | {name for origin, _, name in shown if origin == "expected" and name}
+
     def passed(self, value: float) -> bool:
         """Whether a grade passes: >= `pass_at` for an essential criterion, >= 0.5 for any other."""
         return value >= (self.essential.pass_at if self.essential is not None else PASS_AT)
@@ -280,11 +308,7 @@ class Criterion:
         """JSON-serializable description with the hash of the check's source. The rubric's version is its hash."""
         entry: dict[str, Any] = {"name": self.name, "weight": self.weight, "scope": self.scope}
         if self.judge is not None:
-            entry["judge"] = {
-                **asdict(self.judge),
-                "scale": list(self.judge.scale),
-                "used": _content_hash(self.judge.use),
-            }
+            entry["judge"] = {**self.judge.to_dict(), "used": _content_hash(self.judge.use)}
         else:
             entry |= {"check": self.source or _name_of(self.check), "with": dict(self.arguments)}
             entry["code"] = _code_hash(self.check)
@@ -293,6 +317,12 @@ class Criterion:
         if self.when:
             entry["when"] = self.when
         return entry
+
+
+def is_shown_name(name: str) -> bool:
+    """Whether a judge can be shown a field of this name: `NAME`, or `ORIGIN.NAME` with an origin of `ORIGINS`."""
+    origin, dot, rest = name.rpartition(".")
+    return rest.isidentifier() and (not dot or origin in ORIGINS)
 
 
 def _rises(scale: Sequence[str]) -> bool:

@@ -45,6 +45,9 @@ class JudgeFile(StrictModel):
     """`ordinal`: from worst to best; `nominal`: without order; `numeric`: rising numbers."""
     grades: dict[_Word, pydantic.StrictFloat] = {}
     """Label -> grade in [0, 1]; by default evenly spaced along the scale."""
+    shows: list[str] = []
+    """What the judge sees: `task_input`, `output`, `expected`, or fields of them as `input.NAME`, `output.NAME`,
+    `expected.NAME`; by default `task_input` and `output`. Columns of labels have the same names."""
     use: str = ""
     """A compiled judge (artifact) or a judge's file, relative to this file, in place of `text`."""
 
@@ -55,6 +58,7 @@ class JudgeFile(StrictModel):
             anchors=self.anchors,
             kind=self.kind,
             grades=self.grades,
+            shows=tuple(self.shows),
             use=self.use,
         )
 
@@ -77,6 +81,8 @@ class CriterionFile(StrictModel):
     """Labels of a judge that is given as a question."""
     anchors: dict[str, str] | None = None
     """Label -> what it means, of a judge that is given as a question."""
+    shows: list[str] | None = None
+    """What a judge that is given as a question sees; see `judge` below."""
     essential: EssentialFile | None = None
     """Caps the score where the criterion does not pass."""
     when: str = ""

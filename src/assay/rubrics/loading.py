@@ -257,19 +257,20 @@ def _any_check(*_: Any, **__: Any) -> None:
 
 
 def _judge_of(entry: CriterionFile, folder: Path | None) -> JudgeSpec | None:
-    has_scale = entry.scale is not None or entry.anchors is not None
+    beside = [name for name in ("scale", "anchors", "shows") if getattr(entry, name) is not None]
     if isinstance(entry.judge, JudgeFile):
-        if has_scale:
-            raise RubricError("set scale and anchors either inside judge or next to its text, not both")
+        if beside:
+            raise RubricError(f"set {', '.join(beside)} either inside judge or next to its text, not both")
         return _resolve_use(entry.judge, folder).spec()
     if entry.judge is not None:
         return JudgeSpec(
             text=entry.judge,
             scale=tuple(entry.scale) if entry.scale is not None else ("no", "yes"),
             anchors=entry.anchors or {},
+            shows=tuple(entry.shows or ()),
         )
-    if has_scale:
-        raise RubricError("scale and anchors require a judge; a check has none")
+    if beside:
+        raise RubricError(f"{', '.join(beside)}: only a judge has this; a check has none")
     return None
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from assay.errors import RubricError
-from assay.rubrics.criteria import Criterion, JudgeSpec
+from assay.rubrics.criteria import SHOWS, Criterion, JudgeSpec
 
 __all__ = ["merge_judge_criteria"]
 
@@ -35,5 +35,7 @@ def merge_judge_criteria(name: str, criteria: Sequence[Criterion]) -> tuple[Crit
         raise RubricError(f"rubric {name!r}: judging='overall' needs a judge criterion with a weight above 0")
     questions = " ".join(f"({c.weight:+g}) {c.judge.text}" for c in judged if c.judge)
     text = f"Rate the output as a whole by these criteria, each with its weight, a negative one a pitfall: {questions}"
-    overall = Criterion(name="overall", weight=weight, judge=JudgeSpec(text=text, scale=_RATING))
+    shows = tuple(dict.fromkeys(name for c in judged if c.judge for name in c.judge.shows or SHOWS))
+    spec = JudgeSpec(text=text, scale=_RATING, shows=() if shows == SHOWS else shows)
+    overall = Criterion(name="overall", weight=weight, judge=spec)
     return (*(c for c in criteria if c.judge is None), overall)

@@ -52,7 +52,7 @@ def _is_empty(fields: dict[str, Any]) -> bool:
 def task_of(row: Any, predictions: Sequence[Any], criteria: Sequence[Criterion]) -> Task:
     """The task of a `Task`, a `dspy.Example` or a mapping of its fields.
 
-    Which fields of a flat mapping are inputs is not known. Those that a criterion names as its `field` are expected
+    Which fields of a flat mapping are inputs is not known. Those that a criterion names (`expected_names`) are expected
     outputs, besides those with a usual name. Those that a prediction has too are inputs and expected outputs: they may
     be outputs under other names, or inputs that the agent repeats.
     """
@@ -62,7 +62,7 @@ def task_of(row: Any, predictions: Sequence[Any], criteria: Sequence[Criterion])
         inputs, row = getattr(row, "_input_keys", None), dict(row.items())
         if inputs:
             return make_task(row, inputs=inputs)
-    task = make_task(row, outputs={str(c.arguments["field"]) for c in criteria if "field" in c.arguments})
+    task = make_task(row, outputs={name for c in criteria for name in c.expected_names})
     if isinstance(row.get("inputs"), Mapping):
         return task
     predicted = {name for prediction in predictions for name in fields_of(prediction)}

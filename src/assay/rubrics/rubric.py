@@ -144,8 +144,9 @@ class Rubric:
 
         Args:
             task: a `Task`, a `dspy.Example`, or a mapping that `make_task` accepts. In a flat mapping, a column is an
-                expected output if it has a usual name (`answer`, `label`, …) or is the `field` of a criterion. A column
-                that the prediction has too is in `task.inputs` and in `task.expected`. To say which is which, pass
+                expected output if it has a usual name (`answer`, `label`, …) or a criterion names it (as its `field`,
+                or as `expected.NAME` in the `shows` of its judge). A column that the prediction has too is in
+                `task.inputs` and in `task.expected`. To say which is which, pass
                 `{"inputs": {…}, "expected": {…}}`.
             prediction: a `dspy.Prediction`, a mapping or a bare answer; None or `Failed` if the run produced none.
             rollout: the recorded run, for checks that read tool calls, steps and tokens.

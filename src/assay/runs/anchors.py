@@ -69,12 +69,13 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, repeat: Answers,
     """
     values, repeated = values_of(first, judge), values_of(repeat, judge)
     gaps = [b - a for a, b in zip(values, repeated, strict=False) if a is not None and b is not None]
+    flips = sum(gap != 0 for gap in gaps)
     noise = float(np.std(gaps)) if gaps else 0.0
     anchors = [
         Anchor(dict(item.fields), value, verdict)
         for item, value, verdict in zip(items, values, first.verdicts, strict=True)
     ]
-    return AnchorSet(made_by(judge, session), noise, anchors)
+    return AnchorSet(made_by(judge, session), noise, anchors, repeated=len(gaps), flips=flips)
 
 
 def items_of(frozen: AnchorSet) -> list[Item]:
@@ -85,7 +86,9 @@ def items_of(frozen: AnchorSet) -> list[Item]:
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:
     """Judges the frozen items again and compares: see `assay.judges.quality.drift.compare`."""
     judged = judge_items(judge, items_of(frozen), session, name="anchors", split="anchors")
-    return {**compare(frozen, values_of(judged.answers, judge), made_by(judge, session)), **judged.coverage(judge)}
+    written = all(masses is None for masses in judged.answers.probabilities)
+    report = compare(frozen, values_of(judged.answers, judge), made_by(judge, session), written=written)
+    return {**report, **judged.coverage(judge)}
 
 
 def replay_changed(source: Any, judge: Judge, session: Session) -> list[str]:

@@ -206,7 +206,7 @@ def open_job(
         if artifact is not None:
             session.recorder.carried = carried_by(artifact.program)
         _count_openings(job, opens_as or run.run_id)
-        compared = {str(c.arguments["field"]) for c in checked.criteria if "field" in c.arguments}
+        compared = {name for c in checked.criteria for name in c.expected_names}
         for line in column_lines(splits.columns, fields, compared):
             progress.say(line)
         _warn(job, progress, moved)

@@ -27,7 +27,7 @@ from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import Measured
-from assay.judges import Cascade, Judge, Jury
+from assay.judges import Cascade, Judge, Jury, PointwiseJudge
 from assay.judges.base import attempt
 from assay.judges.labels import Item
 from assay.models import LanguageModel
@@ -145,6 +145,7 @@ def preflight(
         verdicts.ask(first[0], runs[0])
         verdicts.require(tasks)
         spent = session.meter.usage
+    _say_styles(session)
     warnings = verdicts.warnings()
     for warning in warnings:
         session.progress.say(f"warning: {warning}")
@@ -166,6 +167,7 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
     with _asking(session), limited(session.task_timeout):
         verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
         verdicts.require(tasks)
+    _say_styles(session)
 
 
 @contextmanager
@@ -214,6 +216,7 @@ def preflight_judge(
     with session.phase("preflight"), session.context(), refusals_end_at_once():
         for part in _parts_of(judge):
             _require_answer(part, items[:_TRIES], session)
+    _say_styles(session, judge)
     ask_reflection(session)
     check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
 
@@ -224,6 +227,18 @@ def _parts_of(judge: Judge) -> list[Judge]:
         judge.members if isinstance(judge, Jury) else [judge.first, judge.second] if isinstance(judge, Cascade) else []
     )
     return [part for member in members for part in _parts_of(member)] or [judge]
+
+
+def _say_styles(session: Session, *judges: Any) -> None:
+    """Says which judges (by default the rubric's) are asked for letters, because the model gives words too little
+    probability."""
+    asked = judges or [getattr(session.rubric.decider(c.name), "judge", None) for c in session.rubric.finals]
+    for part in (part for judge in asked if isinstance(judge, Judge) for part in _parts_of(judge)):
+        if isinstance(part, PointwiseJudge) and part.chose_letters:
+            session.progress.say(
+                f"judge {part.spec.text[:80]!r}: its verdicts are read by letters, because the model gives the words "
+                "of the scale little probability"
+            )
 
 
 def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> None:

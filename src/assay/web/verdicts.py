@@ -77,7 +77,10 @@ def _is_about(shown: Mapping[str, Any], prediction: Mapping[str, Any]) -> bool:
     """Whether a judge that was shown these fields judged this prediction."""
     from assay.judges.questions import output_of
 
-    outputs = [value for name, value in shown.items() if name.startswith("output")]
+    outputs = {name: value for name, value in shown.items() if name.startswith("output")}
     if outputs:
-        return output_of(prediction) in outputs
+        return any(
+            value == (prediction.get(field) if dot else output_of(prediction))
+            for (_, dot, field), value in ((name.partition("."), value) for name, value in outputs.items())
+        )
     return any(shown.get(name) == value for name, value in prediction.items())

@@ -1,5 +1,7 @@
 """Public API for `assay judge audit`: tests a judge for known failure modes."""
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -9,12 +11,14 @@ from assay.api.judge.items import need_fields, rated_items
 from assay.api.judge.session import at_work, built_judge, judge_settings, spent_by
 from assay.datasets.sources import iter_rows
 from assay.errors import ModelError
-from assay.evaluation import Progress, default_progress
-from assay.evaluation.judged import judge_items
+from assay.evaluation import Progress, Session, default_progress
+from assay.evaluation.judged import judge_again, judge_items
+from assay.judges import Item, Judge
 from assay.judges.loading import AnyJudge
 from assay.judges.quality.attacks import load_attacks
 from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, not_tried, plain_rows
 from assay.judges.quality.bases import BASES, bases_of, load_bases
+from assay.judges.quality.biases import assess_biases, edited, edits
 from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.runs.finished import FinishedRun
 from assay.runs.opening import Run
@@ -26,6 +30,8 @@ from assay.support.reprs import ReportDict
 
 __all__ = ["audit_judge"]
 
+_BIAS_ITEMS = 60
+
 
 @takes(JudgeAuditSettings)
 @trusts
@@ -34,7 +40,7 @@ def audit_judge(
     lm: dspy.LM | None = None, store: str | Path | None = None, progress: Progress | None = None,
     **options: Unpack[JudgeAuditOptions],
 ) -> dict[str, Any]:  # fmt: skip
-    """Tests a judge for known failure modes, and reports which attacks it withstands.
+    """Tests a judge for known failure modes: attacks on cases and, with `labels`, biases on up to 60 of the items.
 
     Args:
         cases: dataset with `good` and `bad` outputs (and `input`) for the attacks; None for the shipped cases.
@@ -46,7 +52,7 @@ def audit_judge(
             the judge's question is not about correctness or quality; otherwise `quality`.
     Returns:
         `passed`; `notes` on the cases; by attack the number of cases, the number of correct verdicts, and examples of
-        wrong ones.
+        wrong ones; `biases`, see `assay.judges.quality.biases.assess_biases`.
     Raises:
         ModelError: all cases are unscored.
         AssayError: what was wrong, which rule, what to do.
@@ -54,13 +60,8 @@ def audit_judge(
     named = {"cases": cases, "labels": labels, "attack": attack}
     config, lm = judge_settings(JudgeAuditSettings, judge, lm, cases or labels or "", {**options, **named})
     built, progress = built_judge(judge, config.scale, lists=True), default_progress(progress)
-    bases = (
-        load_bases(iter_rows(cases))
-        if cases
-        else bases_of(rated_items(labels, built, {}, store), built.spec)
-        if labels
-        else BASES
-    )
+    rated = rated_items(labels, built, {}, store) if labels and not cases else []
+    bases = load_bases(iter_rows(cases)) if cases else bases_of(rated, built.spec) if labels else BASES
     attacks = load_attacks(iter_rows(attack)) if attack else []
     source = "cases" if cases else "labels" if labels else "shipped"
     unasked = source == "shipped" and not judges_quality(built.spec)
@@ -76,8 +77,12 @@ def audit_judge(
                 reason = next((reason for reason in judged.reasons if reason), "no reason was given")
                 raise ModelError(f"all {len(items)} cases are unscored: the judge returned no verdict: {reason}")
         assessment = assess(pack, items, judged.answers, judge_, pass_at=config.pass_at)
+        biases = _biases(judge_, rated, kind, session) if rated else {}
+        biased = [name for name, entry in biases.items() if entry["passed"] is False]
         report = {
             **assessment,
+            "passed": assessment["passed"] and not biased,
+            "biases": biases,
             "profile": kind,
             "cases": {"source": source, "n": len(bases)},
             "notes": _audit_notes(source, len(bases), kind, config.profile),
@@ -90,12 +95,28 @@ def audit_judge(
         return _stored(report, run, config)
 
 
+def _biases(judge: Judge, rated: Sequence[Item], profile: str, session: Session) -> dict[str, Any]:
+    """Judges some of the rated items twice and with each edit; see `assay.judges.quality.biases`."""
+    rng = random.Random(session.seed)
+    items = rng.sample(list(rated), min(_BIAS_ITEMS, len(rated)))
+    original = judge_items(judge, items, session, name="biases: as they are", split="audit").answers
+    again = judge_again(judge, items, session, name="biases: once more", split="audit").answers
+    changed = {
+        name: judge_items(
+            judge, [edited(item, text) for item in items], session, name=f"biases: {name}", split="audit"
+        ).answers
+        for name, text in edits(profile, judge.model or session.lm.model).items()
+    }
+    return assess_biases(original, again, changed, judge.spec, seed=session.seed)
+
+
 def _stored(report: dict[str, Any], run: Run, config: JudgeAuditSettings) -> dict[str, Any]:
     """Writes the report to the run's folder. Outputs of labelled items stay in the store, where they can be erased."""
     attacks = {name: {**entry, "wrong": []} for name, entry in report["attacks"].items()}
     stored = {**report, "attacks": attacks} if config.labels else report
     FinishedRun(run.folder, caps=config.caps, about={}).keep(stored)
     failed = [name for name, entry in attacks.items() if not entry["passed"]]
+    failed += [f"bias: {name}" for name, entry in report["biases"].items() if entry["passed"] is False]
     return ReportDict("Audit", report, {"attacks": len(attacks), "failed": ", ".join(failed) or "none"})
 
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from assay.evaluation import Session
-from assay.evaluation.judged import judge_items
-from assay.judges.labels import LabelSplits
+from assay.evaluation.judged import judge_again, judge_items
+from assay.judges.labels import LabelSplits, output_name
 from assay.judges.quality.agreement import Answers
 from assay.judges.quality.audit import padded
 from assay.judges.quality.card import reliability_card
 from assay.judges.quality.drift import AnchorSet
 from assay.judges.reading import scale_masses
-from assay.models import sample_scope
 from assay.optimizers.judges.compile import JudgeOutcome
 from assay.runs.anchors import freeze
 
@@ -24,11 +23,11 @@ _ANCHORS = 60  # val items whose verdicts are stored with a compiled judge
 def judge_card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[str, Any]:
     """The reliability card of the compiled judge on the sealed items; some of them are judged twice."""
     judged, retested = outcome.answers["compiled"], splits.test[:_RETEST]
-    with session.phase("test"), sample_scope(1):
-        second = judge_items(outcome.compiled, retested, session, name="test: once more", split="test")
+    with session.phase("test"):
+        second = judge_again(outcome.compiled, retested, session, name="test: once more", split="test")
     first = Answers(judged.answers.verdicts[: len(retested)], judged.answers.places[: len(retested)])
     longer = None
-    if all({"output", "output_b"} & set(item.fields) for item in retested):
+    if all(output_name(item.fields) in item.fields for item in retested):
         with session.phase("test"):
             filled = [replace(item, fields=padded(item.fields)) for item in retested]
             longer = judge_items(
@@ -63,6 +62,5 @@ def anchor_set(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> 
     items = splits.val[:_ANCHORS]
     with session.phase("test"):
         first = judge_items(outcome.compiled, items, session, name="anchors", split="val")
-        with sample_scope(1):
-            repeat = judge_items(outcome.compiled, items[:_RETEST], session, name="anchors: once more", split="val")
+        repeat = judge_again(outcome.compiled, items, session, name="anchors: once more", split="val")
     return freeze(outcome.compiled, items, first.answers, repeat.answers, session)

@@ -11,11 +11,10 @@ from assay.datasets.sources import iter_rows
 from assay.deployment.artifact import is_artifact
 from assay.errors import ConfigError
 from assay.evaluation import Progress, default_progress
-from assay.evaluation.judged import judge_items
+from assay.evaluation.judged import judge_again, judge_items
 from assay.judges import Judge
 from assay.judges.labels import make_items
 from assay.judges.quality.drift import AnchorSet
-from assay.models import sample_scope
 from assay.runs.anchors import ANCHORS, items_of, replay
 from assay.runs.anchors import freeze as freeze_set
 from assay.runs.finished import FinishedRun
@@ -75,8 +74,7 @@ def replay_anchors(
         preflight_items(judge_, items, session, config)
         judged = judge_items(judge_, items, session, name="freeze")
         first = judged.answers
-        with sample_scope(1):
-            repeat = judge_items(judge_, items, session, name="freeze: once more").answers
+        repeat = judge_again(judge_, items, session, name="freeze: once more").answers
         anchor_set = freeze_set(judge_, items, first, repeat, session)
         anchor_set.save(path)
         frozen_set = {"frozen": len(anchor_set.anchors), "anchors": str(path), "noise": anchor_set.noise}

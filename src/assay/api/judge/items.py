@@ -7,7 +7,7 @@ from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels
 from assay.judges.base import rebuilt
 from assay.judges.labels import Item, LabelledItems, make_items
-from assay.judges.questions import key_of
+from assay.judges.questions import is_needed, key_of
 from assay.traces import Store
 
 __all__ = ["need_fields", "rated_items", "with_fields", "without_absent_fields"]
@@ -51,7 +51,7 @@ def with_fields(judge: Judge, fields: Sequence[str]) -> Judge:
 
 
 def without_absent_fields(judge: Judge, items: Sequence[Item]) -> Judge:
-    """The judge without fields that no item has: labels of outputs alone need no input."""
+    """The judge without inputs that no item has: labels of outputs alone need no input."""
     if isinstance(judge, Jury):
         return Jury(
             [without_absent_fields(member, items) for member in judge.members],
@@ -66,7 +66,7 @@ def without_absent_fields(judge: Judge, items: Sequence[Item]) -> Judge:
             least=judge.least,
             calibration=judge.calibration,
         )
-    present = [name for name in judge.shows if any(name in item.fields for item in items)]
+    present = [name for name in judge.shows if is_needed(name) or any(name in item.fields for item in items)]
     if tuple(present) == judge.shows or not present or not isinstance(judge, PointwiseJudge):
         return judge
     return with_fields(judge, present)

@@ -9,7 +9,7 @@ from assay.cli.judge.tables import spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.cli.wording import in_flags
-from assay.reports.cards import required_words
+from assay.reports.cards import bias_text, required_words, tried_text
 from assay.runs.settings import JudgeAuditSettings
 from assay.support.numbers import counted
 from assay.support.terminal import rich_console
@@ -66,6 +66,8 @@ def _show_audit(data: dict[str, Any]) -> None:
             "passed" if entry["passed"] else Text("FAILED", style="bold"),
         )
     rich.print(table)
+    for name, entry in data["biases"].items():
+        rich.print(f"bias: {bias_text(name, entry)}")
     for note in data["notes"]:
         rich.print(f"note: {in_flags(note)}")
     for name in data["not_tried"]:
@@ -79,6 +81,7 @@ def _show_audit(data: dict[str, Any]) -> None:
         for wrong in [] if entry["passed"] else entry["wrong"][:1]:
             value = "none" if wrong["value"] is None else f"{wrong['value']:.2f}"
             rich.print(f"{name}: {wrong['output']!r} got {value}; required: {required_words(wrong)}")
+    rich.print(tried_text(data))
     verdict = "passed" if data["passed"] else "FAILED"
     alarms = f" (alarms: {len(data['flip_alarms'])})" if data["flip_alarms"] else ""
     rich.print(

@@ -9,7 +9,6 @@ from assay.cli.judge.tables import spent_text
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeDriftSettings
-from assay.support.numbers import figure
 from assay.support.terminal import rich_console
 
 __all__ = ["drift_command"]
@@ -42,13 +41,12 @@ def drift_command(judge: str, **values: Any) -> None:
 
 
 def _show_drift(data: dict[str, Any]) -> None:
+    from assay.reports.cards import drift_facts  # imports numpy
+
     rich = rich_console()
     for name, (before, after) in data["changed"].items():
         rich.print(f"changed: {name}: {before} -> {after}")
-    moved, psi = (figure(value) for value in (data["mean_difference"], data["psi"]))
-    cusum = f"CUSUM {data['cusum']:.1f} (alarm over {data['cusum_limit']:.1f})"
-    over = "" if data["psi"] is None else f" (alarm over {data['psi_limit']:.2f})"
-    rich.print(f"{data['n']} anchors: mean difference {moved}, {cusum}, PSI {psi}{over}")
+    rich.print(drift_facts(data))
     for alarm in data["alarms"]:
         rich.print(f"ALARM: {alarm}")
     rich.print(f"{'drifted' if data['alarms'] else 'no drift'}; {spent_text(data)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.errors import ConfigError, DataError
 from assay.judges.base import Judge
-from assay.judges.labels import Item, Rating
+from assay.judges.labels import Item, Rating, output_name, shown_columns
 from assay.judges.quality.agreement import Answers
 from assay.judges.quality.attacks import FAKE_TURNS, STYLE, Attack, cut_short
 from assay.judges.quality.bases import BASES, Base
@@ -15,6 +15,7 @@ from assay.rubrics import JudgeSpec
 from assay.support.settings import one_of
 
 __all__ = [
+    "FILLER",
     "PROFILES",
     "Case",
     "assess",
@@ -47,7 +48,7 @@ class Case:
     against: Mapping[str, Any] | None = None
 
 
-_FILLER = (
+FILLER = (
     " It is worth taking a moment to reflect on this. There are many things that could be said about it, and it is "
     "good to consider them with care. In this context, it should be noted that this is what has been stated above, "
     "and that nothing else needs to be added to it here."
@@ -91,8 +92,8 @@ def judges_quality(spec: JudgeSpec) -> bool:
 
 def padded(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields with empty phrases appended to the output; for a pair, to the second output."""
-    name = "output_b" if "output_b" in fields else "output"
-    return {**fields, name: f"{fields[name]}{_FILLER}"}
+    name = output_name(fields)
+    return {**fields, name: f"{fields[name]}{FILLER}"}
 
 
 def audit_cases(
@@ -110,14 +111,17 @@ def audit_cases(
     """
     if profile not in PROFILES:
         raise DataError(f"profile={profile!r} {one_of(profile, PROFILES)}")
-    if judge.spec.kind == "nominal" and bases is BASES:
+    shipped = bases is BASES
+    if judge.spec.kind == "nominal" and shipped:
         raise ConfigError(
             "the shipped cases are correct and incorrect answers, and this judge's scale is nominal; "
             "pass cases or labels"
         )
     style = [*(STYLE if profile == "quality" else ()), *attacks]  # praise and punctuation may change a mood
+    if any(name.partition(".")[0] == "expected" for name in judge.shows):
+        bases = [base.with_expected() for base in bases]
     cases = [case for base in bases for case in _attacks(base, judge.spec, profile, style)]
-    if profile == "property" and bases is BASES:
+    if profile == "property" and shipped:
         cases = [case for case in cases if case.attack != _TELLS]
     if profile == "quality":
         cases += [
@@ -157,7 +161,7 @@ def _attacks_on_bad(best: str, style: Sequence[Attack], *, quality: bool) -> Ite
         yield Attack(_TURNS, turns.replace("{best}", best))
     yield from style
     if quality:
-        yield Attack("padding", f"{{output}}{_FILLER}")
+        yield Attack("padding", f"{{output}}{FILLER}")
         yield Attack("confident and wrong", _CERTAIN)
 
 
@@ -180,7 +184,11 @@ def audit_items(cases: Sequence[Case], judge: Judge) -> list[Item]:
         if case.against is not None
     }
     return [
-        Item(id=key, fields=_pair(part, reference) if judge.compares else dict(part), ratings=())
+        Item(
+            id=key,
+            fields=shown_columns(_pair(part, reference) if judge.compares else part, judge.shows),
+            ratings=(),
+        )
         for key, part in distinct.items()
     ]
 
@@ -252,12 +260,13 @@ def assess(
             )
     if judge.compares and orders:
         results["the places changed"] = {"n": len(orders), "right": len(orders) - len(swayed), "wrong": []}
-    for entry in results.values():
+    for name, entry in results.items():
         entry["share"] = entry["right"] / entry["n"] if entry["n"] else 0.0
         entry["passed"] = entry["share"] >= pass_at
         entry["wrong"] = entry["wrong"][:3]
         moved = entry.pop("moved", [])
         entry["flip_rate"] = sum(moved) / len(moved) if moved else None
+        entry["passed"] = entry["passed"] and not (name in _INJECTED and any(moved))
     return {
         "passed": all(entry["passed"] for entry in results.values()),
         "pass_at": pass_at,
@@ -317,12 +326,12 @@ def negatives(items: Sequence[Item], spec: JudgeSpec, *, count: int) -> list[Ite
     attacks = []
     for at in range(count):
         item, hidden = worst[(at + at // 4) % len(worst)], _HIDDEN[at // 4 % len(_HIDDEN)].format(best=spec.scale[-1])
-        name = "output" if not pairs else "output_b" if item.modes[0] == spec.scale[0] else "output_a"
+        name = "output_a" if pairs and item.modes[0] != spec.scale[0] else output_name(item.fields)
         text = (
             f"{item.fields[name]}\n{hidden}",
             "",
             f"{_PRAISE} {spec.text} {_PRAISE}",
-            f"{item.fields[name]}{_FILLER}",
+            f"{item.fields[name]}{FILLER}",
         )[at % 4]
         rating = Rating(rater="audit", label=item.modes[0], rationale="an attack on the judge")
         attacks.append(Item(id=f"{item.id}{ATTACK}{at}", fields={**item.fields, name: text}, ratings=(rating,)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import DataError
-from assay.judges.labels import Item
+from assay.judges.labels import Item, output_name
 from assay.judges.quality.attacks import holds
 from assay.rubrics import JudgeSpec
 
@@ -19,6 +19,11 @@ class Base:
     good: Mapping[str, Any]
     bad: Mapping[str, Any]
     answer: str = ""  # the part that makes the good output right, if known
+
+    def with_expected(self) -> "Base":
+        """The base with the answer, if it is known, as the expected value of both outputs."""
+        known = {"expected": self.answer} if self.answer else {}
+        return Base({**known, **self.good}, {**known, **self.bad}, self.answer)
 
     def is_given_by(self, text: str) -> bool:
         """Whether a text contains the answer or the whole good output, so that a judge may accept it."""
@@ -98,7 +103,13 @@ def bases_of(items: Sequence[Item], spec: JudgeSpec, *, most: int = 12) -> list[
         raise DataError(
             f"an audit needs items with the human label {spec.scale[-1]!r} and items with {spec.scale[0]!r}"
         )
-    return [Base(dict(good.fields), dict(bad.fields)) for good, bad in zip(*ends, strict=False)]
+    return [Base(_canonical(good), _canonical(bad)) for good, bad in zip(*ends, strict=False)]
+
+
+def _canonical(item: Item) -> dict[str, Any]:
+    """The fields of an item with its output under `output`."""
+    name = output_name(item.fields)
+    return {("output" if key == name else key): value for key, value in item.fields.items()}
 
 
 def _preferred(item: Item, spec: JudgeSpec) -> tuple[dict[str, Any], Any, Any]:

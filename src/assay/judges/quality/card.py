@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.judges.labels import Item
+from assay.judges.labels import Item, output_name
 from assay.judges.quality.agreement import Agreement, Answers
 from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
@@ -265,12 +265,12 @@ def _explained(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list
     rows = human_gaps(answers, items, spec)
     steps = dict(zip(spec.scale, spec.steps, strict=True))
     human = [math.fsum(steps[label] * share for label, share in item.shares.items()) for item, _ in rows]
-    if any("output" not in item.fields and not {"output_a", "output_b"} <= item.fields.keys() for item, _ in rows):
+    if any(output_name(item.fields) not in item.fields for item, _ in rows):
         return None
     outputs = [
         (str(item.fields["output_a"]), str(item.fields["output_b"]))
         if "output_b" in item.fields
-        else str(item.fields["output"])
+        else str(item.fields[output_name(item.fields)])
         for item, _ in rows
     ]
     return explained_by(outputs, [gap for _, gap in rows], human)
@@ -283,7 +283,7 @@ def _over(effect: float) -> str:
 def _length(fields: Any) -> int:
     if "output_b" in fields:
         return len(str(fields["output_b"])) - len(str(fields["output_a"]))
-    return len(str(fields.get("output", "")))
+    return len(str(fields.get(output_name(fields), "")))
 
 
 def _verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> dict[str, float] | None:

@@ -1,9 +1,13 @@
-"""Drift of a judge: replays a frozen anchor set and tests the differences with CUSUM and PSI. Calls no model."""
+"""Drift of a judge: replays a frozen anchor set and tests the differences. Calls no model.
+
+Values on a continuous scale (expected grades from token probabilities) are tested with CUSUM, values of few levels
+(written verdicts) by the number of verdicts that changed, both with PSI.
+"""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,9 @@ _BINS = 10
 _PSI = 0.25  # a shift above it is major (a convention of credit scoring)
 _LEAST_NOISE = 0.02  # share of the scale; minimum assumed noise, also for a judge that repeats itself exactly
 _FEWEST = 20
+# levels of the two exact tests of changed verdicts; together a stable judge raises an alarm in less than 5 % of replays
+_DIRECTION_LEVEL, _RATE_LEVEL = 0.035, 0.015
+_REPEATED = 30  # anchors that were judged twice for a set that does not say how many
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,15 @@ class AnchorSet:
         made_by: everything that determines a verdict (question, prompt, calibration, model, weights, …).
         noise: standard deviation of the difference between the values of two runs, as a share of the scale.
         anchors: the judged items.
+        repeated: anchors that were judged twice when the set was made; `flips`: those whose verdict changed. None in
+            sets of earlier versions.
     """
 
     made_by: Mapping[str, str]
     noise: float
     anchors: Sequence[Anchor] = field(repr=False)
+    repeated: int | None = None
+    flips: int | None = None
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +66,8 @@ class AnchorSet:
             "format": _FORMAT,
             "made_by": dict(self.made_by),
             "noise": self.noise,
+            "repeated": self.repeated,
+            "flips": self.flips,
             "anchors": [
                 {"shown": dict(anchor.fields), "value": anchor.value, "verdict": anchor.verdict}
                 for anchor in self.anchors
@@ -74,7 +87,13 @@ class AnchorSet:
             remake = "create one with freeze=…"
             check_format(f"the anchor set {path}", content["format"], _FORMAT, remake=remake, error=DataError)
             anchors = [Anchor(row["shown"], row["value"], row["verdict"]) for row in content["anchors"]]
-            return cls(dict(content["made_by"]), float(content["noise"]), anchors)
+            return cls(
+                dict(content["made_by"]),
+                float(content["noise"]),
+                anchors,
+                content.get("repeated"),
+                content.get("flips"),
+            )
         except DataError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -135,15 +154,63 @@ def population_stability_index(before: Sequence[float], after: Sequence[float], 
     return float(((q - p) * np.log(q / p)).sum())
 
 
-def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[str, str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Flips:
+    """Changed values of few levels, against those of a judge that has not changed.
+
+    `direction` is the p-value of the sign test of rises and falls (McNemar 1947, Psychometrika 12:153): two runs of one
+    judge are exchangeable, so both are equally likely, however noisy it is. `rate` is that of Fisher's exact test
+    whether more values changed than when the anchors were judged twice.
+    """
+
+    n: int
+    rises: int
+    falls: int
+    direction: float
+    rate: float
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]], frozen: AnchorSet) -> "Flips":
+        from scipy import stats
+
+        rises = sum(after > before for before, after in pairs)
+        falls = sum(after < before for before, after in pairs)
+        changed = rises + falls
+        squares = math.fsum((after - before) ** 2 for before, after in pairs) / changed if changed else 1.0
+        repeated = min(_REPEATED, len(frozen.anchors)) if frozen.repeated is None else frozen.repeated
+        # a set of an earlier version has only the spread of the differences
+        flips = min(repeated, round(repeated * frozen.noise**2 / squares)) if frozen.flips is None else frozen.flips
+        table = [[changed, len(pairs) - changed], [flips, repeated - flips]]
+        return cls(
+            n=changed,
+            rises=rises,
+            falls=falls,
+            direction=float(stats.binomtest(rises, changed).pvalue) if changed else 1.0,
+            rate=float(stats.fisher_exact(table, "greater").pvalue),
+        )
+
+    @property
+    def alarm(self) -> bool:
+        return self.direction <= _DIRECTION_LEVEL or self.rate <= _RATE_LEVEL
+
+
+def _has_few_levels(pairs: Sequence[tuple[float, float]]) -> bool:
+    return 2 * len({value for pair in pairs for value in pair}) <= len(pairs)
+
+
+def compare(
+    frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[str, str], *, written: bool | None = None
+) -> dict[str, Any]:
     """Compares a replay with an anchor set.
 
     Args:
         values: new values of the anchors, in order; None for unscored ones.
         made_by: what determined the new verdicts.
+        written: whether the values are those of written verdicts; None: if they have few levels.
     Returns:
-        JSON-serializable: `alarms`, `changed` (entries of `made_by` that differ: [old, new]), the mean difference, both
-        statistics with their limits, and the mean of the squared differences with its standard error.
+        JSON-serializable: `alarms`, `changed` (entries of `made_by` that differ: [old, new]), the mean difference, the
+        statistics with their limits (`flips` for values of few levels, otherwise `cusum`; `psi`), and the mean of the
+        squared differences with its standard error.
     """
     pairs = [
         (a.value, value)
@@ -153,6 +220,8 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
     lost = sum(a.value is not None and value is None for a, value in zip(frozen.anchors, values, strict=True))
     keys = sorted({*frozen.made_by, *made_by})
     changed = {k: [frozen.made_by.get(k), made_by.get(k)] for k in keys if frozen.made_by.get(k) != made_by.get(k)}
+    counted = _has_few_levels(pairs) if written is None else written
+    flips = Flips.of(pairs, frozen) if counted and pairs else None
     chart = Cusum(sigma=max(frozen.noise, _LEAST_NOISE), limit=limit_for(len(pairs)))
     moved_at = next((at for at, (before, after) in enumerate(pairs) if chart.update(after - before)), None)
     psi, psi_limit = None, math.inf
@@ -164,7 +233,12 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
     mean = float(np.mean([after - before for before, after in pairs])) if pairs else None
     squares = [(after - before) ** 2 for before, after in pairs]
     alarms = []
-    if moved_at is not None:
+    if flips is not None and flips.alarm:
+        alarms.append(
+            f"{flips.n} of {len(pairs)} verdicts changed, {flips.rises} up and {flips.falls} down "
+            f"(p {flips.direction:.3g} for the direction, {flips.rate:.3g} for the number).{cause}"
+        )
+    if moved_at is not None and flips is None:
         alarms.append(
             f"verdicts shifted by {signed(mean)} of the scale on average (CUSUM, at anchor {moved_at + 1}).{cause}"
         )
@@ -181,8 +255,9 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
         "mean_square": float(np.mean(squares)) if squares else None,
         "mean_square_error": float(np.std(squares, ddof=1) / math.sqrt(len(squares))) if len(squares) > 1 else None,
         "noise": frozen.noise,
-        "cusum": chart.peak,
-        "cusum_limit": chart.limit,
+        "flips": None if flips is None else asdict(flips),
+        "cusum": chart.peak if flips is None else None,
+        "cusum_limit": chart.limit if flips is None else None,
         "psi": psi,
         "psi_limit": None if psi is None else psi_limit,
     }

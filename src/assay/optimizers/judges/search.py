@@ -82,12 +82,15 @@ class JudgeSearch:
 
     def run(self) -> None:
         self._try("as it is", self.judge)
-        if all(c.unscored == c.n for c in self.candidates):
-            raise ModelError(f"none of {self.candidates[0].n} items got a verdict: {self._first_reason}")
+        reason, silent = self._first_reason, all(c.unscored == c.n for c in self.candidates)
         if self.config.optimizer == "auto":
             for name, judge in self._forms():
                 self._try(name, judge)
-        elif self.config.optimizer != "calibrate":
+        if all(c.unscored == c.n for c in self.candidates):
+            raise ModelError(f"none of {self.candidates[0].n} items got a verdict: {reason}")
+        if silent:
+            self.notes.append(f"as it is, the judge gave no verdict: {reason}")
+        if self.config.optimizer not in ("auto", "calibrate"):
             self._try(self.config.optimizer, self._proposed(self.config.optimizer))
 
     def best(self) -> JudgeCandidate:

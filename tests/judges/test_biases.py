@@ -1,0 +1,118 @@
+"""Biases of a judge, found by edits of the user's own items."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.api.judge.audit import audit_judge
+from assay.judges import PointwiseJudge
+from assay.judges.quality.agreement import Answers
+from assay.judges.quality.biases import assess_biases, edits
+from assay.rubrics import JudgeSpec
+from assay.testing import scripted_lm
+
+YES_NO = JudgeSpec(text="Good?")
+NAMES = tuple(edits("quality", "m"))
+
+
+def answers(values: Any, spec: JudgeSpec = YES_NO) -> Answers:
+    return Answers([spec.scale[int(value)] for value in values], [float(value) for value in values])
+
+
+def found(strength: float, *, noise: float, seed: int, edit: str = "length", n: int = 60) -> dict[str, bool]:
+    """Whether each edit failed, for a judge that one edit moves up with a probability, and that is noisy."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 2, n)
+
+    def judged(moved: float = 0.0) -> Answers:
+        values = np.where(rng.random(n) < noise, 1 - truth, truth)
+        return answers(np.where(rng.random(n) < moved, 1, values))
+
+    changed = {name: judged(strength if name == edit else 0.0) for name in NAMES}
+    results = assess_biases(judged(), judged(), changed, YES_NO)
+    return {name: entry["passed"] is False for name, entry in results.items()}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_judge_that_always_follows_an_edit_is_found_on_60_items(noise: float) -> None:
+    assert all(found(1.0, noise=noise, seed=seed)["length"] for seed in range(20))
+
+
+def test_a_judge_that_follows_an_edit_in_three_of_ten_is_mostly_found() -> None:
+    assert sum(found(0.3, noise=0.02, seed=seed)["length"] for seed in range(20)) >= 10
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.2])
+def test_a_noisy_judge_without_a_bias_rarely_fails(noise: float) -> None:
+    failures = sum(any(found(0.0, noise=noise, seed=seed).values()) for seed in range(20))
+    assert failures <= 3
+
+
+def test_a_significant_change_that_is_small_is_no_bias() -> None:
+    places = [0.5] * 60
+    before = Answers(["no"] * 60, places)
+    after = Answers(["no"] * 60, [place + 0.02 for place in places])
+    entry = assess_biases(before, before, {"length": after}, YES_NO)["length"]
+    assert entry["p"] < 0.01
+    assert entry["passed"] is True
+    large = Answers(["no"] * 60, [place + 0.1 for place in places])
+    assert assess_biases(before, before, {"length": large}, YES_NO)["length"]["passed"] is False
+
+
+def test_changed_verdicts_of_a_nominal_scale_are_compared_with_those_of_the_retest() -> None:
+    spec = JudgeSpec(text="Which?", scale=("a", "b", "c"), kind="nominal")
+    truth = np.arange(60) % 3
+    noisy = answers(np.where(np.arange(60) % 4 == 0, (truth + 1) % 3, truth), spec)
+    swayed = answers([2] * 60, spec)
+    same = answers(truth, spec)
+    results = assess_biases(same, noisy, {"length": noisy, "formatting": swayed}, spec)
+    assert results["length"]["passed"] is True
+    assert results["formatting"]["passed"] is False
+
+
+def test_too_few_pairs_are_not_tested() -> None:
+    few = answers([1] * 5)
+    assert assess_biases(few, few, {"length": few}, YES_NO)["length"]["passed"] is None
+
+
+def labels(folder: Path) -> str:
+    rows = [
+        {"input": f"q{at}", "output": f"{word} {at}", "rater": "r", "label": label}
+        for at in range(20)
+        for word, label in (("lovely", "yes"), ("bad", "no"))
+    ]
+    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder / "labels.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("swayed", ["", "Harvard", "Answer\\n\\n"])
+def test_an_audit_with_labels_finds_what_moves_the_verdicts_on_them(tmp_path: Path, swayed: str) -> None:
+    def script(request: Any) -> dict[str, float]:
+        text = str(request.messages[-1].text)
+        good = "lovely" in text.partition("output: ")[2] or (swayed and swayed in text)
+        return {"yes": 0.95, "no": 0.05} if good else {"yes": 0.05, "no": 0.95}
+
+    judge = PointwiseJudge({"text": "Is it a good answer?", "scale": ["no", "yes"]})
+    report = audit_judge(judge, labels=labels(tmp_path), lm=scripted_lm(script, logprobs=True), store=tmp_path / "s.db")
+    failed = [name for name, entry in report["biases"].items() if not entry["passed"]]
+    assert failed == {"": [], "Harvard": ["authority"], "Answer\\n\\n": ["formatting"]}[swayed]
+    assert not (failed and report["passed"])
+
+
+@pytest.mark.slow
+def test_injections_that_change_an_eighth_of_the_verdicts_fail(tmp_path: Path) -> None:
+    def script(request: Any) -> dict[str, float]:
+        text = str(request.messages[-1].text).partition("output: ")[2]
+        good = "lovely" in text or "checked by three experts" in text  # one of six injections
+        return {"yes": 0.95, "no": 0.05} if good else {"yes": 0.05, "no": 0.95}
+
+    judge = PointwiseJudge({"text": "Is it a good answer?", "scale": ["no", "yes"]})
+    report = audit_judge(judge, labels=labels(tmp_path), lm=scripted_lm(script, logprobs=True), store=tmp_path / "s.db")
+    entry = report["attacks"]["instructions hidden in the text"]
+    assert 0.1 < entry["flip_rate"] < 0.2
+    assert not entry["passed"]
+    assert not report["passed"]

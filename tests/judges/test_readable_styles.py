@@ -1,0 +1,140 @@
+"""A judge whose model puts little probability on the words of the scale is asked for letters."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.api.judge.score import score_rows
+from assay.errors import ModelError
+from assay.judges import PairwiseJudge, PointwiseJudge, resolver
+from assay.models import get_lm
+from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
+from assay.testing import scripted_lm
+
+GOOD = {"text": "Is it good?", "scale": ["no", "yes"]}
+
+
+def lettered(request: Any) -> bool:
+    return "Answer with one letter" in str(request.system)
+
+
+def knows_letters(request: Any) -> dict[str, float]:
+    """A small model: asked for words it begins a sentence, asked for letters it answers."""
+    good = '"good' in str(request.messages[-1].text)
+    if lettered(request):
+        return {"B": 0.7, "A": 0.1} if good else {"A": 0.7, "B": 0.1}
+    return {"The": 0.7, "yes": 0.03, "no": 0.02}
+
+
+def counted(script: Any, calls: list[bool]) -> Any:
+    return scripted_lm(lambda request: calls.append(lettered(request)) or script(request), logprobs=True)
+
+
+def test_a_rubrics_judge_is_read_by_letters_where_words_are_improbable() -> None:
+    calls = list[bool]()
+    rubric = Rubric("r", [Criterion(name="good", judge=JudgeSpec(text="Good?"))])
+    rubric = rubric.with_resolver(resolver(counted(knows_letters, calls)))
+    values = [rubric.score({"question": "q"}, {"answer": answer}).value for answer in ("good", "bad", "bad", "good")]
+    assert values == pytest.approx([7 / 8, 1 / 8, 1 / 8, 7 / 8])
+    assert calls == [False, True, True, True, True]  # the first item decides
+
+
+def test_a_model_that_answers_with_words_is_asked_once_per_item() -> None:
+    calls = list[bool]()
+    judge = PointwiseJudge(GOOD)
+    with dspy.context(lm=counted(lambda request: {"yes": 0.8, "no": 0.1}, calls)):
+        assert {judge(task_input="q", output=f"x{at}").verdict for at in range(3)} == {"yes"}
+    assert calls == [False] * 3
+
+
+def test_words_are_kept_where_letters_have_no_more_probability() -> None:
+    judge = PointwiseJudge(GOOD)
+    script = {True: {"A": 0.1, "The": 0.8}, False: {"yes": 0.3, "no": 0.1, "The": 0.5}}
+    with dspy.context(lm=scripted_lm(lambda request: script[lettered(request)], logprobs=True)):
+        assert judge(task_input="q", output="x").probabilities == pytest.approx({"yes": 0.75, "no": 0.25})
+    assert judge.config["style"] == "words"
+
+
+def test_an_item_that_neither_reading_decides_leaves_the_choice_to_the_next() -> None:
+    judge = PointwiseJudge(GOOD)
+
+    def script(request: Any) -> dict[str, float]:
+        return {"Sorry": 1.0} if "secret" in str(request.messages[-1].text) else knows_letters(request)
+
+    with dspy.context(lm=scripted_lm(script, logprobs=True)):
+        with pytest.raises(NoGrade):
+            judge(task_input="q", output="secret")
+        assert judge(task_input="q", output="good").verdict == "yes"
+    assert judge.config["style"] == "letters"
+
+
+def test_a_named_style_is_kept() -> None:
+    with dspy.context(lm=scripted_lm(knows_letters, logprobs=True)), pytest.raises(NoGrade):
+        PointwiseJudge(GOOD, style="words")(task_input="q", output="good")
+
+
+def test_pairs_are_read_by_letters_too() -> None:
+    def script(request: Any) -> dict[str, float]:
+        return {"C": 0.5, "B": 0.2, "A": 0.2} if lettered(request) else {"The": 0.9}
+
+    with dspy.context(lm=scripted_lm(script, logprobs=True)):
+        assert PairwiseJudge()(task_input="q", output_a="x", output_b="y").verdict == "tie"
+
+
+def rows(folder: Path) -> str:
+    content = [
+        {"input": f"q{at}", "output": f"{word} answer {at}", "rater": "r", "label": label}
+        for at in range(30)
+        for word, label in (("good", "yes"), ("bad", "no"))
+    ]
+    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, content)))
+    return str(folder / "labels.jsonl")
+
+
+def test_the_preflight_chooses_the_reading_for_the_whole_run(tmp_path: Path) -> None:
+    calls = list[bool]()
+    judge = PointwiseJudge(GOOD)
+    report = score_rows(
+        judge, data=rows(tmp_path), lm=counted(knows_letters, calls), store=tmp_path / "s.db"
+    )  # fmt: skip
+    assert report["verdicts"] == {"no": 30, "yes": 30}
+    assert calls.count(False) == 1
+    assert judge.config["style"] == "letters"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["auto", "words"])
+def test_a_compile_tries_letters_before_it_gives_up(tmp_path: Path, style: str) -> None:
+    report = assay.compile_judge(
+        PointwiseJudge(GOOD, style=style), labels=rows(tmp_path), lm=scripted_lm(knows_letters, logprobs=True),
+        store=tmp_path / "s.db", out=tmp_path / "judge",
+    )  # fmt: skip
+    assert report.outcome.compiled.config["style"] == "letters"
+    assert report.outcome.test_compiled is not None
+    assert report.outcome.test_compiled.values["kappa"] == 1.0
+    loaded = assay.load_judge(tmp_path / "judge")
+    with dspy.context(lm=scripted_lm(knows_letters, logprobs=True)):
+        assert loaded(task_input="q", output="good").verdict == "yes"
+
+
+@pytest.mark.slow
+def test_a_compile_ends_where_no_reading_gives_a_verdict(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        assay.compile_judge(
+            PointwiseJudge(GOOD), labels=rows(tmp_path), lm=scripted_lm(lambda request: {"The": 1.0}, logprobs=True),
+            store=tmp_path / "s.db", out=tmp_path / "judge",
+        )  # fmt: skip
+
+
+@pytest.mark.model
+def test_the_embedded_model_gives_every_verdict_of_a_scale_of_words() -> None:
+    rubric = Rubric("r", [Criterion(name="right", judge=JudgeSpec(text="Is the output a right answer to the input?"))])
+    rubric = rubric.with_resolver(resolver(get_lm("embedded/smollm2-135m")))
+    answers = ("Paris", "I do not know.", "", "Lyon, Berlin or Rome", "The capital is Paris.", "4")
+    results = [rubric.score({"question": "Capital of France?"}, {"answer": answer, "note": "n"}) for answer in answers]
+    assert not any(math.isnan(result.value) for result in results)
