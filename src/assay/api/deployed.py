@@ -28,6 +28,7 @@ from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, withi
 from assay.programs import program_fields, program_version
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
 from assay.runs.rescoring import threads_for
 from assay.runs.settings import StoredJudgeSettings
@@ -129,7 +130,7 @@ class DeployedAgent:
     long_s: float = 60.0
 
     def __init__(
-        self, agent: str, *, store: str | Path | None = None, rubric: Rubric | str | Path | None = None,
+        self, agent: str, *, store: str | Path | None = None, rubric: RubricSource | None = None,
         judge: StoredJudgeSettings | None = None, refresh_s: float = 1.0, timeout_s: float = DEFAULT_S,
     ) -> None:  # fmt: skip
         check_limit(timeout_s)
@@ -297,7 +298,7 @@ def _is_down(error: BaseException) -> bool:
     return failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
 
 
-def _measure(rubric: Rubric | str | Path, settings: StoredJudgeSettings, recorder: Recorder) -> Rubric:
+def _measure(rubric: RubricSource, settings: StoredJudgeSettings, recorder: Recorder) -> Rubric:
     """The rubric with models for all of its judges; their calls are recorded."""
     judge = named_judge(settings, Meter(), observers=[recorder.observe])
     measure = load_rubric(rubric, judge_lm=judge, own_models=judge is None)
@@ -322,7 +323,7 @@ def deployed(
     agent: str,
     *,
     store: str | Path | None = None,
-    rubric: Rubric | str | Path | None = None,
+    rubric: RubricSource | None = None,
     refresh_s: float = 1.0,
     timeout_s: float = DEFAULT_S,
     **options: Unpack[StoredJudgeOptions],

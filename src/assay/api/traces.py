@@ -14,6 +14,7 @@ from assay.models import Call, LanguageModel, Meter, get_lm
 from assay.models.limits import limited
 from assay.models.roles import Endpoint
 from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.ending import cancelled_by_signals
 from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files
 from assay.runs.lineage import lineage_of
@@ -35,7 +36,7 @@ __all__ = ["forget_subject", "named_judge", "score_rollouts"]
 @takes(TracesScoreSettings)
 @trusts
 def score_rollouts(
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     *,
     store: str | Path | None = None,
     agent: str | None = None,
@@ -62,7 +63,7 @@ def score_rollouts(
         ModelError: a judge did not answer.
     """
     values: dict[str, Any] = {**options}
-    settings = TracesScoreSettings(rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), **values)
+    settings = TracesScoreSettings(rubric=rubric_name(rubric), **values)
     meter = Meter()
     judge = named_judge(settings, meter)
     measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), default_progress(progress)

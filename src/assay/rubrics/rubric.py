@@ -14,7 +14,7 @@ from assay.errors import RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
-from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, is_number
+from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, OutOfRange, is_number
 from assay.rubrics.overall import merge_judge_criteria
 from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
@@ -376,7 +376,7 @@ def _grades(call: Callable[[], Sequence[Any]], count: int) -> Sequence[Any]:
     """Grades of several criteria or outputs from one call. If it fails, each gets a `NoGrade` with the reason."""
     try:
         grades = within_limit(call, "the judge")
-    except (KeyboardInterrupt, StopRun):
+    except (KeyboardInterrupt, StopRun, OutOfRange):
         raise
     except BaseException as error:
         return [NoGrade(str(error) if isinstance(error, NoGrade) else error_text(error))] * count

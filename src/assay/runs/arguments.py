@@ -14,7 +14,7 @@ from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_module, wrapped
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name
 
@@ -67,7 +67,7 @@ def resolve_model(
 def program_settings(
     kind: type[_Settings],
     program: str | dspy.Module,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: Any,
     lm: dspy.LM | None,
     options: Mapping[str, Any],
@@ -87,5 +87,4 @@ def program_settings(
     own_name = program.name if isinstance(program, ForeignAgent) else None
     name = program if isinstance(program, str) else own_name or qualified_name(wrapped(program))
     model = {} if lm is None else {"model": lm.model}
-    measure = rubric.name if isinstance(rubric, Rubric) else str(rubric)
-    return kind(program=name, rubric=measure, data=data_spec(data), **{**options, **model})
+    return kind(program=name, rubric=rubric_name(rubric), data=data_spec(data), **{**options, **model})

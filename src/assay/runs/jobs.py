@@ -29,6 +29,8 @@ from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.loading import BuiltFromTasks, full_name, program_class
 from assay.rubrics import Rubric
+from assay.rubrics.calling import definition_of
+from assay.rubrics.loading import RubricSource
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import load_rubric
@@ -74,7 +76,7 @@ class Job:
     rows: RowFindings = NO_ROWS  # of the data
     warnings: Sequence[str] = ()  # of the data, already shown to the user; reports repeat them
 
-    def additional_rubric(self, source: str | Path | Rubric) -> Rubric:
+    def additional_rubric(self, source: RubricSource) -> Rubric:
         """Loads another rubric, with the same judge models as the job's own."""
         return load_rubric(source, judge_lm=self.session.judge_lm, own_models=self.session.own_models)
 
@@ -138,7 +140,7 @@ def open_job(
     config: ProgramSettings,
     *,
     program: str | dspy.Module,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     lm: dspy.LM | None = None,
     progress: Progress,
     store: str | Path | None = None,
@@ -198,7 +200,7 @@ def open_job(
             name for predictor in recorded.program.predictors() for name in predictor.signature.output_fields
         )
         recorded.set_parameters({**settings["parameters"], **config.parameters})
-        path = None if isinstance(rubric, Rubric) else rubric
+        path = rubric if isinstance(rubric, str | Path) else None
         job = Job(
             config, run.folder, run.run_id, splits, recorded, session, run.store, artifact, path, was_done=run.was_done
         )
@@ -297,7 +299,7 @@ def _recorded(program: dspy.Module, session: Session, prompt_format: str | None,
 
 def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:
     """An executor whose hosts open sessions of their own and trust what this process trusts."""
-    checks = [c.check for c in rubric.criteria if c.check]
+    checks = [definition_of(c.check) for c in rubric.criteria if c.check]
     trusted = frozenset(entry.sha256 for entry in entries())
     make_session = functools.partial(_session_on_a_host, config, rubric, program, run.run_id, trusted)
     return RayExecutor(make_session, threads=run.threads, carried=checks)

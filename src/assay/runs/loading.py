@@ -23,6 +23,7 @@ from assay.models.lm import has_provider
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
+from assay.rubrics.loading import RubricSource
 from assay.rubrics.protocols import Grader
 from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
@@ -33,12 +34,13 @@ __all__ = ["compiled_parts", "load_judge", "load_rubric", "load_verifier"]
 
 @takes()
 def load_rubric(
-    source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None, own_models: bool = False, trust: bool = False
+    source: RubricSource, *, judge_lm: dspy.LM | None = None, own_models: bool = False, trust: bool = False
 ) -> Rubric:
-    """Loads a rubric from a YAML file or by a shipped name; `judge_lm` decides its judge criteria. Runs its check
-    files.
+    """Loads a rubric; `judge_lm` decides its judge criteria. Runs its check files.
 
     Args:
+        source: a YAML file, a shipped rubric's name, a check or DSPy metric by name (`exact`, `file.py:NAME`) or as the
+            function itself, or a rubric.
         own_models: compiled judges use the model that they were calibrated with, at its own address, not `judge_lm`.
         trust: permanently trust artifacts that it names and that somebody else compiled; see
             `docs/explanation/security.md`.
@@ -51,14 +53,12 @@ def load_rubric(
         return _loaded_rubric(source, judge_lm, own_models)
 
 
-def _loaded_rubric(source: str | Path | Rubric, judge_lm: dspy.LM | None, own_models: bool) -> Rubric:
-    if not isinstance(source, str | Path | Rubric):
-        raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
-    if not isinstance(source, Rubric):
+def _loaded_rubric(source: RubricSource, judge_lm: dspy.LM | None, own_models: bool) -> Rubric:
+    if isinstance(source, str | Path):
         demand_trust_around(source)
     if judge_lm is not None and not isinstance(judge_lm, dspy.BaseLM):
         raise ConfigError(f"judge_lm={judge_lm!r} must be a dspy.LM, such as assay.get_lm(NAME)")
-    rubric = source if isinstance(source, Rubric) else read_rubric(source)
+    rubric = read_rubric(source)
     if rubric.resolver is not None or (judge_lm is None and not own_models):
         return rubric
     return rubric.with_resolver(resolver(judge_lm, functools.partial(load_judge, own_model=own_models)))
