@@ -124,14 +124,6 @@ def test_the_schema_knows_every_key() -> None:
     }
 
 
-def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: a, judge: 'Is it good?'}\n- {name: b, check: exact}\n"
-    )
-    result = load_rubric(tmp_path / "r.yaml").score({"question": "?", "answer": "x"}, "x")
-    assert (result.value, result.coverage) == (1.0, 0.5)
-
-
 @pytest.mark.parametrize(
     ("result", "grade"),
     [

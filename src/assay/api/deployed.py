@@ -301,14 +301,8 @@ def _is_down(error: BaseException) -> bool:
 def _measure(rubric: RubricSource, settings: StoredJudgeSettings, recorder: Recorder) -> Rubric:
     """The rubric with models for all of its judges; their calls are recorded."""
     judge = named_judge(settings, Meter(), observers=[recorder.observe])
-    measure = load_rubric(rubric, judge_lm=judge, own_models=judge is None)
-    if unasked := [c.name for c in measure.criteria if c.judge is not None and measure.decider(c.name) is None]:
-        raise ConfigError(
-            f"the rubric {measure.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named "
-            "for it. Name one as judge_model, or in the judge's own file; or leave the rubric out here and score "
-            "later with assay traces score",
-            flag="--judge-model NAME",
-        )
+    measure = load_rubric(rubric, judge_model=judge)
+    measure.require_judges()
     if comparing := [c.name for c in measure.criteria if measure.compares(c.name)]:
         raise ConfigError(
             f"the rubric {measure.name!r} compares several outputs of a task in {', '.join(map(repr, comparing))}; "

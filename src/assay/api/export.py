@@ -96,8 +96,7 @@ def _not_in_reward(rubric: Rubric) -> list[str]:
     if judged:
         notes.append(
             "reward.py asks the model named by the environment variable ASSAY_JUDGE_MODEL about "
-            f"{', '.join(map(repr, judged))}. Without that "
-            "variable these criteria are not computed, and the policy is trained on the score of the others"
+            f"{', '.join(map(repr, judged))}, and raises without it"
         )
     if steps:
         notes.append(

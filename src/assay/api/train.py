@@ -194,7 +194,7 @@ class _EvalTasks:
         self, program: str | dspy.Module, rubric: Any, data: str, parameters: Mapping[str, Any] | None = None
     ) -> tuple[EvalTask, Job]:
         """An evaluation task and its job. `parameters`: of the trained program; None for a retention task."""
-        names = program_settings(ProgramSettings, program, rubric, data, None, {})
+        names = program_settings(ProgramSettings, program, rubric, data, None, {"model": self.config.model})
         sampled = {**(parameters or {}), "temperature": self.config.temperature}
         trained = parameters is not None
         config = replace(

@@ -90,7 +90,7 @@ def load_rubric(source: RubricSource, *, resolver: Resolver | None = None) -> Ru
         source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, a `.toml` or `.json` file as accepted by
             `assay.rubrics.formats.read_foreign` (verifiers' criteria, HealthBench-like points), one of
             `SHIPPED_CHECKS`, `file.py:NAME` or `package.module:NAME` of a check or metric, or the function itself.
-        resolver: creates the graders of judge criteria; without one they stay unscored.
+        resolver: creates the graders of judge criteria; without one a rubric with judges does not score.
     Raises:
         RubricError: unknown rubric, invalid YAML, an unknown key, a value out of range, or a check that cannot be
             imported or called. The message names file and line.

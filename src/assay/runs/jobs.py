@@ -33,9 +33,9 @@ from assay.rubrics.calling import definition_of
 from assay.rubrics.loading import RubricSource
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
-from assay.runs.loading import load_rubric
+from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
-from assay.runs.settings import ProgramSettings
+from assay.runs.settings import DEFAULT_MODEL, ProgramSettings
 from assay.runs.settings.shared import CurriculumSettings
 from assay.sources.artifact_files import read_json
 from assay.sources.trust import accept, entries
@@ -78,7 +78,7 @@ class Job:
 
     def additional_rubric(self, source: RubricSource) -> Rubric:
         """Loads another rubric, with the same judge models as the job's own."""
-        return load_rubric(source, judge_lm=self.session.judge_lm, own_models=self.session.own_models)
+        return load_rubric(source, judge_model=self.session.judge_lm, own_models=self.session.own_models)
 
     def runs_before(self, phase: str) -> dict[tuple[str, int], Any]:
         """Runs of a phase that an earlier process finished, see `finished_runs`.
@@ -120,7 +120,7 @@ def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progr
     judge = _judge_lm(config, rubric, run.lm, run.model)
     return Session(
         lm=run.lm.copy(**config.generation),
-        rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
+        rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
         recorder=run.recorder,
         meter=run.meter,
         program_name=name,
@@ -183,6 +183,8 @@ def open_job(
         raise ConfigError(
             "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
         )
+    if lm is None and config.model == DEFAULT_MODEL:
+        progress.say(f"model: {DEFAULT_MODEL}, the default; model=NAME names another")
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read
@@ -333,10 +335,10 @@ def _judge_lm(
 ) -> LanguageModel:
     """The model of the rubric's judges: the program's model, unless settings name another model or address."""
     if config.own_models:
-        judge = lm.copy(temperature=0.1)
+        judge = lm.copy(temperature=JUDGE_TEMPERATURE)
     else:
         name = config.judge_model or lm.model
-        judge = make(name, temperature=0.1, **client_of(config, "judge", name, lm))
+        judge = make(name, temperature=JUDGE_TEMPERATURE, **client_of(config, "judge", name, lm))
     return budgeted(judge, config.judge_thinking, "judge_thinking") if rubric.needs_judge else judge
 
 
@@ -359,7 +361,7 @@ def _session_on_a_host(
     lm = get_lm(config.model, **lm_options, **client_of(config, "program", config.model))
     judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
     return Session(
-        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
+        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
         threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
         thinking=Thinking.of(config.thinking),

@@ -22,4 +22,4 @@ def lint(rubric: RubricSource) -> list[Finding]:
     Raises:
         RubricError: the rubric or one of its judges cannot be loaded.
     """
-    return lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)
+    return lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name, own_model=False).spec.text)

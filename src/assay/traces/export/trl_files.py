@@ -79,7 +79,7 @@ _ASSISTANT_ONLY = "assistant_only_loss: true\n"  # conversations also contain pr
 _REWARD = '''"""Reward function of the rubric in this folder, for `trl grpo --config grpo.yaml`.
 
 Loading the rubric runs the check files in `code`.
-ASSAY_JUDGE_MODEL sets the model of judge criteria; without it, they are left out of the score.
+ASSAY_JUDGE_MODEL names the model of judge criteria.
 """
 
 import os
@@ -87,8 +87,7 @@ from pathlib import Path
 
 import assay
 
-_judge = os.environ.get("ASSAY_JUDGE_MODEL")
-_rubric = assay.load_rubric(Path(__file__).with_name({rubric!r}), judge_lm=assay.get_lm(_judge) if _judge else None)
+_rubric = assay.load_rubric(Path(__file__).with_name({rubric!r}), judge_model=os.environ.get("ASSAY_JUDGE_MODEL"))
 reward = _rubric.trl_reward(inputs={inputs!r}, outputs={outputs!r})
 '''
 
