@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -385,6 +385,15 @@ class Rubric:
     def reweighted(self, weights: Mapping[str, float]) -> "Rubric":
         """Returns the same rubric with new weights. `weights` maps criterion names; others keep their weight."""
         criteria = [replace(c, weight=weights.get(c.name, c.weight)) for c in self.criteria]
+        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
+
+    def without(self, names: Collection[str]) -> "Rubric":
+        """Returns the same rubric without the criteria of these names.
+
+        Raises:
+            RubricError: no criterion with a positive weight is left, or one counts only where a removed one passes.
+        """
+        criteria = [c for c in self.criteria if c.name not in names]
         return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
 
 

@@ -15,7 +15,7 @@ from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, retur
 from assay.traces.export.balance import Sampler
 from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
-from assay.traces.export.formats import grpo_columns, grpo_rows, preference_rows, prompt_of, sft_rows
+from assay.traces.export.formats import grpo_columns, grpo_rows, preference_rows, prompt_of, prompted_turns, sft_rows
 from assay.traces.export.gates import GateReport
 from assay.traces.export.hiding import Hider
 from assay.traces.export.manifest import FORMAT
@@ -171,7 +171,10 @@ class ExportPass:
             self.columns["inputs"].update(inputs)
             self.columns["outputs"].update(dict.fromkeys(outputs, ""))
             answered = [
-                (episode.rollout, episode.turns[-1].output) for episode in episodes if episode.rollout.status == "done"
+                (episode.rollout, turn.output)
+                for episode in episodes
+                if episode.rollout.status == "done"
+                for turn in prompted_turns(episode, self.config.call)
             ]
             self.answers += answered[: _ANSWERS - len(self.answers)]
             return grpo_rows(episodes, self.target.renderer, call=self.config.call)
