@@ -8,7 +8,6 @@ from assay.datasets.tasks import Task, make_task
 from assay.models.failures import failure_of_program, is_agent_failure, unanswered
 from assay.rubrics.criteria import Criterion, Failed
 from assay.rubrics.scoring import fields_of
-from assay.traces.messages.endings import ending_of
 from assay.traces.records import RUN_FIELDS, Rollout
 
 __all__ = ["failure_of", "task_of"]
@@ -21,6 +20,8 @@ def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed |
     """
     failure = _failure(task, prediction)
     if failure is not None and failure.empty and rollout is not None and rollout.transitions:
+        from assay.traces.messages.endings import ending_of  # here, because it loads DSPy
+
         ending = ending_of(rollout.transitions[-1])
         failure = replace(failure, reason=f"{failure.reason}: {ending}") if ending else failure
     kind = unanswered(rollout.transitions) if rollout is not None and failure is not None and failure.empty else None
