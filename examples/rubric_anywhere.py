@@ -53,7 +53,7 @@ outcome["plain callable"] = by_code(TASK, answer).value
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "criteria.toml"
     file.write_text(VERIFIERS)
-    rubric = assay.load_rubric(file, judge_lm=lm)
+    rubric = assay.load_rubric(file, judge_model=lm)
     outcome["verifiers' file"] = rubric.score(TASK, answer).value
     if importlib.util.find_spec("verifiers") is not None:  # its own reader, where it is installed
         from verifiers.v1.judges.rubric import load_criteria

@@ -21,7 +21,7 @@ LOCAL = {"api_base": "http://127.0.0.1:9/v1", "api_key": "k"}
     ("call", "near"),
     [
         (lambda: assay.load("folder", trut=True), "trust"),  # type: ignore[call-arg]
-        (lambda: assay.load_rubric("math_qa", judge_m=None), "judge_lm"),  # type: ignore[call-arg]
+        (lambda: assay.load_rubric("math_qa", judge_m=None), "judge_model"),  # type: ignore[call-arg]
         (lambda: assay.load_tasks("arithmetic:size=9", limt=3), "limit"),  # type: ignore[call-arg]
         (lambda: assay.load_verifier("Is it good?", trst=True), "trust"),  # type: ignore[call-arg]
         (lambda: assay.project_settings("compile", foldr="."), "folder"),  # type: ignore[call-arg]
@@ -50,7 +50,7 @@ def test_a_misspelt_argument_is_refused_with_the_nearest(call: Callable[[], Any]
         (lambda: assay.load_tasks("arithmetic:size=9", inputs="question"), "inputs='question' must be a list"),
         (lambda: assay.load_tasks("arithmetic:size=9", rename="a=b"), "rename='a=b' must be a mapping"),  # type: ignore[arg-type]
         (lambda: assay.load_rubric("math_qa", trust="no"), "trust='no' must be True or False"),  # type: ignore[arg-type]
-        (lambda: assay.load_rubric("math_qa", judge_lm="openai/m"), "judge_lm='openai/m' must be a dspy.LM"),  # type: ignore[arg-type]
+        (lambda: assay.load_rubric("math_qa", judge_model=5), "judge_model=5 must be"),  # type: ignore[arg-type]
         (lambda: assay.load_judge("Is it good?", own_model=1), "own_model=1 must be True or False"),  # type: ignore[arg-type]
         (
             lambda: assay.export("sft", "out", gates={"privacy": "off"}),

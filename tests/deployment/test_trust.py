@@ -72,7 +72,7 @@ def test_a_rubric_whose_judge_is_an_untrusted_artifact_runs_nothing(own_folder: 
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: good, judge: {use: j}}\n")
     lm = scripted_lm(lambda r: "yes")
     with pytest.raises(AssayError, match="standard library"):
-        assay.load_rubric("r.yaml", judge_lm=lm).score({"inputs": {"q": "a"}}, "b")
+        assay.load_rubric("r.yaml", judge_model=lm).score({"inputs": {"q": "a"}}, "b")
     assert not Path("ran").exists()
 
 
@@ -132,9 +132,9 @@ def test_another_users_judge_in_a_rubric_needs_trust(own_folder: Path) -> None:
     Path("r.yaml").write_text("name: r\ncriteria:\n- {name: kind, judge: {use: j}}\n")
     task = {"inputs": {"q": "a"}}
     with pytest.raises(UntrustedArtifact):
-        assay.load_rubric("r.yaml", judge_lm=scripted_lm(lambda r: "")).score(task, "b")
+        assay.load_rubric("r.yaml", judge_model=scripted_lm(lambda r: "")).score(task, "b")
     assert not mark.exists()
-    assert assay.load_rubric("r.yaml", judge_lm=scripted_lm(lambda r: ""), trust=True).score(task, "b").value == 1.0
+    assert assay.load_rubric("r.yaml", judge_model=scripted_lm(lambda r: ""), trust=True).score(task, "b").value == 1.0
     assert is_trusted(json.loads((artifact / "manifest.json").read_text())["sha256"])
 
 

@@ -88,7 +88,7 @@ def test_a_rubric_uses_a_compiled_judge(calibrated: tuple[Path, Any], tmp_path: 
     report = calibrated[1]
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {report.artifact}}}}}\n")
     lm = scripted_lm(leaning, logprobs=True)
-    rubric = assay.load_rubric(tmp_path / "r.yaml", judge_lm=lm)
+    rubric = assay.load_rubric(tmp_path / "r.yaml", judge_model=lm)
     good, bad = (rubric.score({"question": "?"}, {"answer": f"{word} thing"}).value for word in ("lovely", "awful"))
     assert good > 0.7 > 0.4 > bad
 

@@ -111,13 +111,9 @@ def test_aliases_of_an_ordinary_size_are_read(own_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["400", "minus 400", "5000"])
-def test_a_check_result_too_large_for_a_float_is_unscored(value: int) -> None:
-    result = Rubric(
-        "r", [Criterion(name="odd", check=lambda *_: value), Criterion(name="fine", check=lambda *_: 1.0)]
-    ).score(TASK, {"answer": "1"})
-    assert result.verdicts[0].grade is None
-    assert "not between 0 and 1" in result.verdicts[0].reason
-    assert result.value == 1.0
+def test_a_check_result_too_large_for_a_float_is_out_of_range(value: int) -> None:
+    with pytest.raises(RubricError, match="not between 0 and 1"):
+        Rubric("r", [Criterion(name="odd", check=lambda *_: value)]).score(TASK, {"answer": "1"})
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,10 @@ def test_a_criterion_that_does_not_apply_is_not_a_zero() -> None:
     declared, truth = rubric(a=1, b=1, c=1, d=-1), rubric(a=1.8, b=0.9, c=0.3, d=-0.5)
     rng = np.random.default_rng(3)
     outputs = [
-        {**dict(zip("abcd", rng.random(4) * [1, 1, 1, 0.3] + [0.1, 0.1, 0.1, 0], strict=True)), "skipped": skipped}
+        {
+            **dict(zip("abcd", rng.random(4) * [0.9, 0.9, 0.9, 0.3] + [0.1, 0.1, 0.1, 0], strict=True)),
+            "skipped": skipped,
+        }
         for skipped in ["", "a", "b", "bd", "cd", ""] * 20
     ]
     task = {"question": "q"}

@@ -158,7 +158,7 @@ def test_notes_of_a_reward_name_what_it_does_not_compute(store: Store, tmp_path:
     store.flush()
     judged, step = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE).notes
     assert "ASSAY_JUDGE_MODEL about 'kind'" in judged
-    assert "the policy is trained on the score of the others" in judged
+    assert "raises without it" in judged
     assert step == "step criteria are graded on recorded rollouts and are not part of reward.py: 'parsed'"
 
 

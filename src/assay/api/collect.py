@@ -15,7 +15,7 @@ from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.curricula import keep_schedule, schedule_of
 from assay.runs.jobs import Job, open_job
@@ -72,7 +72,7 @@ class CollectReport(ReportRepr):
 def collect(
     program: Any,
     *,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: Any = None,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,

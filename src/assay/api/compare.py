@@ -12,7 +12,7 @@ from assay.deployment.artifact import is_artifact, load_artifact, with_model_of
 from assay.errors import ConfigError
 from assay.evaluation import Gain, Progress, paired_gain
 from assay.programs.loading import program_class
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import resolve_lm
 from assay.runs.settings import DEFAULT_MODEL, CompareSettings
 from assay.runs.settings.options import CompareOptions
@@ -66,7 +66,7 @@ class CompareReport(ReportRepr):
 @takes(CompareSettings)
 @trusts
 def compare(
-    a: Any, b: Any, *, rubric: str | Path | Rubric, data: Any, lm: dspy.LM | None = None,
+    a: Any, b: Any, *, rubric: RubricSource, data: Any, lm: dspy.LM | None = None,
     store: str | Path | None = None,
     resume: bool = False, progress: Progress | None = None, **options: Unpack[CompareOptions],
 ) -> CompareReport:  # fmt: skip

@@ -23,7 +23,7 @@ from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, c
 from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
 from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
 from assay.reports.markdown import compile_markdown
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed
@@ -100,7 +100,7 @@ class CompileReport(ReportRepr):
 def compile(
     program: Any,
     *,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: Any,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
@@ -117,7 +117,7 @@ def compile(
     Args:
         program: a name (`math_qa`, `file.py:Class`, `package.module:Class`), an artifact's path, a `dspy.Module` or a
             class of one.
-        rubric: a name, a YAML file, or a `Rubric`.
+        rubric: a name, a YAML file, a `Rubric`, a DSPy metric or a check.
         data: a dataset spec (see `assay.datasets.iter_rows`), a path, a data frame, or a list of `dspy.Example` or
             mappings.
         lm: a `dspy.LM`. If None: the model named by `model=`, else the one configured in DSPy, else the embedded model.

@@ -29,6 +29,7 @@ from assay.programs import program_fields, program_version
 from assay.programs.isolation import running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
 from assay.runs.rescoring import threads_for
 from assay.runs.settings import StoredJudgeSettings
@@ -128,7 +129,7 @@ class DeployedAgent:
     long_s: float = 60.0
 
     def __init__(
-        self, agent: str, *, store: str | Path | None = None, rubric: Rubric | str | Path | None = None,
+        self, agent: str, *, store: str | Path | None = None, rubric: RubricSource | None = None,
         judge: StoredJudgeSettings | None = None, refresh_s: float = 1.0, timeout_s: float = DEFAULT_S,
     ) -> None:  # fmt: skip
         check_limit(timeout_s)
@@ -296,17 +297,11 @@ def _is_down(error: BaseException) -> bool:
     return failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
 
 
-def _measure(rubric: Rubric | str | Path, settings: StoredJudgeSettings, recorder: Recorder) -> Rubric:
+def _measure(rubric: RubricSource, settings: StoredJudgeSettings, recorder: Recorder) -> Rubric:
     """The rubric with models for all of its judges; their calls are recorded."""
     judge = named_judge(settings, Meter(), observers=[recorder.observe])
-    measure = load_rubric(rubric, judge_lm=judge, own_models=judge is None)
-    if unasked := [c.name for c in measure.criteria if c.judge is not None and measure.decider(c.name) is None]:
-        raise ConfigError(
-            f"the rubric {measure.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named "
-            "for it. Name one as judge_model, or in the judge's own file; or leave the rubric out here and score "
-            "later with assay traces score",
-            flag="--judge-model NAME",
-        )
+    measure = load_rubric(rubric, judge_model=judge)
+    measure.require_judges()
     if comparing := [c.name for c in measure.criteria if measure.compares(c.name)]:
         raise ConfigError(
             f"the rubric {measure.name!r} compares several outputs of a task in {', '.join(map(repr, comparing))}; "
@@ -321,7 +316,7 @@ def deployed(
     agent: str,
     *,
     store: str | Path | None = None,
-    rubric: Rubric | str | Path | None = None,
+    rubric: RubricSource | None = None,
     refresh_s: float = 1.0,
     timeout_s: float = DEFAULT_S,
     **options: Unpack[StoredJudgeOptions],

@@ -18,7 +18,7 @@ from assay.evaluation.notes import run_notes
 from assay.models import Meter
 from assay.optimizers.prompts.halting import never_revises
 from assay.optimizers.prompts.reserve import too_few_to_score
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.finished import FinishedRun
@@ -73,7 +73,7 @@ class EvaluationReport(ReportRepr):
 def evaluate(
     program: Any,
     *,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: Any,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,

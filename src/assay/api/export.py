@@ -1,14 +1,16 @@
 """Public API for `assay export`: training data from the store, behind gates."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, DataError
 from assay.evaluation import Progress, default_progress
 from assay.evaluation.stored import task_of
 from assay.rubrics import Rubric
-from assay.rubrics.trl_reward import undecided_checks
+from assay.rubrics.loading import RubricSource, importable_name
+from assay.rubrics.trl_reward import completion_fields, undecided_checks
 from assay.runs.loading import load_rubric
 from assay.runs.rubric_files import portable_rubric
 from assay.runs.settings.export import BalanceSettings, ExportSettings, GateSettings, RowSettings, SelectionSettings
@@ -16,7 +18,7 @@ from assay.runs.settings.store_options import ExportOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.settings import settings_of
-from assay.traces import Store
+from assay.traces import Rollout, Store
 from assay.traces.export.balance import Balance
 from assay.traces.export.gates import Gates
 from assay.traces.export.pipeline import ExportConfig, ExportReport, export_traces
@@ -32,7 +34,7 @@ def export(
     out: str | Path,
     *,
     store: str | Path | None = None,
-    rubric: str | Path | None = None,
+    rubric: RubricSource | None = None,
     progress: Progress | None = None,
     selection: Selection | None = None,
     gates: Gates | None = None,
@@ -67,7 +69,7 @@ def export(
     settings = ExportSettings(**values)
     settings.check_kind(kind)
     if rubric is not None and kind != "grpo":
-        raise ConfigError(f"rubric={str(rubric)!r} would have no effect on kind={kind!r}: it requires kind='grpo'")
+        raise ConfigError(f"rubric={rubric!r} would have no effect on kind={kind!r}: it requires kind='grpo'")
     gates = gates or settings.gates
     if settings.privacy == "off":  # an explicit choice, so the gate must not refuse it
         gates = replace(gates, privacy="off")
@@ -77,15 +79,74 @@ def export(
     rows["agents"] = tuple(settings.agents)
     config = ExportConfig(kind=kind, selection=selection or settings.selection, gates=gates, balance=balanced, **rows)
     progress = default_progress(progress)
-    carried = portable_rubric(rubric) if rubric is not None else None
+    reward = None if rubric is None else _Reward(importable_name(rubric))
     with Store(store) as opened:
         report = export_traces(
-            opened, out, config, rubric=carried, bar=lambda total: progress.bar(f"export {kind}", total)
+            opened,
+            out,
+            config,
+            rubric=None if reward is None else portable_rubric(reward.source),
+            check_reward=None if reward is None else reward.check,
+            bar=lambda total: progress.bar(f"export {kind}", total),
         )
-    if rubric is not None:
-        measure = load_rubric(rubric)
-        report.notes = [*_undecided(measure, report), *_not_in_reward(measure)]
+    if reward is not None:
+        report.notes = [*reward.notes, *_not_in_reward(reward.rubric)]
     return report
+
+
+class _Reward:
+    """The reward of a GRPO export, tried on exported answers. `notes` name the checks that it leaves out."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.rubric = source, load_rubric(source)
+        self.notes: list[str] = []
+
+    def check(self, manifest: Mapping[str, Any], answers: Sequence[tuple[Rollout, str]]) -> list[str]:
+        """The criteria that the reward leaves out, because their checks decide none of the answers.
+
+        Raises:
+            DataError: the reward has nothing left, or an essential criterion is undecided; or it is the same for all
+                answers, whose stored scores differ.
+        """
+        outputs = manifest["columns"]["outputs"]
+        seen = [(task_of(rollout), text) for rollout, text in answers]
+        undecided = undecided_checks(self.rubric, seen, outputs)
+        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in undecided.items())
+        sees = (
+            "A reward sees the completion and the task's columns, not the rollout; of the prediction it has "
+            f"{', '.join(outputs) or 'answer'}"
+        )
+        finals = self.rubric.finals
+        needed = [c for c in finals if c.weight > 0 and c.name not in undecided]
+        essential = [c for c in finals if c.essential is not None and c.name in undecided]
+        if undecided and (essential or not needed):
+            raise DataError(
+                f"the reward of {self.rubric.name!r} would be unscored on every completion ({reasons}). {sees}. Name a "
+                "rubric whose checks read the answer, or train on the rollouts with assay train rl"
+            )
+        rest = self.rubric.without(undecided)
+        if not rest.needs_judge:
+            _require_spread(rest, answers, outputs)
+        self.notes = [
+            f"criterion {name!r} is not computed by reward.py: its check gave no grade on any of {len(answers)} "
+            f"exported answers ({reason}). {sees}. The policy is trained on the score of the other criteria"
+            for name, reason in undecided.items()
+        ]
+        return list(undecided)
+
+
+def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, str]], outputs: Sequence[str]) -> None:
+    """Raises `DataError` if a reward is the same for all answers, and their stored scores differ."""
+    scored = [(rollout, text) for rollout, text in answers if rollout.score is not None]
+    stored = sorted({rollout.score for rollout, _ in scored if rollout.score is not None})
+    rewards = {rubric.score(task_of(rollout), completion_fields(text, outputs)).value for rollout, text in scored}
+    if len(stored) > 1 and len({str(value) for value in rewards}) == 1:
+        raise DataError(
+            f"the reward of {rubric.name!r} is {rewards.pop():g} for each of {len(scored)} exported answers, whose "
+            f"stored scores are {stored[0]:g} to {stored[-1]:g}: the completion of one call does not hold what the "
+            f"rubric scores ({', '.join(outputs) or 'answer'}). Choose the call whose completion is the answer with "
+            "call=…, export transitions, or train on the rollouts with assay train rl"
+        )
 
 
 def _not_in_reward(rubric: Rubric) -> list[str]:
@@ -96,8 +157,7 @@ def _not_in_reward(rubric: Rubric) -> list[str]:
     if judged:
         notes.append(
             "reward.py asks the model named by the environment variable ASSAY_JUDGE_MODEL about "
-            f"{', '.join(map(repr, judged))}. Without that "
-            "variable these criteria are not computed, and the policy is trained on the score of the others"
+            f"{', '.join(map(repr, judged))}, and raises without it"
         )
     if steps:
         notes.append(
@@ -105,25 +165,3 @@ def _not_in_reward(rubric: Rubric) -> list[str]:
             f"{', '.join(map(repr, steps))}"
         )
     return notes
-
-
-def _undecided(rubric: Rubric, report: ExportReport) -> list[str]:
-    """A note for each check that the exported reward leaves out because it cannot decide it."""
-    outputs = report.manifest["columns"]["outputs"]
-    undecided = undecided_checks(rubric, [(task_of(rollout), text) for rollout, text in report.answers], outputs)
-    return [
-        f"criterion {name!r} is not computed by reward.py: its check gave no grade on any of {len(report.answers)} "
-        f"exported answers ({reason}). A "
-        "reward sees the completion and the task's columns, not the rollout; of the prediction it has "
-        f"{', '.join(outputs) or 'answer'}. The "
-        f"policy is trained on the score of the other criteria{_essential(rubric, name)}"
-        for name, reason in undecided.items()
-    ]
-
-
-def _essential(rubric: Rubric, name: str) -> str:
-    """The consequence of leaving out an essential criterion; empty for others."""
-    essential = next(criterion.essential for criterion in rubric.criteria if criterion.name == name)
-    return (
-        "; as it is essential, these rewards are unscored (NaN) and nothing is learned from them" if essential else ""
-    )

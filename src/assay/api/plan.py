@@ -21,7 +21,7 @@ from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.estimate import calls_per_run, minutes_text, price_of
 from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
@@ -99,7 +99,7 @@ def plan(
     kind: str,
     program: str | dspy.Module,
     *,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: str | None = None,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,

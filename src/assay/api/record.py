@@ -18,13 +18,13 @@ import dspy
 
 from assay.datasets import SPLITS, Task
 from assay.datasets.tasks import consent_text, task_key
-from assay.deployment.demands import demand_trust_around
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.stored import write_score
 from assay.models import LanguageModel, with_recording
 from assay.models.failures import failure_of_run, is_agent_failure
 from assay.models.limits import OverTime
-from assay.rubrics import Rubric, load_rubric
+from assay.rubrics.loading import RubricSource
+from assay.runs.loading import load_rubric
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
 from assay.support.values import json_value
@@ -137,9 +137,7 @@ def _check_values(fields: RolloutFields) -> None:
         fields["consent"] = consent_text(fields["consent"])
 
 
-def _check_places(rubric: Any, store: Any) -> None:
-    if not isinstance(rubric, Rubric | str | Path | None):
-        raise ConfigError(f"rubric={rubric!r} must be a Rubric, a YAML file's path, a shipped name or None")
+def _check_store(store: Any) -> None:
     if not isinstance(store, str | Path | None):
         raise ConfigError(f"store={store!r} must be a database's file or URL, or None")
 
@@ -148,7 +146,7 @@ def _check_places(rubric: Any, store: Any) -> None:
 def record(
     task: Task | Mapping[str, Any] | str | None = None,
     *,
-    rubric: Rubric | str | Path | None = None,
+    rubric: RubricSource | None = None,
     store: str | Path | None = None,
     **fields: Unpack[RolloutFields],
 ) -> Iterator[Recording]:
@@ -158,17 +156,18 @@ def record(
 
     Args:
         task: a `Task`, the task's inputs, or one text.
-        rubric: scores the answer when the block ends. Without one, give a `reward`; without both, it is unscored.
+        rubric: scores the answer when the block ends; one with judges is `assay.load_rubric(…, judge_model=NAME)`.
+            Without one, give a `reward`; without both, it is unscored.
         fields: further fields of `assay.traces.Rollout`: `task_id`, `task_type`, `group_id`, `program`, `split`, …
     Raises:
-        ConfigError: an unknown field, or a value out of range.
+        ConfigError: an unknown field, a value out of range, or no model for a judge of the rubric.
     """
     _check_values(fields)
-    _check_places(rubric, store)
+    _check_store(store)
     recorded_task = task if isinstance(task, Task) else _task_from(task)
-    if isinstance(rubric, str | Path):
-        demand_trust_around(rubric)
-    scoring = load_rubric(rubric) if isinstance(rubric, str | Path) else rubric
+    scoring = None if rubric is None else load_rubric(rubric)
+    if scoring is not None:
+        scoring.require_judges()
     opened, recorder = opened_store(store)
     values: dict[str, Any] = {
         "task_id": recorded_task.id,
@@ -213,7 +212,7 @@ def record(
 def recorded(
     function: F | None = None,
     *,
-    rubric: Rubric | str | Path | None = None,
+    rubric: RubricSource | None = None,
     store: str | Path | None = None,
     **fields: Unpack[RolloutFields],
 ) -> Any:

@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from assay.rubrics.loading import shipped_checks
+from assay.rubrics.loading import SHIPPED_CHECKS
 
 __all__ = ["list_checks"]
 
@@ -30,5 +30,5 @@ def list_checks() -> list[dict[str, Any]]:
                 if parameter.name not in _GIVEN
             ],
         }
-        for name, check in shipped_checks().items()
+        for name, check in SHIPPED_CHECKS.items()
     ]

@@ -8,16 +8,15 @@ from typing import Any, Unpack
 
 from assay.deployment.deployments import Deployments
 from assay.deployment.retirement import versions_of_erased
-from assay.errors import ConfigError
 from assay.evaluation import Progress, default_progress
 from assay.models import Call, LanguageModel, Meter, get_lm
 from assay.models.limits import limited
 from assay.models.roles import Endpoint
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.ending import cancelled_by_signals
 from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files
 from assay.runs.lineage import lineage_of
-from assay.runs.loading import load_rubric
+from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import budgeted, home_of
 from assay.runs.rescoring import Rescoring, threads_for
 from assay.runs.settings import StoredJudgeSettings, TracesForgetSettings, TracesScoreSettings
@@ -35,7 +34,7 @@ __all__ = ["forget_subject", "named_judge", "score_rollouts"]
 @takes(TracesScoreSettings)
 @trusts
 def score_rollouts(
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     *,
     store: str | Path | None = None,
     agent: str | None = None,
@@ -62,11 +61,11 @@ def score_rollouts(
         ModelError: a judge did not answer.
     """
     values: dict[str, Any] = {**options}
-    settings = TracesScoreSettings(rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), **values)
+    settings = TracesScoreSettings(rubric=rubric_name(rubric), **values)
     meter = Meter()
     judge = named_judge(settings, meter)
-    measure, progress = load_rubric(rubric, judge_lm=judge, own_models=judge is None), default_progress(progress)
-    _require_judges(measure)
+    measure, progress = load_rubric(rubric, judge_model=judge), default_progress(progress)
+    measure.require_judges()
     at_once, name = threads_for(measure, settings.threads), f"{measure.name}@{measure.version}"
     run_ids: list[str | None] = [*settings.runs] or [None]
     with Store(store) as opened, cancelled_by_signals(meter), limited(settings.task_timeout):
@@ -98,7 +97,7 @@ def named_judge(
     if (model := settings.judge_model) is None:
         return None
     endpoint = Endpoint(settings.judge_api_base, settings.judge_api_key_env)
-    lm = get_lm(model, temperature=0.1, meter=meter, observers=list(observers), **endpoint.client(model))
+    lm = get_lm(model, temperature=JUDGE_TEMPERATURE, meter=meter, observers=list(observers), **endpoint.client(model))
     return budgeted(lm, settings.judge_thinking, "judge_thinking")
 
 
@@ -106,17 +105,6 @@ def _skipped(rubrics: Sequence[str], name: str) -> dict[str, Any]:
     """The part of the report about rollouts that had a score, each by the rubric named here."""
     by_rubric = dict(Counter(rubric for rubric in rubrics if rubric != name))
     return {"rubric": name, "skipped": len(rubrics), "skipped_of_other_rubrics": by_rubric}
-
-
-def _require_judges(rubric: Rubric) -> None:
-    """Raises `ConfigError` if a final criterion needs a judge and no model is named for it."""
-    if unasked := [c.name for c in rubric.finals if not c.when and rubric.decider(c.name) is None]:
-        raise ConfigError(
-            f"the rubric {rubric.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named "
-            "for it: no rollout could be "
-            "scored. Name one as judge_model, or in the judge's own file",
-            flag="--judge-model NAME",
-        )
 
 
 @takes(TracesForgetSettings)

@@ -30,6 +30,7 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.foreign.agent import ForeignAgent
 from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.arguments import program_settings
 from assay.runs.curricula import scheduled
 from assay.runs.finished import FinishedRun
@@ -73,10 +74,10 @@ def train(
     *,
     agent: str | Callable[..., Any] | None = None,
     agent_key: str | None = None,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: str | None = None,
     name: str,
-    monitor: str | Path | Rubric | None = None,
+    monitor: RubricSource | None = None,
     store: str | Path | None = None,
     resume: bool = False,
     test: bool = True,
@@ -143,7 +144,7 @@ def _stored(report: PolicyReport, job: Job, config: TrainSettings) -> PolicyRepo
 
 
 def _guards(
-    config: TrainSettings, monitor: str | Path | Rubric | None, program: str | dspy.Module
+    config: TrainSettings, monitor: RubricSource | None, program: str | dspy.Module
 ) -> tuple[list[Retained], Rubric | None]:
     """Retention tasks and the monitor rubric, see `guards_of`."""
     return guards_of(
@@ -161,13 +162,11 @@ def _unused(job: Job, retained: Sequence[EvalTask], monitor: Rubric | None) -> l
     return [*job.warnings, *unused_settings(job, read=("train", "val", "test"), rubrics=rubrics)]
 
 
-def _values(
-    options: Mapping[str, Any], monitor: str | Path | Rubric | None, program: str | dspy.Module
-) -> dict[str, Any]:
+def _values(options: Mapping[str, Any], monitor: RubricSource | None, program: str | dspy.Module) -> dict[str, Any]:
     """The options of this process as settings, with the names of the arguments that may be objects."""
     values = {key: value for key, value in _divided_caps(options).items() if value is not None}
     if monitor is not None:
-        values["monitor"] = monitor.name if isinstance(monitor, Rubric) else str(monitor)
+        values["monitor"] = rubric_name(monitor)
     return values | ({"agent": program.name} if isinstance(program, ForeignAgent) else {})
 
 
@@ -195,7 +194,7 @@ class _EvalTasks:
         self, program: str | dspy.Module, rubric: Any, data: str, parameters: Mapping[str, Any] | None = None
     ) -> tuple[EvalTask, Job]:
         """An evaluation task and its job. `parameters`: of the trained program; None for a retention task."""
-        names = program_settings(ProgramSettings, program, rubric, data, None, {})
+        names = program_settings(ProgramSettings, program, rubric, data, None, {"model": self.config.model})
         sampled = {**(parameters or {}), "temperature": self.config.temperature}
         trained = parameters is not None
         config = replace(
@@ -289,7 +288,7 @@ def _divided_caps(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def guards_of(
     retention: Sequence[str],
-    monitor: str | Path | Rubric | None,
+    monitor: RubricSource | None,
     *,
     program: str,
     data: str,

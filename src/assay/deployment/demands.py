@@ -128,6 +128,9 @@ def named_in(place: str, content: bytes) -> list[str]:
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
-            named += [*refused_with(part.get("check"), part.get("with", part.get("with_"))), *refused_judge(part)]
+            named += [
+                *refused_with(part.get("check", part.get("metric")), part.get("with", part.get("with_"))),
+                *refused_judge(part),
+            ]
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return named

@@ -14,8 +14,8 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import ConfigError
-from assay.rubrics import Rubric
 from assay.rubrics.conversations import told_unasked
+from assay.rubrics.loading import RubricSource, load_rubric
 from assay.rubrics.steps import is_used, passed_on, plain_text
 from assay.support.number_texts import parse_number, whole_number
 from assay.support.reprs import ReportRepr
@@ -327,8 +327,8 @@ class AgentEvaluator:
         rubric: scores the output; its score is the accuracy. An output that could not be scored has none.
     """
 
-    def __init__(self, rubric: Rubric) -> None:
-        self.rubric = rubric
+    def __init__(self, rubric: RubricSource) -> None:
+        self.rubric = load_rubric(rubric)
 
     def __call__(self, task: Any, output: Any) -> dict[str, float]:
         value = self.rubric.score(task if isinstance(task, Task | Mapping) else {"input": task}, output).value

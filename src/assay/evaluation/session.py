@@ -35,6 +35,7 @@ from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.carried import note_carried
 from assay.traces.listening import listening
+from assay.traces.messages.endings import ending_of
 
 __all__ = ["CONTINUES", "Measured", "RecordedProgram", "Session", "acting_parameters"]
 
@@ -321,6 +322,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             self._keep_partial(error, inputs)
             self.session.recorder.unparsed(rollout, str(error.lm_response))
             reason = f"the answer could not be parsed: {str(error.lm_response)[:300]!r}"
+            if rollout.transitions and (ending := ending_of(rollout.transitions[-1])):
+                reason = f"{ending}; {reason}"
         elif kind is FailureKind.CONTEXT:
             reason = f"the prompt is too long for the model: {error}"
         return Failed(reason, by_agent=is_agent_failure(kind), kind=kind)

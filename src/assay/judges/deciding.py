@@ -18,12 +18,11 @@ from assay.judges.reading import GUARD, WrittenAdapter, fenced_text, meanings
 from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.criteria import SHOWS
-from assay.rubrics.protocols import JointResolver
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 from assay.traces.recorder import aside
 
-__all__ = ["GroupDecider", "JudgeDecider", "JudgeVerifier", "resolver"]
+__all__ = ["GroupDecider", "JudgeDecider", "JudgeResolver", "JudgeVerifier", "resolver"]
 
 
 class _JudgeCall:
@@ -210,7 +209,7 @@ def _shown_of(task: Task, prediction: Mapping[str, Any], names: Iterable[str]) -
     return shown_values(names, inputs=task.inputs, prediction=prediction, expected=task.expected)
 
 
-class _Resolver:
+class JudgeResolver:
     """See `resolver`."""
 
     def __init__(self, lm: dspy.LM | None, find: Callable[[str], AnyJudge]) -> None:
@@ -234,11 +233,11 @@ class _Resolver:
         return Together(criteria, self.lm) if self.lm is not None else None
 
 
-def resolver(lm: dspy.LM | None, find: Callable[[str], AnyJudge] = load_judge) -> JointResolver:
+def resolver(lm: dspy.LM | None, find: Callable[[str], AnyJudge] = load_judge) -> JudgeResolver:
     """Returns a resolver that creates graders for a rubric's judge criteria.
 
     Args:
-        lm: model of the judges that name no model of their own; if None, their criteria stay unscored.
+        lm: model of the judges that name no model of their own; if None, a rubric with such a judge does not score.
         find: loads a judge referenced by `use`, from its file or folder.
     """
-    return _Resolver(lm, find)
+    return JudgeResolver(lm, find)

@@ -138,6 +138,24 @@ def _is_answer(reply: Mapping[str, Any]) -> bool:
     )
 
 
+def reason_in(reply: Any) -> str:
+    """The provider's own word for why an answer ended, in its reply or in a stored response; empty if there is none."""
+    if not isinstance(reply, Mapping):
+        return ""
+    choice, candidate = next(_each(reply.get("choices")), {}), next(_each(reply.get("candidates")), {})
+    cut, prompt = reply.get("incomplete_details"), reply.get("promptFeedback")
+    words = (
+        reply.get("provider_reason"),
+        choice.get("native_finish_reason"),
+        choice.get("finish_reason"),
+        reply.get("stop_reason"),
+        cut.get("reason") if isinstance(cut, Mapping) else None,
+        candidate.get("finishReason"),
+        prompt.get("blockReason") if isinstance(prompt, Mapping) else None,
+    )
+    return next((str(word) for word in words if word), "")
+
+
 def with_completion(response: lm15.Response) -> lm15.Response:
     """The response with the text of a text completion, which DSPy's chat engine does not read."""
     reply = response.provider_data
@@ -158,6 +176,9 @@ def stored_response(response: lm15.Response, *, logprobs: bool = True) -> dict[s
     if not logprobs and response.logprobs is not None:
         response = dataclasses.replace(response, logprobs=None)
     record: dict[str, Any] = response_to_dict(response)
+    word = reason_in(response.provider_data)
+    if word != record["finish_reason"] not in ("stop", "tool_call"):
+        record["provider_reason"] = word
     if any(isinstance(part, _PARSED) for part in response.message.parts) or any(_unmapped_media(response)):
         message = _message_alone(response.provider_data)
         if message is not None:

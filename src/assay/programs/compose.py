@@ -19,7 +19,7 @@ from assay.models.threads import settings_for_threads
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.streaming import in_thread, streaming_as
-from assay.programs.wrapping import completed
+from assay.support.awaited import completed
 from assay.support.values import json_text, value_text
 from assay.traces.carried import note_carried
 from assay.traces.records import RUN_FIELDS

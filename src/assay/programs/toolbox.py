@@ -126,7 +126,7 @@ def _unrecorded(tool: dspy.Tool) -> Callable[..., Any]:
     """The call of a tool without the notification of listeners: `OfferedTool.call` notifies them."""
 
     def call(**arguments: Any) -> Any:
-        from assay.programs.wrapping import completed
+        from assay.support.awaited import completed
 
         values = tool._validate_and_parse_args(**arguments)
         parameters = inspect.signature(tool.func).parameters.values()

@@ -1,11 +1,8 @@
 """Wraps plain functions and custom agents as programs. They can be run, recorded and scored; they have no prompts."""
 
-import asyncio
-import contextvars
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -13,13 +10,13 @@ import dspy
 
 from assay.errors import ProgramError
 from assay.programs.agent import Agent, BaseAgent
+from assay.support.awaited import completed
 
 __all__ = [
     "AgentProgram",
     "FunctionProgram",
     "as_module",
     "as_prediction",
-    "completed",
     "takes_inputs",
     "with_forward",
     "wrapped",
@@ -90,25 +87,6 @@ def as_prediction(result: Any) -> dspy.Prediction:
     if isinstance(result, Mapping):
         return dspy.Prediction(**{str(key): value for key, value in result.items()})
     return dspy.Prediction(answer=result)
-
-
-def completed(result: Any) -> Any:
-    """Awaits an awaitable in a new event loop and returns its result; any other value is returned unchanged.
-
-    If the current thread already runs a loop (a notebook), a new thread is used.
-    """
-    if not inspect.isawaitable(result):
-        return result
-
-    async def wait() -> Any:
-        return await result
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(wait())
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(contextvars.copy_context().run, asyncio.run, wait()).result()
 
 
 def with_forward(kind: type) -> type:

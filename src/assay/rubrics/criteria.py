@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from assay.errors import FailureKind, RubricError
+from assay.rubrics.calling import MetricCheck, as_check, definition_of
 from assay.rubrics.spelling import named_keywords, unfit_arguments
 from assay.support.settings import one_of
 
@@ -28,6 +29,7 @@ __all__ = [
     "JudgeSpec",
     "NoGrade",
     "NotApplicable",
+    "OutOfRange",
     "arguments_rule",
     "is_shown_name",
 ]
@@ -46,7 +48,8 @@ class Grade:
     """Result of a check or judge.
 
     Args:
-        value: in [0, 1], higher is better (for a pitfall: the degree to which it occurred).
+        value: in the criterion's range, [0, 1] by default; higher is better (for a pitfall: the degree to which it
+            occurred).
         reason: explanation, shown to users and to reflection models.
         label: word of the judge's scale.
         confidence: in [0, 1].
@@ -73,6 +76,10 @@ class NoGrade(Exception):
 class NotApplicable(NoGrade):
     """Raised by a check whose question does not arise for a task. The criterion then counts neither in the score nor
     against the coverage."""
+
+
+class OutOfRange(RubricError):
+    """A check graded outside the range of its criterion."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,9 @@ def arguments_rule(rule: Callable[..., Any]) -> Callable[[Any], Any]:
     return mark
 
 
-Check = Callable[..., Any]  # (task, prediction, rollout, **with) -> bool | float in [0, 1] | Grade | None
+# (task, prediction, rollout, **with), or those of the three that it names -> bool, number, `Grade`, None, or a mapping
+# or prediction with `score` and `feedback`
+Check = Callable[..., Any]
 
 
 def is_number(value: object) -> bool:
@@ -244,6 +253,9 @@ class Criterion:
     """A named, weighted part of a rubric, decided by exactly one of `check` and `judge`.
 
     Args:
+        check: a function of `task`, `prediction` and `rollout`, or of those that it names; or a DSPy metric, told by
+            the name of a parameter: `example`, `gold`, `pred`, `trace`.
+        range: lowest and highest value that the check gives; values become grades in [0, 1].
         weight: signed share of the score. Negative means a pitfall: its grade is the degree to which it occurred.
         scope: `final` (graded once per run) or `step` (graded per LM call, for step rewards; not part of the score).
         arguments: keyword arguments of the check (`with` in YAML).
@@ -257,12 +269,17 @@ class Criterion:
     scope: str = "final"
     check: Check | None = None
     judge: JudgeSpec | None = None
+    range: tuple[float, float] = (0.0, 1.0)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     essential: Essential | None = None
     when: str = ""
     source: str = ""  # dotted path of the check, as written
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "check", as_check(self.check, metric=False))
+        except RubricError as error:
+            raise RubricError(f"criterion {self.name!r}: {error}") from None
         if problems := list(self._problems()):
             raise RubricError("; ".join(f"criterion {self.name!r}: {problem}" for problem in problems))
 
@@ -288,6 +305,10 @@ class Criterion:
             yield f"a pitfall (weight {self.weight:g}) cannot be essential"
         if self.check is not None and not callable(self.check):
             yield f"check={self.check!r} must be a function, such as assay.rubrics.checks.exact"
+        if not _is_range(self.range):
+            yield f"range={self.range!r} must be two finite numbers, the lower one first, such as (0, 10)"
+        elif self.judge is not None and tuple(self.range) != (0, 1):
+            yield "a judge grades by its scale; set range only with a check"
         if not isinstance(self.arguments, Mapping):
             yield f"arguments={self.arguments!r} must be a mapping of argument names to values"
         elif callable(self.check) and (wrong := unfit_arguments(self.check, self.arguments, self.source)):
@@ -312,6 +333,8 @@ class Criterion:
         else:
             entry |= {"check": self.source or _name_of(self.check), "with": dict(self.arguments)}
             entry["code"] = _code_hash(self.check)
+            if tuple(self.range) != (0, 1):
+                entry["range"] = list(self.range)
         if self.essential is not None:
             entry["essential"] = {"pass_at": self.essential.pass_at, "cap": self.essential.cap}
         if self.when:
@@ -323,6 +346,12 @@ def is_shown_name(name: str) -> bool:
     """Whether a judge can be shown a field of this name: `NAME`, or `ORIGIN.NAME` with an origin of `ORIGINS`."""
     origin, dot, rest = name.rpartition(".")
     return rest.isidentifier() and (not dot or origin in ORIGINS)
+
+
+def _is_range(value: Any) -> bool:
+    if not (isinstance(value, tuple | list) and len(value) == 2 and all(map(is_number, value))):
+        return False
+    return math.isfinite(value[0]) and math.isfinite(value[1]) and value[0] < value[1]
 
 
 def _rises(scale: Sequence[str]) -> bool:
@@ -346,16 +375,17 @@ def _content_hash(use: str) -> str:
 
 def _name_of(check: Any) -> str:
     """`module:name` of a function, a partial's function, or a callable object's class."""
-    function = check.func if isinstance(check, functools.partial) else check
-    definition = function if hasattr(function, "__qualname__") else type(function)
+    definition = definition_of(check)
     return f"{definition.__module__}:{definition.__qualname__}"
 
 
 def _code_hash(check: Any) -> str:
+    if isinstance(check, MetricCheck):
+        return _code_hash(check.metric)
     if isinstance(check, functools.partial):
         return f"{_code_hash(check.func)} {check.args!r} {check.keywords!r}"
     try:
-        text = inspect.getsource(check if hasattr(check, "__qualname__") else type(check))
+        text = inspect.getsource(definition_of(check))
     except (OSError, TypeError):
         text = _name_of(check)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -73,10 +73,14 @@ class CriterionFile(StrictModel):
     """`final`: of the whole rollout; `step`: of each LM call, a step reward that is not part of the score."""
     check: str | None = None
     """`package.module:NAME` or `file.py:NAME` next to the rubric. Loading the rubric runs the file."""
+    metric: str | None = None
+    """A DSPy metric of `(example, pred, trace=None)`, named as a check is."""
+    range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of the check or metric; values become grades in [0, 1]."""
     with_: dict[str, Any] = pydantic.Field({}, alias="with")
     """Arguments of the check."""
     judge: str | JudgeFile | None = None
-    """A question, or a mapping with the keys of `judge` below. Either `check` or `judge`."""
+    """A question, or a mapping with the keys of `judge` below. One of `check`, `metric` and `judge`."""
     scale: list[_Word] | None = None
     """Labels of a judge that is given as a question."""
     anchors: dict[str, str] | None = None

@@ -1,17 +1,22 @@
-"""Loads rubrics from YAML. All errors of a file are reported at once, with file, line and valid values."""
+"""Loads rubrics from YAML, and makes them of a check or DSPy metric.
+
+All errors of a file are reported at once, with file, line and valid values.
+"""
 
 import inspect
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
 from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
+from assay.rubrics.calling import as_check, definition_of
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
@@ -29,12 +34,22 @@ from assay.rubrics.formats import read_foreign
 from assay.rubrics.protocols import Resolver
 from assay.rubrics.rubric import Rubric
 from assay.rubrics.yaml_files import read_text, read_yaml
-from assay.sources.modules import attribute_of
+from assay.sources.modules import attribute_of, qualified_name
 from assay.sources.naming import why_not_imported
 from assay.support.places import no_such_file
 from assay.support.settings import nearest
 
-__all__ = ["SHIPPED", "check_rubric_exists", "load_rubric", "parse_yaml", "shipped_checks", "shipped_file"]
+__all__ = [
+    "SHIPPED",
+    "SHIPPED_CHECKS",
+    "RubricSource",
+    "check_rubric_exists",
+    "importable_name",
+    "load_rubric",
+    "parse_yaml",
+    "rubric_name",
+    "rubric_text",
+]
 
 SHIPPED = (
     "answer_from_documents",
@@ -50,29 +65,45 @@ SHIPPED = (
 )
 _ENDINGS = (".yaml", ".yml", ".toml", ".json")  # of rubric files
 
+# what may be given as a rubric: a name or file, a rubric, a DSPy metric or check
+RubricSource: TypeAlias = str | Path | Rubric | Callable[..., Any]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
-_SHIPPED_CHECKS = (checks, code_checks, tested, tools, steps, conversations, documents, environments, sql)
+SHIPPED_CHECKS: Mapping[str, Check] = {
+    name: getattr(module, name)
+    for module in (checks, code_checks, tested, tools, steps, conversations, documents, environments, sql)
+    for name in module.__all__
+    if "task" in inspect.signature(getattr(module, name)).parameters
+}
+_PITFALLS = ("calls_used", "length", "refusal", "steps_used", "token_use", "turns_used")
+_OF_STEPS = (*steps.__all__, *(name for name in conversations.__all__ if name.startswith("user_")))
 _CRITERION_KEYS = {name for key, field in CriterionFile.model_fields.items() for name in (key, field.alias) if name}
 _JUDGE_KEYS = {"text", "jury", "cascade"}  # one of them is in every judge file
 _EXPECTED = "a rubric is a mapping with 'name' and 'criteria'"
 
 
-def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubric:
+def load_rubric(source: RubricSource, *, resolver: Resolver | None = None) -> Rubric:
     """Loads a rubric from a YAML file, by the name of a shipped one, or from another tool's file.
 
+    A check or a DSPy metric is a rubric of one criterion.
+
     Args:
-        source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, or a `.toml` or `.json` file as accepted by
-            `assay.rubrics.formats.read_foreign` (verifiers' criteria, HealthBench-like points).
-        resolver: creates the graders of judge criteria; without one they stay unscored.
+        source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, a `.toml` or `.json` file as accepted by
+            `assay.rubrics.formats.read_foreign` (verifiers' criteria, HealthBench-like points), one of
+            `SHIPPED_CHECKS`, `file.py:NAME` or `package.module:NAME` of a check or metric, or the function itself.
+        resolver: creates the graders of judge criteria; without one a rubric with judges does not score.
     Raises:
         RubricError: unknown rubric, invalid YAML, an unknown key, a value out of range, or a check that cannot be
             imported or called. The message names file and line.
     """
+    if isinstance(source, Rubric):
+        return source if resolver is None else source.with_resolver(resolver)
+    if not isinstance(source, str | Path):
+        return _of_function(source, resolver)
     if Path(source).suffix.lower() in (".toml", ".json"):
         return read_foreign(Path(source), resolver=resolver)
-    text, name, folder = _read(str(source))
+    text, name, folder = rubric_text(source)
     data, node = _mapping(text, name, _EXPECTED)
     if "criteria" not in data and data.keys() & _JUDGE_KEYS:
         raise RubricError(
@@ -89,6 +120,18 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
         return Rubric(parsed.name, criteria, step_cap=parsed.step_cap, resolver=resolver, judging=parsed.judging)
     except RubricError as error:
         raise RubricError(f"{name}:{line_of(node, ('criteria',))}: {error}") from None
+
+
+def _of_function(function: Any, resolver: Resolver | None) -> Rubric:
+    """The rubric of one criterion that a check or DSPy metric decides."""
+    check = as_check(function, metric=True)
+    if not callable(check):
+        raise RubricError(
+            f"rubric={function!r} must be a Rubric, a YAML file's path, a shipped name, or a DSPy metric or check"
+        )
+    name = str(definition_of(check).__name__)
+    name = name if name.isidentifier() else "metric"  # a lambda
+    return Rubric(name, [Criterion(name=name, check=check)], resolver=resolver)
 
 
 def _criteria(
@@ -135,7 +178,7 @@ def _without_errors(entry: Mapping[str, Any], at: int) -> CriterionFile | None:
         return CriterionFile.model_validate(known)
     except pydantic.ValidationError as error:
         wrong = {str(problem["loc"][0]) for problem in error.errors()}
-    if "check" in wrong:
+    if wrong & {"check", "metric"}:
         return None
     placeholders = {"name": f"criterion_{at}", "judge": "?"}
     valid = {key: part for key, part in known.items() if key not in wrong}
@@ -175,9 +218,27 @@ def _validated(data: dict[str, Any], node: yaml.Node | None, model: type[Model])
         return None, [*model_problems(error, data, node, model), *problems]
 
 
-def shipped_file(name: str) -> Path:
-    """Returns the path of a shipped rubric's YAML file. `name` is one of `SHIPPED`."""
-    return Path(str(resources.files("assay.rubrics"))) / "shipped" / f"{name}.yaml"
+def rubric_name(source: RubricSource) -> str:
+    """The name of a rubric in settings: as it was given, else that of the object."""
+    return str(source) if isinstance(source, str | Path) else load_rubric(source).name
+
+
+def importable_name(source: RubricSource) -> str:
+    """The name by which a rubric can be loaded again: as it was given, else that of the check or metric.
+
+    Raises:
+        RubricError: the object has no such name.
+    """
+    if isinstance(source, str | Path):
+        return str(source)
+    name = qualified_name(source)
+    try:
+        found = attribute_of(name)
+    except Exception:
+        found = None
+    if found is not source:
+        raise RubricError(f"rubric={source!r} cannot be imported by its name: write it at the top level of a file")
+    return name
 
 
 def check_rubric_exists(source: str) -> None:
@@ -186,18 +247,21 @@ def check_rubric_exists(source: str) -> None:
     Raises:
         RubricError: there is no such rubric.
     """
-    if source in SHIPPED:
+    place, colon, _ = source.rpartition(":")
+    if source in SHIPPED or source in SHIPPED_CHECKS or (colon and not place.endswith(".py")):
         return
-    if Path(source).suffix.lower() not in _ENDINGS:
+    file = place if colon else source
+    if not colon and Path(source).suffix.lower() not in _ENDINGS:
         raise _unknown(source)
-    if not Path(source).is_file():
-        raise RubricError(no_such_file(source))
+    if not Path(file).is_file():
+        raise RubricError(no_such_file(file))
 
 
 def _unknown(source: str) -> RubricError:
+    near = nearest(source, [*SHIPPED, *SHIPPED_CHECKS, *_files_like(source)])
     return RubricError(
-        f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}."
-        f"{did_you_mean(nearest(source, [*SHIPPED, *_files_like(source)]))}"
+        f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, one of {', '.join(SHIPPED)}, a check such as "
+        f"exact, or file.py:NAME of a DSPy metric.{did_you_mean(near)}"
     )
 
 
@@ -206,13 +270,32 @@ def _files_like(source: str) -> list[str]:
     return [source + ending for ending in _ENDINGS if Path(source + ending).is_file()]
 
 
-def _read(source: str) -> tuple[str, str, Path | None]:
-    if source in SHIPPED:
-        return shipped_file(source).read_text(encoding="utf-8"), f"{source}.yaml", None
+def rubric_text(source: str | Path) -> tuple[str, str, Path | None]:
+    """A rubric as YAML: its text, its name for messages, and the folder that the names in it are relative to.
+
+    Raises:
+        RubricError: there is no such rubric, or the file cannot be read.
+    """
+    name = str(source)
+    if name in SHIPPED:
+        path = Path(str(resources.files("assay.rubrics"))) / "shipped" / f"{name}.yaml"
+        return path.read_text(encoding="utf-8"), f"{name}.yaml", None
+    if name in SHIPPED_CHECKS:
+        if name in (*_PITFALLS, *_OF_STEPS):
+            kind = "a pitfall, whose weight is negative" if name in _PITFALLS else "a check of single LM calls"
+            raise RubricError(f"the check {name} is {kind}: write a rubric file with it and another criterion")
+        return _text_of_one(name, "check", name), name, None
+    place, colon, attribute = name.rpartition(":")
+    if colon and place and all(part.isidentifier() for part in attribute.split(".")):
+        return _text_of_one(attribute.rpartition(".")[2], "metric", name), name, Path.cwd()
     path = Path(source)
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise _unknown(source)
-    return read_text(path), str(path), path.absolute().parent
+        raise _unknown(name)
+    return read_text(path), name, path.absolute().parent
+
+
+def _text_of_one(name: str, key: str, value: str) -> str:
+    return json.dumps({"name": name, "criteria": [{"name": name, key: value}]})  # JSON is YAML
 
 
 def _criterion(entry: CriterionFile, folder: Path | None) -> Criterion:
@@ -222,13 +305,13 @@ def _criterion(entry: CriterionFile, folder: Path | None) -> Criterion:
         RubricError: the entry is invalid; the message has one line per problem.
     """
     problems: list[str] = []
-    judge, check = None, None
+    judge, check, source = None, None, entry.check or entry.metric or ""
     try:
         judge = _judge_of(entry, folder)
     except RubricError as error:
         problems.append(f"criterion {entry.name!r}: {error}")
     try:
-        check = None if entry.check is None else import_check(entry.check, folder)
+        check = _check_of(entry, folder)
     except RubricError as error:
         problems.append(f"criterion {entry.name!r}: {error}")
     try:  # a judge or check that failed above is replaced by a placeholder, so that the other fields are validated too
@@ -236,20 +319,29 @@ def _criterion(entry: CriterionFile, folder: Path | None) -> Criterion:
             name=entry.name,
             weight=entry.weight,
             scope=entry.scope,
-            check=_any_check if check is None and entry.check is not None else check,
+            check=_any_check if check is None and source else check,
+            range=entry.range,
             judge=JudgeSpec(text="?") if judge is None and entry.judge is not None else judge,
             arguments=entry.with_,
             essential=None
             if entry.essential is None
             else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
             when=entry.when,
-            source=entry.check or "",
+            source=source,
         )
     except RubricError as error:
         raise RubricError("\n".join([*problems, str(error)])) from None
     if problems:
         raise RubricError("\n".join(problems))
     return criterion
+
+
+def _check_of(entry: CriterionFile, folder: Path | None) -> Check | None:
+    if entry.metric is not None:
+        if entry.check is not None:
+            raise RubricError("set either check or metric")
+        return as_check(import_check(entry.metric, folder), metric=True)
+    return None if entry.check is None else import_check(entry.check, folder)
 
 
 def _any_check(*_: Any, **__: Any) -> None:
@@ -279,12 +371,6 @@ def _resolve_use(judge: JudgeFile, folder: Path | None) -> JudgeFile:
     return judge.model_copy(update={"use": str((folder or Path()) / judge.use)}) if judge.use else judge
 
 
-def shipped_checks() -> dict[str, Check]:
-    """The checks that a rubric can name, by name."""
-    functions = {name: getattr(module, name) for module in _SHIPPED_CHECKS for name in module.__all__}
-    return {name: check for name, check in functions.items() if "task" in inspect.signature(check).parameters}
-
-
 def import_check(path: str, folder: Path | None = None) -> Check:
     """Imports a check.
 
@@ -294,12 +380,11 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         RubricError: the check is unknown, cannot be imported or is not callable.
     """
     if ":" not in path:
-        shipped = shipped_checks()
-        if path in shipped:
-            return shipped[path]
+        if path in SHIPPED_CHECKS:
+            return SHIPPED_CHECKS[path]
         raise RubricError(
-            f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(shipped)}."
-            f"{did_you_mean(nearest(path, shipped))}"
+            f"unknown check {path!r}: pass 'package.module:name' or one of {', '.join(SHIPPED_CHECKS)}."
+            f"{did_you_mean(nearest(path, list(SHIPPED_CHECKS)))}"
         )
     try:
         check = attribute_of(path, folder=folder)

@@ -19,6 +19,11 @@ def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed |
     An empty answer after a failed last LM call is a failure of the model, otherwise of the agent.
     """
     failure = _failure(task, prediction)
+    if failure is not None and failure.empty and rollout is not None and rollout.transitions:
+        from assay.traces.messages.endings import ending_of  # here, because it loads DSPy
+
+        ending = ending_of(rollout.transitions[-1])
+        failure = replace(failure, reason=f"{failure.reason}: {ending}") if ending else failure
     kind = unanswered(rollout.transitions) if rollout is not None and failure is not None and failure.empty else None
     if failure is None or kind is None:
         return failure

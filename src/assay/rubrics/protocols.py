@@ -57,7 +57,7 @@ class Resolver(Protocol):
     """Returns the grader for a judge criterion."""
 
     def __call__(self, criterion: Criterion, /) -> Check | None:
-        """Returns the grader, or None if no model is available; the criterion then stays unscored."""
+        """Returns the grader, or None if no model is available; the rubric then does not score."""
 
 
 @runtime_checkable

@@ -3,18 +3,18 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from assay.datasets.tasks import Task, TaskIndex
-from assay.errors import RubricError, StopRun
+from assay.errors import ConfigError, RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
-from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, is_number
+from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, OutOfRange, is_number
 from assay.rubrics.overall import merge_judge_criteria
 from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
@@ -42,7 +42,8 @@ class Rubric:
     Args:
         criteria: at least one `final` criterion with a positive weight; names must differ.
         step_cap: maximum sum of a rollout's positive step rewards, in [0, 1).
-        resolver: creates the graders of judge criteria (`assay.judges.resolver(lm)`); without one they stay unscored.
+        resolver: creates the graders of judge criteria (`assay.judges.resolver(lm)`); without one a rubric with judges
+            does not score.
         judging: how judge criteria are evaluated. `each`: one call per criterion. `together`: one call that returns a
             verdict per criterion. `overall` (implicit aggregation): all judge criteria are merged into one criterion
             named `overall`. Its weight is the sum of their positive weights; its judge sees all of them with their
@@ -117,6 +118,19 @@ class Rubric:
         """Whether the criterion's judge compares several outputs of a task and cannot grade a single one."""
         return isinstance(self._graders[name], GroupGrader)
 
+    def require_judges(self) -> None:
+        """Raises where a final criterion has a judge and no model to decide it.
+
+        Raises:
+            ConfigError: names the criteria.
+        """
+        if unasked := [c.name for c in self.finals if self._graders[c.name] is None]:
+            raise ConfigError(
+                f"the rubric {self.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named "
+                "for it. Name one: judge_model=NAME, or model: NAME in the judge's own file",
+                flag="--judge-model NAME",
+            )
+
     @property
     def needs_judge(self) -> bool:
         """Whether any criterion is decided by a judge."""
@@ -150,7 +164,11 @@ class Rubric:
                 `{"inputs": {…}, "expected": {…}}`.
             prediction: a `dspy.Prediction`, a mapping or a bare answer; None or `Failed` if the run produced none.
             rollout: the recorded run, for checks that read tool calls, steps and tokens.
+        Raises:
+            ConfigError: a criterion has a judge and no model was named for it.
+            RubricError: a check graded outside of the range of its criterion.
         """
+        self.require_judges()
         task = task_of(task, [prediction], self.criteria)
         failure = failure_of(task, prediction, rollout)
         if failure is not None:
@@ -173,6 +191,7 @@ class Rubric:
         Raises:
             RubricError: the numbers of predictions and rollouts differ.
         """
+        self.require_judges()
         task = task_of(task, predictions, self.criteria)
         runs = list(rollouts) if rollouts is not None else [None] * len(predictions)
         if len(runs) != len(predictions):
@@ -263,9 +282,6 @@ class Rubric:
 
     def _grade(self, criterion: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout | None) -> Verdict:
         grader = self._graders[criterion.name]
-        if grader is None:
-            reason = f"no judge model to decide {criterion.judge.text if criterion.judge else criterion.name!r}"
-            return Verdict(criterion=criterion.name, grade=None, weight=criterion.weight, reason=reason)
         began, limit = time.monotonic(), current_limit()
         verdict = grade(criterion, grader, task, fields, rollout)
         timed_out = limit is not None and time.monotonic() - began >= limit
@@ -372,12 +388,21 @@ class Rubric:
         criteria = [replace(c, weight=weights.get(c.name, c.weight)) for c in self.criteria]
         return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
 
+    def without(self, names: Collection[str]) -> "Rubric":
+        """Returns the same rubric without the criteria of these names.
+
+        Raises:
+            RubricError: no criterion with a positive weight is left, or one counts only where a removed one passes.
+        """
+        criteria = [c for c in self.criteria if c.name not in names]
+        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
+
 
 def _grades(call: Callable[[], Sequence[Any]], count: int) -> Sequence[Any]:
     """Grades of several criteria or outputs from one call. If it fails, each gets a `NoGrade` with the reason."""
     try:
         grades = within_limit(call, "the judge")
-    except (KeyboardInterrupt, StopRun):
+    except (KeyboardInterrupt, StopRun, OutOfRange):
         raise
     except BaseException as error:
         return [NoGrade(str(error) if isinstance(error, NoGrade) else error_text(error))] * count

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from assay.errors import FailureKind, StopRun
 from assay.models.limits import within_limit
 from assay.models.scope import spending
+from assay.rubrics.calling import call, definition_of
 from assay.rubrics.checks import json_schema
-from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade, NotApplicable
+from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade, NotApplicable, OutOfRange
 from assay.support.numbers import figure
 from assay.support.reprs import ReportRepr, shortened
 from assay.support.scrubbing import error_text
@@ -24,6 +25,7 @@ from assay.traces.records import Rollout, Verdict
 __all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "read_by", "set_failure", "waits"]
 
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
+_ROUNDING = 1e-9  # of floating-point arithmetic at the ends of a range: a mean of ones may be 1.0000000000000002
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -84,8 +86,13 @@ def read_by(criterion: Criterion, prediction: dict[str, Any]) -> dict[str, Any]:
 
     A stored prediction has JSON values only, so such a check reads these when rollouts are scored again.
     """
-    users = criterion.check is not None and not str(getattr(criterion.check, "__module__", "")).startswith("assay.")
+    users = criterion.check is not None and not _module_of(criterion).startswith("assay.")
     return prediction if users or type(prediction) is not dict else json_value(prediction, placeholders=True)
+
+
+def _module_of(criterion: Criterion) -> str:
+    """Module in which a criterion's check is defined."""
+    return str(definition_of(criterion.check).__module__)
 
 
 def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
@@ -108,7 +115,7 @@ def _verdict_or_failure(
         return replace(_verdict(criterion, None, str(error)), applies=False)
     except NoGrade as error:
         return _verdict(criterion, None, str(error))
-    except (KeyboardInterrupt, StopRun):
+    except (KeyboardInterrupt, StopRun, OutOfRange):
         raise
     except BaseException as error:  # `sys.exit()` inside a check is a failure of that check
         return _verdict(criterion, None, error_text(error) + _place(criterion, error))
@@ -122,7 +129,7 @@ def _call(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, An
 
     def verdict() -> Verdict:
         given = read_by(criterion, prediction) if criterion.scope == "final" else prediction
-        return _read(criterion, decide(task, given, rollout, **criterion.arguments))
+        return _read(criterion, call(decide, (task, given, rollout), criterion.arguments))
 
     if _limits_itself(criterion, prediction):
         return verdict()
@@ -134,19 +141,17 @@ def _limits_itself(criterion: Criterion, prediction: dict[str, Any]) -> bool:
 
     True for all but `json_schema`, as long as the fields are of built-in types; others may run their own `__str__`.
     """
-    if (
-        criterion.check is None
-        or getattr(criterion.check, "__module__", None) not in _SHIPPED
-        or criterion.check is json_schema
-    ):
+    if criterion.check is None or criterion.check is json_schema or (module := _module_of(criterion)) not in _SHIPPED:
         return False
-    return criterion.check.__module__ != json_schema.__module__ or all(
-        type(value) in _PLAIN for value in prediction.values()
-    )
+    return module != json_schema.__module__ or all(type(value) in _PLAIN for value in prediction.values())
 
 
 def _read(criterion: Criterion, answer: Any) -> Verdict:
     """Converts the result of a check or judge to a verdict of built-in types."""
+    if isinstance(answer, Mapping) or callable(getattr(answer, "items", None)):  # a `dspy.Prediction` of a metric
+        if "score" not in (fields := dict(answer.items())):
+            return _verdict(criterion, None, f"graded {_short_repr(answer)}, which has no score")
+        answer = Grade(value=fields["score"], reason=fields.get("feedback") or "")
     if not isinstance(answer, Grade):
         return _verdict(criterion, answer, "")
     verdict = _verdict(
@@ -158,7 +163,7 @@ def _read(criterion: Criterion, answer: Any) -> Verdict:
 
 def _place(criterion: Criterion, error: BaseException) -> str:
     """File and line where a check raised an exception, within the check's own file."""
-    code = getattr(criterion.check, "__code__", None)
+    code = getattr(definition_of(criterion.check), "__code__", None)
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -174,18 +179,35 @@ def _is_numpy_bool(value: Any) -> bool:
 
 
 def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
+    """The verdict of a value: a bool, or a number in the criterion's range.
+
+    Raises:
+        OutOfRange: a finite number outside of it.
+    """
     number: float | None = None
+    if isinstance(value, SupportsFloat) and not isinstance(value, Real) and not _is_numpy_bool(value):
+        value = float(value)  # a Decimal, an array of one number
     if isinstance(value, bool) or _is_numpy_bool(value):
         number = float(value)
-    elif isinstance(value, Real) and value == value:
-        if 0 <= value <= 1:  # type: ignore[operator]  # compared before float(), which overflows on a huge int
-            number = float(value)
-        else:
-            reason = f"graded {_short_repr(value)}, which is not between 0 and 1. {reason}".strip()
+    elif isinstance(value, Real) and value == value and abs(value) != math.inf:
+        low, high = criterion.range
+        slack = _ROUNDING * (high - low)
+        if not low - slack <= value <= high + slack:  # type: ignore[operator]  # float() overflows on a huge int
+            raise OutOfRange(_out_of_range(criterion, value))
+        number = min(1.0, max(0.0, (float(value) - low) / (high - low)))
     elif not reason:
         reason = f"graded {_short_repr(value)}, which is not a number"
     return Verdict(
         criterion=criterion.name, grade=number, weight=criterion.weight, scope=criterion.scope, reason=reason
+    )
+
+
+def _out_of_range(criterion: Criterion, value: Any) -> str:
+    low, high = criterion.range
+    check = f"Criterion(name={criterion.name!r}, check=…, range=(LOWEST, HIGHEST))"
+    return (
+        f"criterion {criterion.name!r} graded {_short_repr(value)}, which is not between {low:g} and {high:g}. Declare "
+        f"the lowest and highest value of its check: range: [LOWEST, HIGHEST] in the rubric's file, or {check}"
     )
 
 

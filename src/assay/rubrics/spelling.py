@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from assay.rubrics.calling import GIVEN, bound, definition_of
 from assay.sources.modules import qualified_name
 from assay.support.settings import nearest
 
@@ -48,12 +49,12 @@ def unfit_arguments(check: Callable[..., Any], arguments: Mapping[str, Any], sou
     Args:
         source: dotted path of the check in a YAML file; empty if the criterion was made in Python.
     """
-    name = source or qualified_name(check)
+    name = source or qualified_name(definition_of(check))
     try:
         signature = inspect.signature(check)
-        signature.bind(None, None, None, **arguments)
+        bound(check, (None, None, None), arguments)
     except TypeError as error:
-        accepted = list(signature.parameters)[3:]
+        accepted = [parameter.name for parameter in _own(signature)]
         if unknown := [key for key in arguments if key not in accepted]:
             hint = f" Did you mean {near!r}?" if (near := nearest(unknown[0], accepted)) else ""
             return f"check {name!r} has no argument {unknown[0]!r}; it has {', '.join(accepted) or 'none'}.{hint}"
@@ -71,7 +72,13 @@ def unfit_arguments(check: Callable[..., Any], arguments: Mapping[str, Any], sou
     return ""
 
 
+def _own(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters of a check besides task, prediction and rollout."""
+    parameters = list(signature.parameters.values())
+    named = [parameter for parameter in parameters if parameter.name not in GIVEN]
+    return named if len(named) < len(parameters) else named[len(GIVEN) :]
+
+
 def _missing(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
     """The first required argument of a check that has no value."""
-    rest = list(signature.parameters.values())[3:]
-    return next((one.name for one in rest if one.default is one.empty and one.name not in arguments), None)
+    return next((p.name for p in _own(signature) if p.default is p.empty and p.name not in arguments), None)

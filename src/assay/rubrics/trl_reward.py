@@ -7,11 +7,13 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.datasets.tasks import task_key
+from assay.errors import RubricError
 from assay.rubrics.protocols import Scorer
-from assay.rubrics.scoring import grade
+from assay.rubrics.scoring import ScoreResult, grade
 from assay.rubrics.steps import fields_in
+from assay.traces.records import Verdict
 
-__all__ = ["trl_reward", "undecided_checks"]
+__all__ = ["completion_fields", "trl_reward", "undecided_checks"]
 
 Reward = Callable[..., Coroutine[Any, Any, list[float | None]]]
 _NO_COLUMNS = {"trainer_state", "log_extra", "log_metric", "environments"}
@@ -30,6 +32,9 @@ def trl_reward(
     """Returns a reward function for GRPOTrainer and RLOOTrainer.
 
     Its signature is `async reward(prompts, completions, completion_ids=None, **columns) -> list[float | None]`.
+    It raises `RubricError` at its first call if a criterion is unscored on all completions. The mean grade of each
+    criterion goes to TRL's log as RUBRIC/CRITERION.
+
     The completion is the output field `answer`. The prompt (its last message, if it is a conversation) is the task's
     input, unless a column provides it. The other columns of the dataset are the task's expected fields. An unscored
     completion is None, which TRL excludes from the mean; it is never 0.
@@ -44,6 +49,8 @@ def trl_reward(
         group: score completions of one prompt together (`score_group`), for judges that compare.
     """
 
+    tried = False  # whether some completions were scored
+
     async def reward(
         prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
@@ -54,10 +61,10 @@ def trl_reward(
             _task(prompt, question, known, {name: values[at] for name, values in rows.items()})
             for at, prompt in enumerate(prompts)
         ]
-        predictions = [_output(_text(completion), answer, outputs) for completion in completions]
+        predictions = [completion_fields(_text(completion), outputs, answer) for completion in completions]
         gate = asyncio.Semaphore(concurrency)
 
-        async def scored(indices: Sequence[int]) -> list[tuple[int, float | None]]:
+        async def scored(indices: Sequence[int]) -> list[tuple[int, ScoreResult]]:
             async with gate:
                 if group:
                     results = await asyncio.to_thread(
@@ -65,22 +72,62 @@ def trl_reward(
                     )
                 else:
                     results = [await asyncio.to_thread(rubric.score, tasks[indices[0]], predictions[indices[0]])]
-            return [(at, None if math.isnan(r.value) else r.value) for at, r in zip(indices, results, strict=True)]
+            return list(zip(indices, results, strict=True))
 
         groups: dict[str, list[int]] = {}
         for at, task in enumerate(tasks):
             groups.setdefault(task.id if group else str(at), []).append(at)
-        rewards = dict(pair for pairs in await asyncio.gather(*map(scored, groups.values())) for pair in pairs)
-        return [rewards[at] for at in range(count)]
+        by_place = dict(pair for pairs in await asyncio.gather(*map(scored, groups.values())) for pair in pairs)
+        results = [by_place[at] for at in range(count)]
+        nonlocal tried
+        if not tried:
+            tried = _require_decided(results, sorted(rows))
+        if (log := columns.get("log_metric")) is not None:
+            for criterion, mean in _mean_grades(results).items():
+                log(f"{rubric.name}/{criterion}", mean)
+        return [None if math.isnan(result.value) else result.value for result in results]
 
     reward.__name__ = f"rubric_{rubric.name}"
     return reward
 
 
-def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, str]], outputs: Sequence[str]) -> dict[str, str]:
-    """Returns final checks that score none of the completions: name -> first reason.
+def _require_decided(results: Sequence[ScoreResult], columns: Sequence[str]) -> bool:
+    """Raises where a criterion was unscored on every completion; False if no completion had an answer to score.
 
-    Such a check adds nothing to the reward. Checks with `when` are skipped.
+    Raises:
+        RubricError: names the criterion, the reason and the keywords of `trl_reward`.
+    """
+    answered = [result for result in results if result.failed is None]
+    for name, grades in _verdicts(answered).items():
+        if all(verdict.grade is None and verdict.applies for verdict in grades):
+            raise RubricError(
+                f"criterion {name!r} was unscored on all {len(grades)} completions of the first call: "
+                f"{grades[0].reason}. A reward has the completion and the dataset's columns "
+                f"({', '.join(columns) or 'none'}), not the rollout. trl_reward(question=…, inputs={{COLUMN: INPUT}}, "
+                "outputs=[FIELD], answer=…) names them, and group=True is for judges that compare; a criterion that "
+                "needs the rollout is trained on with assay train rl"
+            )
+    return bool(answered)
+
+
+def _mean_grades(results: Sequence[ScoreResult]) -> dict[str, float]:
+    """Mean grade of each criterion that was scored."""
+    graded = {
+        name: [verdict.grade for verdict in verdicts if verdict.grade is not None]
+        for name, verdicts in _verdicts(results).items()
+    }
+    return {name: math.fsum(grades) / len(grades) for name, grades in graded.items() if grades}
+
+
+def _verdicts(results: Sequence[ScoreResult]) -> dict[str, list[Verdict]]:
+    by_name: dict[str, list[Verdict]] = {}
+    for verdict in (verdict for result in results for verdict in result.verdicts):
+        by_name.setdefault(verdict.criterion, []).append(verdict)
+    return by_name
+
+
+def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, str]], outputs: Sequence[str]) -> dict[str, str]:
+    """Returns final checks that score none of the completions: name -> first reason. Checks with `when` are skipped.
 
     Args:
         answers: pairs of task and completion.
@@ -90,23 +137,24 @@ def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, str]], output
     for criterion in rubric.finals if answers else ():
         if criterion.check is not None and not criterion.when:
             verdicts = [
-                grade(criterion, criterion.check, task, _output(text, "answer", outputs), None)
+                grade(criterion, criterion.check, task, completion_fields(text, outputs), None)
                 for task, text in answers
             ]
-            if all(verdict.grade is None for verdict in verdicts):
+            if all(verdict.grade is None and verdict.applies for verdict in verdicts):
                 undecided[criterion.name] = verdicts[0].reason
     return undecided
 
 
-def _is_column(values: Any, rows: int) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == rows
-
-
-def _output(text: str, answer: str, outputs: Sequence[str]) -> dict[str, Any]:
+def completion_fields(text: str, outputs: Sequence[str], answer: str = "answer") -> dict[str, Any]:
+    """The prediction that a completion stands for; see `trl_reward`."""
     fields = {name: value for name, value in fields_in(text).items() if name in outputs}
     if not fields and len(outputs) == 1:
         fields = {outputs[0]: text.strip()}
     return {answer: text, **fields}
+
+
+def _is_column(values: Any, rows: int) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == rows
 
 
 def _task(prompt: Any, question: str, known: Mapping[str, str], row: Mapping[str, Any]) -> Task:

@@ -14,12 +14,14 @@ from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_module, wrapped
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource, rubric_name
+from assay.runs.loading import load_rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name
 
 __all__ = ["program_settings", "resolve_lm", "resolve_model", "resolve_program"]
 
+_MODELS = ("model", "judge_model", "judge_api_base", "judge_api_key_env")
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
 
 
@@ -67,7 +69,7 @@ def resolve_model(
 def program_settings(
     kind: type[_Settings],
     program: str | dspy.Module,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: Any,
     lm: dspy.LM | None,
     options: Mapping[str, Any],
@@ -77,6 +79,8 @@ def program_settings(
     Args:
         data: None for that of the stages of a curriculum.
         options: the other settings by field name.
+    Raises:
+        ConfigError: a criterion has a judge, and neither the program's model nor the judge's was named.
     """
     if data is None:
         if options.get("curriculum") is None:
@@ -87,5 +91,6 @@ def program_settings(
     own_name = program.name if isinstance(program, ForeignAgent) else None
     name = program if isinstance(program, str) else own_name or qualified_name(wrapped(program))
     model = {} if lm is None else {"model": lm.model}
-    measure = rubric.name if isinstance(rubric, Rubric) else str(rubric)
-    return kind(program=name, rubric=measure, data=data_spec(data), **{**options, **model})
+    if not any({**options, **model}.get(name) is not None for name in _MODELS):  # the default model does not judge
+        load_rubric(rubric).require_judges()
+    return kind(program=name, rubric=rubric_name(rubric), data=data_spec(data), **{**options, **model})

@@ -16,6 +16,7 @@ from assay.deployment.artifact import check_loads, source_of
 from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram
 from assay.programs import program_version
+from assay.rubrics.calling import definition_of
 from assay.runs.jobs import Job
 from assay.runs.rubric_files import portable_rubric
 from assay.runs.shown_tasks import demonstrated_tasks
@@ -114,7 +115,7 @@ def _rubric_files(job: Job) -> dict[str, bytes]:
         return portable_rubric(job.rubric_path)
     source = SourceFiles()
     for check in [c.check for c in job.session.rubric.criteria if c.check is not None]:
-        definition = check if hasattr(check, "__qualname__") else type(check)
+        definition = definition_of(check)
         source.add(definition.__qualname__, definition.__module__, definition.__qualname__)
     return {f"code/{place}": content for place, content in source.files.items()}
 

@@ -1,17 +1,17 @@
 """Checks that a model in training does not judge its own rollouts."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError
 from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_judge, load_rubric
 
 __all__ = ["independent"]
 
 
-def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, forced: bool = False) -> Rubric:
+def independent(rubric: RubricSource, judge: str | None, model: str, *, forced: bool = False) -> Rubric:
     """Loads the rubric and checks that the model in training does not judge it.
 
     Raises:

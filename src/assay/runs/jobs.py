@@ -29,12 +29,14 @@ from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.loading import BuiltFromTasks, full_name, program_class
 from assay.rubrics import Rubric
+from assay.rubrics.calling import definition_of
 from assay.rubrics.comparison import equality_of
+from assay.rubrics.loading import RubricSource
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
-from assay.runs.loading import load_rubric
+from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
-from assay.runs.settings import ProgramSettings
+from assay.runs.settings import DEFAULT_MODEL, ProgramSettings
 from assay.runs.settings.shared import CurriculumSettings
 from assay.sources.artifact_files import read_json
 from assay.sources.trust import accept, entries
@@ -75,9 +77,9 @@ class Job:
     rows: RowFindings = NO_ROWS  # of the data
     warnings: Sequence[str] = ()  # of the data, already shown to the user; reports repeat them
 
-    def additional_rubric(self, source: str | Path | Rubric) -> Rubric:
+    def additional_rubric(self, source: RubricSource) -> Rubric:
         """Loads another rubric, with the same judge models as the job's own."""
-        return load_rubric(source, judge_lm=self.session.judge_lm, own_models=self.session.own_models)
+        return load_rubric(source, judge_model=self.session.judge_lm, own_models=self.session.own_models)
 
     def runs_before(self, phase: str) -> dict[tuple[str, int], Any]:
         """Runs of a phase that an earlier process finished, see `finished_runs`.
@@ -119,7 +121,7 @@ def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progr
     judge = _judge_lm(config, rubric, run.lm, run.model)
     return Session(
         lm=run.lm.copy(**config.generation),
-        rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
+        rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
         recorder=run.recorder,
         meter=run.meter,
         program_name=name,
@@ -139,7 +141,7 @@ def open_job(
     config: ProgramSettings,
     *,
     program: str | dspy.Module,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     lm: dspy.LM | None = None,
     progress: Progress,
     store: str | Path | None = None,
@@ -182,6 +184,8 @@ def open_job(
         raise ConfigError(
             "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
         )
+    if lm is None and config.model == DEFAULT_MODEL:
+        progress.say(f"model: {DEFAULT_MODEL}, the default; model=NAME names another")
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read
@@ -199,7 +203,7 @@ def open_job(
             name for predictor in recorded.program.predictors() for name in predictor.signature.output_fields
         )
         recorded.set_parameters({**settings["parameters"], **config.parameters})
-        path = None if isinstance(rubric, Rubric) else rubric
+        path = rubric if isinstance(rubric, str | Path) else None
         job = Job(
             config, run.folder, run.run_id, splits, recorded, session, run.store, artifact, path, was_done=run.was_done
         )
@@ -298,7 +302,7 @@ def _recorded(program: dspy.Module, session: Session, prompt_format: str | None,
 
 def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:
     """An executor whose hosts open sessions of their own and trust what this process trusts."""
-    checks = [c.check for c in rubric.criteria if c.check]
+    checks = [definition_of(c.check) for c in rubric.criteria if c.check]
     trusted = frozenset(entry.sha256 for entry in entries())
     make_session = functools.partial(_session_on_a_host, config, rubric, program, run.run_id, trusted)
     return RayExecutor(make_session, threads=run.threads, carried=checks)
@@ -332,10 +336,10 @@ def _judge_lm(
 ) -> LanguageModel:
     """The model of the rubric's judges: the program's model, unless settings name another model or address."""
     if config.own_models:
-        judge = lm.copy(temperature=0.1)
+        judge = lm.copy(temperature=JUDGE_TEMPERATURE)
     else:
         name = config.judge_model or lm.model
-        judge = make(name, temperature=0.1, **client_of(config, "judge", name, lm))
+        judge = make(name, temperature=JUDGE_TEMPERATURE, **client_of(config, "judge", name, lm))
     return budgeted(judge, config.judge_thinking, "judge_thinking") if rubric.needs_judge else judge
 
 
@@ -358,7 +362,7 @@ def _session_on_a_host(
     lm = get_lm(config.model, **lm_options, **client_of(config, "program", config.model))
     judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
     return Session(
-        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
+        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
         threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
         thinking=Thinking.of(config.thinking),

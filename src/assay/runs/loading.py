@@ -14,7 +14,8 @@ from assay.errors import ConfigError
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.rubrics.criteria import JudgeFields
-from assay.rubrics.protocols import Grader
+from assay.rubrics.loading import RubricSource
+from assay.rubrics.protocols import Grader, Resolver
 from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
 from assay.support.numbers import figure
@@ -26,18 +27,27 @@ if TYPE_CHECKING:
     from assay.judges.deciding import JudgeVerifier
     from assay.judges.loading import AnyJudge
 
-__all__ = ["compiled_parts", "load_judge", "load_rubric", "load_verifier"]
+__all__ = ["JUDGE_TEMPERATURE", "compiled_parts", "load_judge", "load_rubric", "load_verifier"]
+
+JUDGE_TEMPERATURE = 0.1
 
 
 @takes()
 def load_rubric(
-    source: str | Path | Rubric, *, judge_lm: "dspy.LM | None" = None, own_models: bool = False, trust: bool = False
+    source: RubricSource,
+    *,
+    judge_model: "str | dspy.LM | None" = None,
+    own_models: bool | None = None,
+    trust: bool = False,
 ) -> Rubric:
-    """Loads a rubric from a YAML file or by a shipped name; `judge_lm` decides its judge criteria. Runs its check
-    files.
+    """Loads a rubric; `judge_model` decides its judge criteria. Runs its check files.
 
     Args:
-        own_models: compiled judges use the model that they were calibrated with, at its own address, not `judge_lm`.
+        source: a YAML file, a shipped rubric's name, a check or DSPy metric by name (`exact`, `file.py:NAME`) or as the
+            function itself, or a rubric.
+        judge_model: name of a model, or the model. Without it, a judge whose file names no model cannot score.
+        own_models: compiled judges use the model that they were calibrated with, at its own address, and not
+            `judge_model`; by default where no `judge_model` is given.
         trust: permanently trust artifacts that it names and that somebody else compiled; see
             `docs/explanation/security.md`.
     Raises:
@@ -46,22 +56,32 @@ def load_rubric(
             trusted.
     """
     with trusting(trust):
-        return _loaded_rubric(source, judge_lm, own_models)
+        return _loaded_rubric(source, judge_model, judge_model is None if own_models is None else own_models)
 
 
-def _loaded_rubric(source: str | Path | Rubric, judge_lm: "dspy.LM | None", own_models: bool) -> Rubric:
-    if not isinstance(source, str | Path | Rubric):
-        raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
-    if not isinstance(source, Rubric):
+def _loaded_rubric(source: RubricSource, judge: "str | dspy.LM | None", own_models: bool) -> Rubric:
+    if isinstance(source, str | Path):
         demand_trust_around(source)
-    if judge_lm is not None and not _is_lm(judge_lm):
-        raise ConfigError(f"judge_lm={judge_lm!r} must be a dspy.LM, such as assay.get_lm(NAME)")
-    rubric = source if isinstance(source, Rubric) else read_rubric(source)
-    if rubric.resolver is not None or (judge_lm is None and not own_models):
+    if isinstance(judge, str):
+        from assay.models import get_lm
+
+        judge = get_lm(judge, temperature=JUDGE_TEMPERATURE)
+    if judge is not None and not _is_lm(judge):
+        raise ConfigError(f"judge_model={judge!r} must be the name of a model or a dspy.LM")
+    rubric = read_rubric(source)
+    named = rubric.resolver is not None and not _without_model(rubric.resolver)
+    if named or not rubric.needs_judge or (judge is None and not own_models):
         return rubric
     from assay.judges import resolver
 
-    return rubric.with_resolver(resolver(judge_lm, functools.partial(load_judge, own_model=own_models)))
+    return rubric.with_resolver(resolver(judge, functools.partial(load_judge, own_model=own_models)))
+
+
+def _without_model(found: Resolver) -> bool:
+    """Whether a rubric was loaded without a model for its judges, so that one named later decides."""
+    from assay.judges.deciding import JudgeResolver
+
+    return isinstance(found, JudgeResolver) and found.lm is None
 
 
 def _is_lm(value: Any) -> bool:
@@ -71,13 +91,14 @@ def _is_lm(value: Any) -> bool:
 
 
 @trusts
-def load_judge(source: str | Path, *, own_model: bool = False, **spec: Unpack[JudgeFields]) -> "AnyJudge":
+def load_judge(source: str | Path, *, own_model: bool = True, **spec: Unpack[JudgeFields]) -> "AnyJudge":
     """Loads a compiled judge from its artifact's folder, or any other as `assay.judges.loading.load_judge` does.
 
     Runs the code of the judge's file or artifact; `trust=True` trusts an artifact that somebody else compiled.
 
     Args:
-        own_model: a compiled judge that names no model uses the one that it was calibrated with, at its own address.
+        own_model: a compiled judge that names no model uses the one that it was calibrated with, at its own address;
+            False: the one configured in DSPy at the call.
     """
     from assay.deployment.artifact import is_artifact, load_artifact
     from assay.judges import Judge

@@ -9,8 +9,7 @@ from typing import Any
 
 from assay.deployment.artifact import is_artifact
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import SHIPPED
-from assay.rubrics.loading import shipped_file
+from assay.rubrics.loading import rubric_text
 from assay.rubrics.yaml_files import read_yaml
 from assay.runs.loading import load_rubric
 from assay.sources.files import SourceFiles
@@ -19,6 +18,7 @@ from assay.sources.naming import public
 
 __all__ = ["portable_rubric"]
 
+_NAMING = ("check", "metric", "use", "first", "second", "members")  # keys whose values name files
 _CODE = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")  # file.py:NAME or package.module:NAME
 
 
@@ -28,14 +28,13 @@ def portable_rubric(rubric: str | Path) -> dict[str, bytes]:
     Raises:
         RubricError: the rubric or something that it names cannot be loaded.
     """
-    path = shipped_file(str(rubric)) if str(rubric) in SHIPPED else Path(rubric)
-    load_rubric(path)
-    name = f"rubric{path.suffix.lower()}"
-    text = path.read_text(encoding="utf-8")
+    load_rubric(rubric)
+    path = Path(rubric)
     if path.suffix.lower() in (".toml", ".json"):
-        return {name: text.encode()}
+        return {f"rubric{path.suffix.lower()}": path.read_bytes()}
+    text, _, folder = rubric_text(rubric)
     carrier = _Carrier()
-    return {name: carrier.rewritten(text, path.absolute().parent).encode(), **carrier.files}
+    return {"rubric.yaml": carrier.rewritten(text, folder or Path.cwd()).encode(), **carrier.files}
 
 
 class _Carrier:
@@ -101,9 +100,9 @@ class _Carrier:
 
 
 def _named_files(value: Any, key: str = "") -> list[str]:
-    """Names in a rubric's or judge's file: under `check`, `use`, `first`, `second`, and in `members`."""
+    """Names in a rubric's or judge's file: under `check`, `metric`, `use`, `first`, `second`, and in `members`."""
     if isinstance(value, dict):
         return [name for inner, item in value.items() for name in _named_files(item, str(inner))]
     if isinstance(value, list):
         return [name for item in value for name in _named_files(item, key)]
-    return [value] if isinstance(value, str) and key in ("check", "use", "first", "second", "members") else []
+    return [value] if isinstance(value, str) and key in _NAMING else []

@@ -14,6 +14,7 @@ from assay.datasets import Task
 from assay.errors import ModelError, RubricError
 from assay.evaluation.predictions import rollout_of
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
+from assay.rubrics.calling import call
 from assay.rubrics.scoring import fields_of, grade
 from assay.rubrics.spelling import unfit_arguments
 from assay.traces import Rollout
@@ -215,7 +216,7 @@ def _missing_field(criterion: Criterion, task: Task, fields: Mapping[str, Any], 
     """The expected field that a check needs: named by a shipped check, or the key that a user's check fails on."""
     assert criterion.check is not None
     try:
-        criterion.check(task, dict(fields), rollout, **criterion.arguments)
+        call(criterion.check, (task, dict(fields), rollout), criterion.arguments)
     except NoGrade as error:
         return error.missing_field
     except KeyError as error:

@@ -109,5 +109,5 @@ def named_code(value: Any, key: str = "") -> Iterator[str]:
         judge = key in ("use", "first", "second", "members") and (
             " " not in value.strip() or re.search(r"\.ya?ml:\w+$", value, re.IGNORECASE)
         )
-        if key == "check" or judge:
+        if key in ("check", "metric") or judge:
             yield value

@@ -16,7 +16,7 @@ from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.stored import task_of
 from assay.models.limits import OverTime
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.traces import Rollout
 from assay.traces.replaying import ToolReplay
 from assay.traces.store import tables as schema
@@ -30,7 +30,7 @@ def replay(
     deployments: Deployments,
     deployment: Deployment,
     *,
-    rubric: Rubric | str | Path | None,
+    rubric: RubricSource | None,
     store: str | Path | None,
     most: int | None = None,
     progress: Progress | None = None,

@@ -79,7 +79,7 @@ def advance_deployment(
         if rubric is not None:
             score_rollouts(rubric, store=store, agent=current.agent, progress=progress, **options)
             judge = named_judge(settings, Meter())
-            measure = load_rubric(rubric, judge_lm=judge, own_models=judge is None)  # for replays
+            measure = load_rubric(rubric, judge_model=judge)  # for replays
         decision = advanced(opened, current, rubric=measure, hooks=hooks, now=moment, progress=progress)
         return status_of(deployments, current.id, moment, decision)
 

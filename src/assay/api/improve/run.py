@@ -29,6 +29,7 @@ from assay.optimizers.finetuning.run_folder import training_folder
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs.loading import full_name
 from assay.reports.training import interval
+from assay.rubrics.loading import RubricSource, importable_name
 from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.artifacts import keep_artifact
 from assay.runs.jobs import open_job
@@ -56,10 +57,10 @@ _IMPROVE_ONLY = settings_of(ImproveSettings).keys() - settings_of(CompileSetting
 def improve(
     program: str,
     *,
-    rubric: str | Path,
+    rubric: RubricSource,
     data: str,
     name: str,
-    monitor: str | Path | None = None,
+    monitor: RubricSource | None = None,
     out: str | Path | None = None,
     store: str | Path | None = None,
     resume: bool = False,
@@ -76,6 +77,7 @@ def improve(
 
     Args:
         program: a name or an artifact's path; its own model is trained further.
+        rubric: as for `assay.compile`; a check or metric at the top level of a file, because later steps import it.
         name: name of this improvement; its adapters are NAME-1, NAME-2, and so on. Use another name when new data has
             arrived.
         monitor: a rubric that scores the rollouts of `grpo` and is not trained on.
@@ -93,7 +95,8 @@ def improve(
     if is_artifact(str(program)):
         _, settings = resolve_model(str(program), None, options)
     settings = {key: value for key, value in settings.items() if value is not None}
-    watched = {} if monitor is None else {"monitor": str(monitor)}
+    rubric = importable_name(rubric)
+    watched = {} if monitor is None else {"monitor": importable_name(monitor)}
     config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})
     check_improvement(config, model=settings.get("model"))
     folder, order = place_in(home_of(store) / "improve", name), config.order

@@ -162,7 +162,7 @@ def _compiled(
 
 def _as_stored(judge: Judge, run: Run, config: JudgeCompileSettings, stored: Mapping[str, Any]) -> JudgeReport:
     """The report of a run that had already ended. Its outcome has no answers of single items."""
-    compiled = load_judge(stored["artifact"])
+    compiled = load_judge(stored["artifact"], own_model=False)
     assert isinstance(compiled, Judge)
     outcome = JudgeOutcome(
         judge, compiled, stored["objective"], stored["winner"], stored["candidates"], gate=stored["gate"],
@@ -191,7 +191,7 @@ def _built(judge: str | Judge, config: JudgeCompileSettings) -> Judge:
         spec["scale"] = tuple(config.scale)
     if config.scale_kind:
         spec["kind"] = config.scale_kind
-    built = load_judge(judge, **spec)
+    built = load_judge(judge, own_model=False, **spec)
     if not isinstance(built, Judge):
         raise ConfigError(
             "a listwise judge cannot be compiled, as labels are of single outputs or pairs; compile the judge of pairs"

@@ -67,7 +67,7 @@ def corrected_means(rubric: Rubric, store: Store, run_id: str, *, file: str = ""
 def _judges_of(rubric: Rubric) -> dict[str, AnyJudge]:
     """The judges of a rubric's final criteria, by criterion."""
     return {
-        c.name: load_judge(c.judge.use) if c.judge.use else PointwiseJudge(c.judge)
+        c.name: load_judge(c.judge.use, own_model=False) if c.judge.use else PointwiseJudge(c.judge)
         for c in rubric.finals
         if c.judge is not None
     }

@@ -47,7 +47,7 @@ def to_label(
         raise ConfigError("scale applies only to a judge given as a sentence; this one has its own")
     rater = rater or getpass.getuser()
     spec: JudgeFields = {"scale": tuple(scale)} if scale else {}
-    built = load_judge(judge, **spec) if isinstance(judge, str) else judge
+    built = load_judge(judge, own_model=False, **spec) if isinstance(judge, str) else judge
     if isinstance(built, ListwiseJudge):
         raise ConfigError("a listwise judge has no labels of its own; label pairs or single outputs")
     key = remember(store, built, judge if isinstance(judge, str) else built.spec.text).key

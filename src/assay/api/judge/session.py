@@ -44,7 +44,7 @@ def built_judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, li
     if scale and not isinstance(judge, str):
         raise ConfigError("scale applies only to a judge given as a sentence; this one has its own")
     spec: JudgeFields = {"scale": tuple(scale)} if scale else {}
-    built = load_judge(judge, **spec) if isinstance(judge, str) else judge
+    built = load_judge(judge, own_model=False, **spec) if isinstance(judge, str) else judge
     if lists and isinstance(built, ListwiseJudge):
         return built.as_pairs()
     if not isinstance(built, Judge):

@@ -18,7 +18,7 @@ from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.programs import AgentParameters
 from assay.programs.budgets import thresholds_of
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.jobs import open_job, salt_at
 from assay.runs.opening import home_of
@@ -70,7 +70,7 @@ class ImpactReport(ReportRepr):
 def parameter_impact(
     program: Any,
     *,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: Any,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,

@@ -50,7 +50,7 @@ from assay.optimizers.parameters.search import requeue_all
 from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
 from assay.programs.budgets import thresholds_of
-from assay.rubrics import Rubric
+from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed
@@ -77,7 +77,7 @@ _SIDES = ("default", "tuned")
 def tune(
     program: Any,
     *,
-    rubric: str | Path | Rubric,
+    rubric: RubricSource,
     data: Any = None,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,

@@ -28,8 +28,8 @@ from assay.programs.foreign.tasks import (
     named_callable,
 )
 from assay.programs.standard_error import StandardError
-from assay.programs.wrapping import completed
 from assay.sources.modules import attribute_of
+from assay.support.awaited import completed
 from assay.support.settings import nearest
 
 __all__ = ["AgentRunner", "CallableRunner", "CommandRunner", "runner_of"]

@@ -70,8 +70,8 @@ def preflight_of(check: str, without: str) -> Any:
 def rubric_of() -> Any:
     """The named field of the rubric."""
     return named_setting(
-        "Rubric: a YAML file or a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql, "
-        "answer_from_documents, converse, nim, experiment).",
+        "Rubric: a YAML file, a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql, "
+        "answer_from_documents, converse, nim, experiment), a check (exact), or metrics.py:NAME of a DSPy metric.",
         flag="--rubric",
         metavar="R",
         file=True,

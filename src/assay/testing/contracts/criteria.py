@@ -9,6 +9,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics import Criterion, Grade, NoGrade, Rubric
+from assay.rubrics.calling import call
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 
 __all__ = ["CriterionContract"]
@@ -107,7 +108,7 @@ class CriterionContract(Contract):
         if check is None:
             raise AssertionError("the criterion has no check; use JudgeContract for a judge")
         with self.context():
-            return check(task, prediction, None, **criterion.arguments)
+            return call(check, (task, prediction, None), criterion.arguments)
 
     def _grade(self, prediction: dict[str, Any]) -> float | None:
         """The grade; None if the check cannot decide."""

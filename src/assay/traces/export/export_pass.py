@@ -21,6 +21,7 @@ from assay.traces.export.formats import (
     grpo_rows,
     preference_rows,
     prompt_of,
+    prompted_turns,
     sft_rows,
 )
 from assay.traces.export.gates import GateReport
@@ -180,7 +181,10 @@ class ExportPass:
             self.columns["inputs"].update(inputs)
             self.columns["outputs"].update(dict.fromkeys(outputs, ""))
             answered = [
-                (episode.rollout, episode.turns[-1].output) for episode in episodes if episode.rollout.status == "done"
+                (episode.rollout, turn.output)
+                for episode in episodes
+                if episode.rollout.status == "done"
+                for turn in prompted_turns(episode, self.config.call)
             ]
             self.answers += answered[: _ANSWERS - len(self.answers)]
             return grpo_rows(episodes, self.target.renderer, call=self.config.call)

@@ -125,8 +125,7 @@ def grpo_rows(group: Sequence[Episode], renderer: RowRenderer, *, call: str = "l
     seen: set[str] = set()
     for episode in group:
         rollout = episode.rollout
-        turns = episode.turns if call == "all" else episode.turns[-1:] if call == "last" else episode.turns[:1]
-        for turn in turns:
+        for turn in prompted_turns(episode, call):
             request, _, definitions = trained_parts(turn)
             prompt, _, _ = _written(renderer, request, [], definitions)
             key = as_json([prompt, definitions])
@@ -137,6 +136,11 @@ def grpo_rows(group: Sequence[Episode], renderer: RowRenderer, *, call: str = "l
                 continue
             columns = {_column(name): value for name, value in {**rollout.inputs, **rollout.expected}.items()}
             yield {**columns, "prompt": prompt, "tools": as_json(definitions or None), "task_type": rollout.task_type}
+
+
+def prompted_turns(episode: Episode, call: str) -> Sequence[Turn]:
+    """The calls of a rollout that become prompts of a GRPO export: `last`, `first` or `all`."""
+    return episode.turns if call == "all" else episode.turns[-1:] if call == "last" else episode.turns[:1]
 
 
 def _answer_key(answer: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -87,6 +87,7 @@ def export_traces(
     config: ExportConfig,
     *,
     rubric: Mapping[str, bytes] | None = None,
+    check_reward: Callable[[Mapping[str, Any], Sequence[tuple[Rollout, str]]], Sequence[str]] | None = None,
     bar: Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]] | None = None,
 ) -> ExportReport:
     """Export training data into a new folder.
@@ -99,6 +100,8 @@ def export_traces(
         out: Folder to create.
         config: Settings of the export.
         rubric: Files of the rubric that scores GRPO completions, by relative path; the rubric's YAML file comes first.
+        check_reward: Called with the manifest and some exported answers with their rollouts; raises `DataError` if the
+            reward says nothing about them. Returns the criteria that the reward leaves out.
         bar: Opens a progress bar for a number of transitions.
     Raises:
         ConfigError: The folder exists, or a setting is invalid.
@@ -118,7 +121,8 @@ def export_traces(
             written = run.write(scratch, advance)
         manifest = run.manifest(written)
         refuse_ungated(manifest, drawn=count_drawn(store, config.selection))
-        trl_files(scratch, config.kind, manifest, rubric=rubric, template=run.target.marked)
+        left_out = check_reward(manifest, run.answers) if check_reward is not None else ()
+        trl_files(scratch, config.kind, manifest, rubric=rubric, template=run.target.marked, without=sorted(left_out))
         run.save_table(scratch)
         manifest_text = json_text(fields(manifest, texts=True), indent=1)
         (scratch / "manifest.json").write_text(manifest_text + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Files of an export for plain `trl`: configuration, reward module and dataset card."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ def trl_files(
     *,
     rubric: Mapping[str, bytes] | None,
     template: ChatTemplate | None = None,
+    without: Sequence[str] = (),
 ) -> None:
     """Write the dataset card, a configuration for `trl sft`, `dpo`, `kto` or `grpo`, and for GRPO the reward module.
 
@@ -25,6 +26,7 @@ def trl_files(
         kind: Kind of the export.
         manifest: Manifest of the export.
         rubric: Files of the rubric for GRPO, by relative path.
+        without: Criteria that the reward leaves out.
         template: For whole conversations: chat template with marks around the assistant's text.
     """
     command = {"sft": "sft", "grpo": "grpo", "preferences": "kto" if manifest["config"]["unpaired"] else "dpo"}.get(
@@ -47,7 +49,9 @@ def trl_files(
             "inputs": dict(sorted(manifest["columns"]["inputs"].items())),
             "outputs": sorted(manifest["columns"]["outputs"]),
         }
-        (folder / "reward.py").write_text(_REWARD.format(**fields, rubric=next(iter(rubric))), encoding="utf-8")
+        left_out = f".without({without!r})" if without else ""
+        reward = _REWARD.format(**fields, rubric=next(iter(rubric)), without=left_out)
+        (folder / "reward.py").write_text(reward, encoding="utf-8")
     (folder / "README.md").write_text(_card(kind, command, manifest), encoding="utf-8")
 
 
@@ -80,7 +84,7 @@ _ASSISTANT_ONLY = "assistant_only_loss: true\n"  # conversations also contain pr
 _REWARD = '''"""Reward function of the rubric in this folder, for `trl grpo --config grpo.yaml`.
 
 Loading the rubric runs the check files in `code`.
-ASSAY_JUDGE_MODEL sets the model of judge criteria; without it, they are left out of the score.
+ASSAY_JUDGE_MODEL names the model of judge criteria.
 """
 
 import os
@@ -88,9 +92,8 @@ from pathlib import Path
 
 import assay
 
-_judge = os.environ.get("ASSAY_JUDGE_MODEL")
-_rubric = assay.load_rubric(Path(__file__).with_name({rubric!r}), judge_lm=assay.get_lm(_judge) if _judge else None)
-reward = _rubric.trl_reward(inputs={inputs!r}, outputs={outputs!r})
+_rubric = assay.load_rubric(Path(__file__).with_name({rubric!r}), judge_model=os.environ.get("ASSAY_JUDGE_MODEL"))
+reward = _rubric{without}.trl_reward(inputs={inputs!r}, outputs={outputs!r})
 '''
 
 

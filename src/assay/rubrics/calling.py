@@ -1,0 +1,143 @@
+"""How a check is called: with the arguments that it names. A DSPy metric as a check."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN, Task
+from assay.errors import RubricError
+from assay.sources.modules import qualified_name
+from assay.support.awaited import completed
+
+__all__ = ["GIVEN", "MetricCheck", "as_check", "bound", "call", "definition_of"]
+
+GIVEN = ("task", "prediction", "rollout")  # what a check may take, by name or in this order
+_OF_CHECKS = {"task", "rollout"}  # names that parameters of a check have and those of a DSPy metric have not
+_OF_METRICS = {"example", "gold", "pred", "trace", "pred_name", "pred_trace"}  # the reverse
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_MARKERS = {OTHER_COLUMNS, UNKNOWN}
+
+
+def call(check: Callable[..., Any], given: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+    """Calls a check or judge; an async one is awaited.
+
+    Args:
+        given: task, prediction and rollout.
+        arguments: its `with` arguments.
+    """
+    try:
+        fitting = bound(check, given, arguments)
+    except ValueError:  # a builtin without a signature
+        return check(*given, **arguments)
+    return completed(check(*fitting.args, **fitting.kwargs))
+
+
+def bound(check: Callable[..., Any], given: Sequence[Any], arguments: Mapping[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call. Parameters named `task`, `prediction` and `rollout` get these, in any order.
+
+    Required parameters with other names get those of the three that no parameter names, in order; so does `*args`.
+
+    Raises:
+        TypeError: the arguments do not fit the parameters.
+        ValueError: a builtin without a signature.
+    """
+    signature = inspect.signature(check)
+    parameters = [p for p in signature.parameters.values() if p.name not in arguments or p.kind in _SEVERAL]
+    by_name = dict(zip(GIVEN, given, strict=True))
+    unnamed = [value for name, value in by_name.items() if name not in signature.parameters]
+    filled: dict[str, Any] = {}
+    for p in parameters:
+        if p.name in by_name and p.kind not in _SEVERAL:
+            filled[p.name] = by_name[p.name]
+        elif p.kind in _POSITIONAL and p.default is p.empty and unnamed:
+            filled[p.name] = unnamed.pop(0)
+    if not filled and not any(p.kind in _SEVERAL for p in parameters):
+        raise TypeError("it takes none of the three")
+    several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    places = _POSITIONAL if several else _POSITIONAL[:1]
+    in_order = [filled.pop(p.name) for p in parameters if p.kind in places and p.name in filled]
+    return signature.bind(*in_order, *(unnamed if several else ()), **filled, **arguments)
+
+
+def definition_of(check: Any) -> Any:
+    """The function or class in whose source a check is defined."""
+    if isinstance(check, MetricCheck):
+        return definition_of(check.metric)
+    if isinstance(check, functools.partial):
+        return definition_of(check.func)
+    return check if hasattr(check, "__qualname__") else type(check)
+
+
+def _parameters(check: Any) -> list[inspect.Parameter]:
+    """The parameters of a callable; those of `forward` for a `dspy.Module`, `*args` where none are known."""
+    if hasattr(type(check), "forward"):
+        check = object.__getattribute__(check, "forward")  # DSPy warns of `check.forward`
+    try:
+        return list(inspect.signature(check).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+
+
+def as_check(check: Any, *, metric: bool) -> Any:
+    """The callable as a check: a DSPy metric becomes a `MetricCheck`, a class an instance of it.
+
+    Args:
+        metric: whether it is a metric where the names of its parameters do not tell.
+    """
+    if not callable(check) or isinstance(check, MetricCheck):
+        return check
+    if isinstance(check, type):
+        if not any("__call__" in vars(kind) for kind in check.__mro__):
+            return check
+        try:
+            return as_check(check(), metric=metric)
+        except TypeError as error:
+            raise RubricError(
+                f"{qualified_name(check)} cannot be built without arguments ({error}): pass an instance"
+            ) from error
+    names = {parameter.name for parameter in _parameters(check)}
+    if names & _OF_CHECKS or names == {"prediction"}:
+        return check
+    return MetricCheck(check) if metric or names & _OF_METRICS else check
+
+
+class MetricCheck:
+    """A DSPy metric as a check. It is called as `metric(example, prediction)`; further required parameters get None.
+
+    Raises:
+        RubricError: the metric does not take two arguments.
+    """
+
+    def __init__(self, metric: Callable[..., Any]) -> None:
+        self.metric = metric
+        parameters = _parameters(metric)
+        places = [p for p in parameters if p.kind in _POSITIONAL]
+        if len(places) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            raise RubricError(
+                f"{qualified_name(definition_of(metric))} takes ({', '.join(p.name for p in parameters)}): a DSPy "
+                "metric takes (example, pred, trace=None), a check (task, prediction, rollout) or some of them"
+            )
+        rest = [p for p in parameters if p not in places[:2] and p.kind is not p.VAR_POSITIONAL]
+        self._unused = [p.name for p in rest if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        self.__signature__ = inspect.Signature(
+            [
+                *(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in GIVEN),
+                *(p if p.kind is p.VAR_KEYWORD else p.replace(kind=p.KEYWORD_ONLY, default=None) for p in rest),
+            ]
+        )
+
+    def __call__(self, task: Task, prediction: dict[str, Any], rollout: Any, **arguments: Any) -> Any:
+        import dspy
+
+        unused = {name: None for name in self._unused if name not in arguments}
+        return self.metric(example_of(task), dspy.Prediction(prediction), **unused, **arguments)
+
+
+def example_of(task: Task) -> Any:
+    """The `dspy.Example` of a task: metadata, inputs and expected outputs, with its inputs."""
+    import dspy
+
+    metadata = {name: value for name, value in task.metadata.items() if name not in _MARKERS}
+    return dspy.Example({**metadata, **task.inputs, **task.expected}).with_inputs(*task.inputs)
