@@ -29,6 +29,7 @@ from assay.programs.compose import is_agent
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
+from assay.sources.opened import watching
 from assay.support.scrubbing import error_text, message
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
@@ -272,7 +273,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
 
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
-            with sample_scope(self.sample, rollout.task_id), self._settings():
+            with sample_scope(self.sample, rollout.task_id), self._settings(), watching(self.session.program_name):
                 return within_limit(lambda: as_prediction(self.program(**self._given(inputs, rollout))), "the run")
         except DataError as error:  # the task is malformed, which the program found
             error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])

@@ -28,7 +28,7 @@ from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs,
 from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located
 from assay.sources.naming import public
-from assay.sources.opened import watching
+from assay.sources.opened import forget, watching
 from assay.support.places import no_such_file, similar_name
 from assay.support.settings import nearest
 
@@ -187,6 +187,8 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     """
     name = full_name(name)
     target = program_class(name)
+    if config is None:  # an artifact is loaded also while its program is compiled
+        forget(name)
     try:
         with watching(name):  # what its constructor reads is part of its artifact
             program = _built(target, tasks, config)

@@ -24,8 +24,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from assay.sources.artifact_code import check_source
+from assay.sources.artifact_code import around, check_source
 from assay.sources.opened import notice, watching
+from assay.sources.relative import find_files_of
 
 __all__ = [
     "PREFIX",
@@ -66,17 +67,20 @@ class _Namespace:
         package = ModuleType(name)
         package.__path__ = [str(root)]
         sys.modules[name] = package
+        if around(root / "source") is not None:
+            find_files_of(f"{name}.", root)
 
     def fresh(self) -> bool:
         """Whether all files that ran are unchanged."""
         return all(_stamp(path) == stamp for path, stamp in self.files.items())
 
     def has(self, top: str, *, loose: bool = False) -> bool:
-        """Whether the root has a module of this name; with `loose` also a folder of modules without `__init__.py`."""
+        """Whether the root has a module of this name; with `loose` also a folder that is not a regular package, with
+        modules at any depth."""
         if top not in self._has_module:
             spec = PathFinder.find_spec(top, [str(self.root)])
             self._has_module[top] = spec is not None and spec.loader is not None
-        return self._has_module[top] or (loose and next((self.root / top).glob("*.py"), None) is not None)
+        return self._has_module[top] or (loose and next((self.root / top).rglob("*.py"), None) is not None)
 
     def forget(self) -> None:
         """Clear the cache of existing modules: files may have been added."""
