@@ -147,10 +147,10 @@ def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.
     assert report.outcome.winner == "baseline"
     compile_command.print_report(report.to_dict())
     output = capsys.readouterr().out
-    assert "there is nothing to compare it with" in output
+    assert "The sealed test was not opened" in output
     assert "compiled" not in output.partition("winner:")[0]
     assert "gain" not in output
-    assert "there is nothing to compare it with" in (report.artifact / "report.md").read_text()
+    assert "The sealed test was not opened" in (report.artifact / "report.md").read_text()
 
 
 def test_both_sides_of_a_comparison_are_loaded_before_one_is_evaluated(place: Path) -> None:

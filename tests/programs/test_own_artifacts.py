@@ -86,7 +86,7 @@ def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
         compiled(program, tmp_path / f"job{i}")
         for i, program in enumerate([kind(k=3), dspy.ChainOfThought("question -> answer")])
     ]
-    assert assay.load(artifacts[0]).program.k == 3
+    assert assay.load(artifacts[0]).k == 3
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(artifacts[1])(question="?").answer == "4"
     from assay.programs.constructor import constructor_config

@@ -23,6 +23,7 @@ from assay.models import LanguageModel, Meter, Thinking, sample_scope
 from assay.models.error_reasons import error_reason
 from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
 from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
+from assay.models.scope import looping_answers_as_text
 from assay.models.tool_limits import ToolOverTime
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
@@ -273,7 +274,12 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
 
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
-            with sample_scope(self.sample, rollout.task_id), self._settings(), watching(self.session.program_name):
+            with (
+                sample_scope(self.sample, rollout.task_id),
+                looping_answers_as_text(False),
+                self._settings(),
+                watching(self.session.program_name),
+            ):
                 return within_limit(lambda: as_prediction(self.program(**self._given(inputs, rollout))), "the run")
         except DataError as error:  # the task is malformed, which the program found
             error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])

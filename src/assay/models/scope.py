@@ -11,6 +11,8 @@ __all__ = [
     "current_field",
     "current_prices",
     "current_sample",
+    "looping_answers_as_text",
+    "loops_are_text",
     "refusals_end_at_once",
     "sample_scope",
     "spending",
@@ -22,6 +24,7 @@ current_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None
 current_field: ContextVar[str | None] = ContextVar("assay_field", default=None)
 current_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
 current_answers: ContextVar[list[Callable[[], None]] | None] = ContextVar("assay_answers", default=None)
+loops_are_text: ContextVar[bool] = ContextVar("assay_loops", default=False)
 waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 
@@ -39,6 +42,19 @@ def sample_scope(sample: int | None, task_id: str = "") -> Iterator[None]:
         yield
     finally:
         current_sample.reset(token)
+
+
+@contextmanager
+def looping_answers_as_text(value: bool = True) -> Iterator[None]:
+    """Inside, an answer that ends in a loop is a text with the finish reason `length`, as other servers return it.
+
+    For calls that propose prompts. The call is recorded with the failure kind `loop` all the same.
+    """
+    token = loops_are_text.set(value)
+    try:
+        yield
+    finally:
+        loops_are_text.reset(token)
 
 
 @contextmanager

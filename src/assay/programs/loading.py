@@ -16,7 +16,7 @@ from assay.datasets.fields import Fields, allows_none
 from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.code_repair import CodeRepair
-from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.converse import Converse
 from assay.programs.document_answers import AnswerFromDocuments
 from assay.programs.environments.experiment import Experimenter
@@ -231,7 +231,7 @@ def program_fields(program: Any) -> Fields | None:
     the function itself) that have a default. A function with `**` takes all inputs of the program's signatures. The
     type of an input is the annotation of the argument, otherwise that of the signatures' inputs of this name.
     """
-    if isinstance(program, NearestDemos | Configured):
+    if isinstance(program, NearestDemos):
         return program_fields(program.program)
     if isinstance(program, EnsembleProgram):
         return program_fields(program.members[0])
@@ -316,7 +316,7 @@ def program_inputs(program: Any) -> list[str] | None:
         return list(program.input_names) or None
     if isinstance(program, Agent) and program.input_names:
         return list(program.input_names)
-    if isinstance(program, NearestDemos | Configured):
+    if isinstance(program, NearestDemos):
         return program_inputs(program.program)
     if isinstance(program, EnsembleProgram):
         return program_inputs(program.members[0])

@@ -31,15 +31,21 @@ from assay.traces.records import subject_digest
 __all__ = ["keep_artifact", "rehearsed"]
 
 
-def keep_artifact(job: Job, recorded: RecordedProgram, folder: Path, result: Mapping[str, Any], report: str) -> Path:
+def keep_artifact(
+    job: Job, recorded: RecordedProgram, folder: Path, result: Mapping[str, Any], report: str, *, unproven: bool = False
+) -> Path:
     """Writes a job's artifact.
 
     The store keeps the data subjects of its tasks, so that an erasure can name the artifact.
+
+    Args:
+        unproven: whether gate did not show that the program is better than the baseline; the manifest then says so.
     """
     splits, manifest = job.splits, _program_manifest(job, recorded, result)
     manifest["shown"] = demonstrated_tasks(
         recorded.program, job.session.recorder, splits.train + splits.val, parent=job.artifact
     )
+    manifest |= {"unproven": True} if unproven else {}
     path = save_artifact(
         folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=_rubric_files(job)
     )

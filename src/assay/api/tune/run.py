@@ -300,14 +300,23 @@ def _by_policy(
 
 
 def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, apply: str | Path | None) -> None:
-    """Writes the artifact: the best program, or a copy of `apply` with the best parameters."""
+    """Writes the artifact: the best program, or a copy of `apply` with the best parameters.
+
+    If gate did not prove them better, the artifact has the default, and the best program is written beside it.
+    """
     chosen = program_at(job, report.outcome.best.point, config)
     if apply is not None:
         chosen = program_at(job, Point(str(apply), report.best), config)
         report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
-    omitted = ("artifact", "page", "pictures", "importance")
+    omitted = ("artifact", "unproven", "page", "pictures", "importance")
     result = {key: value for key, value in report.to_dict().items() if key not in omitted}
-    report.artifact = keep_artifact(job, chosen, folder, result, as_page(result))
+    text, kept = as_page(result), chosen if report.kept is None or apply is not None else report.kept
+    if kept is not chosen:
+        beside = folder.with_name(f"{folder.name}-unproven")
+        report.unproven = keep_artifact(job, chosen, beside, result, text, unproven=True)
+    report.artifact = keep_artifact(
+        job, kept, folder, result, text, unproven=kept is chosen and report.kept is not None
+    )
 
 
 def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None:
@@ -333,7 +342,7 @@ def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None
 
 
 def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: RecordedProgram) -> None:
-    """Runs the gate, then the sealed test.
+    """Runs the gate, then the sealed test if the tuned program replaces the default.
 
     The tuned program replaces the default if it scores higher, or uses fewer tokens and is not inferior.
     """
@@ -356,9 +365,13 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
             if tried > 1
             else "nothing but the default was tried; it stays"
         )
-    else:
-        report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")
-        report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
+        return
+    report.kept = before
+    report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")
+    report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
+    if not report.replaces:
+        return
+    report.kept = None
     tasks = job.splits.unseal()[: plan.test]
     report.openings = job.openings
     report.test = _compared(report, job, before, after, tasks, "test")
