@@ -27,7 +27,7 @@ from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecas
 from assay.reports.markdown import compile_markdown
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import program_settings, resolve_model, resolve_program
+from assay.runs.arguments import program_settings, refuse_function, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import artifact_place
@@ -35,6 +35,7 @@ from assay.runs.preflight import checked, require_predictors
 from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
 from assay.runs.unused import unused_settings
+from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
@@ -140,6 +141,7 @@ def compile(
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
     program = resolve_program(program)
+    refuse_function(program)
     lm, settings = resolve_model(program, lm, options)
     config = program_settings(CompileSettings, program, rubric, data, lm, settings)
     decisions = replace(config.decisions, gate=gate, test=test)
@@ -229,7 +231,7 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
 
 
 def _artifact_name(job: Job, config: CompileSettings) -> str:
-    class_name = job.session.program_name.rpartition(":")[2].lower()
+    class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
     return f"{class_name}-{config.optimizer.rpartition(':')[2].lower()}"
 
 

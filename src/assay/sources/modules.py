@@ -40,6 +40,7 @@ __all__ = [
     "qualified_name",
     "relocated",
     "root_of",
+    "without_call",
 ]
 
 PREFIX = "assay_source_"
@@ -285,8 +286,13 @@ def _check_resolved(name: str) -> None:
         places = list(spec.submodule_search_locations or [])
 
 
+def without_call(name: str) -> str:
+    """A name without the arguments of `file.py:NAME(k=3)`."""
+    return name.partition("(")[0] if name.endswith(")") and ":" in name.partition("(")[0] else name
+
+
 def located(name: str, *, folder: Path | None = None) -> tuple[ModuleType, str]:
-    """Module and attribute that `file.py:NAME` or `package.module:NAME` names.
+    """Module and attribute that `file.py:NAME` or `package.module:NAME` names, also with arguments: `NAME(k=3)`.
 
     Args:
         folder: folder that file names are relative to; None: the working directory.
@@ -297,7 +303,7 @@ def located(name: str, *, folder: Path | None = None) -> tuple[ModuleType, str]:
     """
     if (check := _check.get()) is not None:
         check(name if folder is None or not name.rpartition(":")[0].endswith(".py") else str(folder / name))
-    module_name, _, attribute = _moved.get().get(name, name).rpartition(":")
+    module_name, _, attribute = without_call(_moved.get().get(name, name)).rpartition(":")
     if module_name.endswith(".py"):
         return load_source((folder or Path()) / module_name), attribute
     return import_named(module_name, folders=[folder] if folder is not None else []), attribute

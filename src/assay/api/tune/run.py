@@ -55,6 +55,7 @@ from assay.runs.preflight import checked
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
 from assay.runs.unused import unused_settings
+from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.traces import url_without_password
@@ -120,7 +121,7 @@ def tune(
         report.notes += warnings
         if report.stopped is None:
             job.status = "done"
-        name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
+        name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
         _save(report, job, config, artifact_place(store, out, name), apply)
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
