@@ -86,7 +86,7 @@ def test_inferred_rules_do_not_change_the_users_program(place: Path) -> None:
         sizes={"train": 12, "val": 6, "gate": 5, "test": 5},
     ).to_dict()  # fmt: skip
     assert program.signature.instructions == instructions
-    assert data["candidates"][0]["score"] == 0  # the model adds two only where instructions say so
+    assert data["candidates"][0]["val_score"] == 0  # the model adds two only where instructions say so
 
 
 @pytest.mark.parametrize(

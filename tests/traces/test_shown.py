@@ -147,7 +147,7 @@ def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], pro
 
 
 def test_calls_of_a_loaded_artifact_record_the_tasks_of_its_demonstrations(job: dict[str, Any]) -> None:
-    made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
+    made = assay.compile("p.py:One", optimizer="labeled", out="a", gate=False, **job)
     Path("other.jsonl").write_text(
         "".join(
             json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60)

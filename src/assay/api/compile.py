@@ -224,7 +224,7 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
     outcome = CompileOutcome(
         job.recorded, compiled, stored["winner"], stored["candidates"], [], stored["stopped"],
         replaces=stored["replaces"],
-        notes=stored["notes"], failed=stored["failed"], gated=False,  # its program is the result
+        notes=stored["notes"], failed=stored.get("failed"), gated=False,  # its program is the result
         gate=Gain.of(stored["gate"]), test_gain=Gain.of(stored["test"]["gain"]),
     )  # fmt: skip
     return CompileReport(Path(stored["artifact"]), outcome, job.session.meter, config, stored=stored, run_id=job.run_id)

@@ -94,7 +94,7 @@ def gain_claim(low: float, high: float, openings: Mapping[str, int] | None = Non
         openings: `Openings.to_dict()` where the gain is one on the sealed test.
     """
     if low <= 0 <= high:
-        return "no proven difference (the interval holds zero)"
+        return "no significant difference"
     claim = "a gain" if low > 0 else "a loss"
     if openings and openings["this_store"] > 1:
         return f"an indication of {claim}, no proof: the test was opened {counted(openings['this_store'], 'times')}"
@@ -103,7 +103,7 @@ def gain_claim(low: float, high: float, openings: Mapping[str, int] | None = Non
 
 def why_sealed(report: Mapping[str, Any]) -> str:
     """Why the sealed test has no result in the report of a compile or tune."""
-    if report["test_openings"]:
+    if report.get("test_openings"):
         return "The sealed test was opened, and the run ended before it had a result."
     if report["stopped"]:
         return "The sealed test was not opened: the run was stopped before."
@@ -147,7 +147,7 @@ def compile_markdown(
         ]
         claim = ""
         if gain and gain["low"] is not None:
-            claim = f": {gain_claim(gain['low'], gain['high'], data['test_openings'])}"
+            claim = f": {gain_claim(gain['low'], gain['high'], data.get('test_openings'))}"
         lines += ["", f"Gain, paired: {with_interval(gain)}{claim}." if gain else "", openings, ""]
     if gate:
         verdict = (
