@@ -299,7 +299,7 @@ def _on_path(dotted: Sequence[str], roots: list[Path]) -> Iterator[Path]:
     if next(importlib.metadata.distributions(name=dotted[0]), None) is not None:
         return
     folder = top.parent.parent if top.name == "__init__.py" else top.parent
-    if any(folder.is_relative_to(root) for root in roots):
+    if folder not in roots and any(folder.is_relative_to(root) for root in roots):
         roots.insert(1, folder)
     yield from _files_of(dotted, [folder])
 

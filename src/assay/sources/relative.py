@@ -48,7 +48,7 @@ def _or_beside(function: Callable[..., Any]) -> Callable[..., Any]:
         except FileNotFoundError:
             mode = options.get("mode", arguments[1] if len(arguments) > 1 else "r")
             writes = isinstance(mode, str) and set(mode) & set("wax+")
-            if not arguments or writes or (file := _beside(arguments[0])) is None:
+            if not arguments or writes or options.get("dir_fd") is not None or (file := _beside(arguments[0])) is None:
                 raise
         return function(file, *arguments[1:], **options)
 
@@ -76,7 +76,7 @@ def _beside(path: Any) -> str | None:
     frame = sys._getframe(2)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        home = next((home for prefix, home in _homes.items() if module.startswith(prefix)), None)
+        home = next((home for prefix, home in tuple(_homes.items()) if module.startswith(prefix)), None)
         if home is not None:
             file = os.path.normpath(home / name)
             return file if file.startswith(f"{home}{os.sep}") and Path(file).exists() else None
