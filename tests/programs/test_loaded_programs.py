@@ -139,7 +139,7 @@ def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path
     loaded = assay.load(compiled(f"{tmp_path}/p.py:QA", tmp_path / "job"))
     with dspy.context(lm=scripted_lm(answer)):
         assert asyncio.run(loaded.acall(question="?")).answer == "async 4"
-    assert loaded.program.other.lm.model == "openai/of-its-own"
+    assert loaded.other.lm.model == "openai/of-its-own"
 
 
 def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(

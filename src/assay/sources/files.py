@@ -99,6 +99,7 @@ class SourceFiles:
     def _take_opened(self, file: Path, written: str, root: Path, without: Collection[Path]) -> None:
         if not is_user_file(file) or file.suffix in _CODE:
             return
+        file = file if file.is_relative_to(root) else file.resolve()
         if not file.is_relative_to(root):
             if not _is_of_the_machine(file) and not _is_below(file, without):
                 self.missing.append(f"it reads {written}, which is outside of its folder {root}")
