@@ -160,6 +160,15 @@ def test_a_program_whose_artifact_would_not_run_elsewhere_is_refused_before_the_
     assert compiled_in(home, files, "agents/qa.py:QA", portable=False).artifact.is_dir()
 
 
+@pytest.mark.parametrize("preflight", [True, False])
+def test_a_file_outside_that_only_a_later_task_reads_is_named_at_the_end(home: Path, preflight: bool) -> None:
+    mark = "open('above.txt').read() if question == 'What is 5 + 0?' else ''"  # the second task of val
+    files = {"agents/qa.py": program(mark), "above.txt": "F"}
+    with pytest.raises(ArtifactError, match="above"):
+        compiled_in(home, files, "agents/qa.py:QA", preflight=preflight)
+    assert (home / "artifact" / "manifest.json").is_file()
+
+
 def test_settings_of_the_environment_are_no_files_of_the_program(home: Path) -> None:
     top = "if Path('.env').exists():\n    os.environ |= {'COLOR': Path('.env').read_text()}"
     report = compiled_in(home, {"agent.py": program("''", top=top), ".env": "red"}, "agent.py:QA")

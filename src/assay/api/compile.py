@@ -28,7 +28,7 @@ from assay.reports.markdown import compile_markdown
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, refuse_function, resolve_model, resolve_program
-from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import artifact_place
 from assay.runs.preflight import checked, require_predictors
@@ -163,6 +163,7 @@ def compile(
         _save(job, report, place, words)
         _require_model(report)
         finished.keep(report.to_dict())
+        require_portable(job, report.artifact)
     report.unrecorded, report.dropped_rows = job.session.recorder.unrecorded, job.store.not_stored
     return report
 

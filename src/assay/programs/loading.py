@@ -7,6 +7,7 @@ import inspect
 import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -188,11 +189,12 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     """
     name = full_name(name)
     target, arguments = program_class(name), arguments_in(name)
+    from_artifact = config is not None  # whose files are those that it carries
     config = {**arguments, **(config or {})} if arguments else config
-    if config is None:  # an artifact is loaded also while its program is compiled
+    if not from_artifact:
         forget(name)
     try:
-        with watching(name):  # what its constructor reads is part of its artifact
+        with nullcontext() if from_artifact else watching(name):  # what its constructor reads
             program = _built(target, tasks, config)
     except ProgramError:
         raise

@@ -28,7 +28,7 @@ from assay.support.package import __version__
 from assay.support.scrubbing import error_text
 from assay.traces.records import subject_digest
 
-__all__ = ["keep_artifact", "rehearsed"]
+__all__ = ["keep_artifact", "rehearsed", "require_portable"]
 
 
 def keep_artifact(
@@ -98,6 +98,17 @@ def rehearsed(job: Job) -> list[str]:
     for note in notes:
         session.progress.say(f"note: {note}")
     return notes
+
+
+def require_portable(job: Job, path: Path) -> None:
+    """Checks a job's artifact for what its runs read only after the rehearsal, or without one.
+
+    Raises:
+        ArtifactError: it needs files or modules that it does not contain, and `portable` is set.
+    """
+    missing = source_of(job.recorded.program, job.session.program_name, data=_data(job)).missing
+    if missing and job.config.portable:
+        raise ArtifactError(f"{_not_portable(missing[0])}. The artifact and its report are in {path}")
 
 
 def _not_portable(reason: str) -> str:

@@ -47,7 +47,7 @@ from assay.programs.budgets import thresholds_of
 from assay.rubrics import Rubric
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
-from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import artifact_place
@@ -126,6 +126,7 @@ def tune(
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
         finished.keep(report.to_dict())
+        require_portable(job, report.artifact)
     return report
 
 
