@@ -297,7 +297,7 @@ def _on_path(dotted: Sequence[str], roots: list[Path]) -> Iterator[Path]:
     file = getattr(sys.modules.get(dotted[0]), "__file__", None)
     if file is None or not is_user_file(top := Path(file).resolve()) or top.suffix != ".py":
         return
-    if next(importlib.metadata.distributions(name=dotted[0]), None) is not None:
+    if any(True for _ in importlib.metadata.distributions(name=dotted[0])):
         return
     folder = top.parent.parent if top.name == "__init__.py" else top.parent
     if folder not in roots and any(folder.is_relative_to(root) for root in roots):

@@ -30,7 +30,7 @@ def find_files_of(prefix: str, home: Path) -> None:
 
 
 def _install() -> None:
-    builtins.open = io.open = _or_beside(builtins.open)  # type: ignore[assignment]
+    builtins.open = io.open = _or_beside(builtins.open)
     for name in ("stat", "lstat", "listdir", "scandir"):
         function = getattr(os, name)
         setattr(os, name, extended := _or_beside(function))
