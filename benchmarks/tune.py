@@ -112,8 +112,8 @@ def tuned(task: str, seed: int, trials: int, folder: Path, artifact: str | None)
         "tokens": test["tokens"],
         "gate": report["gate"],
         "replaces": report["replaces"],
-        **{side: {key: test[side][key] for key in fields} for side in ("default", "tuned")},
-        "metrics": {side: test[side]["metrics"] for side in ("default", "tuned")},
+        **{side: test[side] and {key: test[side][key] for key in fields} for side in ("default", "tuned")},
+        "metrics": {side: test[side] and test[side]["metrics"] for side in ("default", "tuned")},
         "importance": report["importance"],
         "calls": report["calls"],
     }

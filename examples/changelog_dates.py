@@ -45,15 +45,17 @@ def dates(folder: Path) -> dict[str, str]:
 
 def result(report: Mapping[str, Any]) -> dict[str, Any]:
     """What `--json` prints of a compile: the score and the criteria on the held-out dates, under the same keys
-    `before` and `after`."""
+    `before` and `after`; None where the baseline was kept, and the test therefore not opened."""
     test = report["test"]
-    before, after = ({"score": side["score"], **side["criteria"]} for side in (test["baseline"], test["compiled"]))
+    before, after = (
+        side and {"score": side["score"], **side["criteria"]} for side in (test["baseline"], test["compiled"])
+    )
     return {
         "before": before,
         "after": after,
         "gain": test["gain"],
         "winner": report["winner"],
-        "n": test["baseline"]["n"],
+        "n": test["baseline"] and test["baseline"]["n"],
     }
 
 
@@ -95,6 +97,9 @@ def main() -> None:
         print(json.dumps(outcome))
         return
     before, after, gain = outcome["before"], outcome["after"], outcome["gain"]
+    if gain is None:
+        print(f"winner: {outcome['winner']}; the baseline is kept, and the sealed test was not opened")
+        return
     print(f"{outcome['n']} sealed dates; winner: {outcome['winner']}")
     for name, value in before.items():
         print(f"  {name:8} {100 * value:5.0f} % -> {100 * after[name]:5.0f} %")

@@ -77,12 +77,18 @@ def test_examples_that_compare_print_the_same_keys_before_and_after(
 
 def test_examples_that_compile_or_tune_print_the_same_keys_before_and_after(own_folder: Path) -> None:
     compiled = assay.compile(
-        dspy.Predict("question -> answer"), **job(), optimizer="labeled", out=own_folder / "a"
+        dspy.Predict("question -> answer"), **job(), optimizer="labeled", out=own_folder / "a", gate=False
     ).to_dict()
-    same_keys(example("changelog_dates").result(compiled), "right")
+    result = example("changelog_dates").result
+    if compiled["winner"] == "baseline":
+        assert (result(compiled)["before"], result(compiled)["after"]) == (None, None)
+    else:
+        same_keys(result(compiled), "right")
     searched = assay.tune(dspy.Predict("question -> answer"), **job(), trials=2, sizes={"val": 2}).to_dict()
     impact = example("parameter_impact_example")
-    same_keys(impact.sides(searched), "tokens_per_task", "parameters")
+    before, after = impact.sides(searched).values()
+    assert before.keys() == after.keys() >= {"score", "tokens_per_task", "parameters"}
+    assert searched["replaces"] or before["score"] is None  # the test is opened only for a program that is better
     assert impact.sides(None) == {"before": None, "after": None}
 
 

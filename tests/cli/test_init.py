@@ -51,8 +51,9 @@ def test_new_project_compiles_with_its_settings(tmp_path: Path, monkeypatch: pyt
     report = assay.compile(
         **settings, lm=scripted_lm(lambda request: "label: bug"), optimizer="labeled", threads=1
     ).to_dict()
-    assert report["test"]["baseline"]["n"] >= 5
-    assert 0 < report["test"]["baseline"]["score"] < 1
+    baseline = report["candidates"][0]
+    assert baseline["n"] >= 5
+    assert 0 < baseline["val_score"] < 1
 
 
 SMALL = "max_search_calls = 12\nval_size = 4\ngate_size = 5\ntest_size = 5"

@@ -10,6 +10,7 @@ from dspy import lm15
 from assay.errors import ConfigError, FailureKind, LoopStopped
 from assay.models import Call, ResponseCache, get_lm
 from assay.models.failures import failure_of_program, is_agent_failure
+from assay.models.scope import looping_answers_as_text
 from assay.programs.tool_agent import ToolAgent
 from assay.testing.fakes import scripted_lm
 
@@ -84,6 +85,18 @@ def test_a_cached_loop_fails_again_without_a_call(tmp_path: Any) -> None:
     assert lm.scripted.calls == 1
     assert [call.cached for call in calls] == [False, True]
     assert {call.failure for call in calls} == {FailureKind.LOOP}
+
+
+def test_a_loop_is_a_text_where_prompts_are_proposed_and_is_recorded_as_a_loop(tmp_path: Any) -> None:
+    calls: list[Call] = []
+    lm = looping(LOOP, cache=ResponseCache(tmp_path / "c"), observers=[calls.append])
+    with looping_answers_as_text():
+        assert [lm("add"), lm("add")] == [[LOOP], [LOOP]]
+        with looping_answers_as_text(False), pytest.raises(LoopStopped):
+            lm("add")
+    assert [(call.failure, call.cached) for call in calls] == [
+        (FailureKind.LOOP, cached) for cached in (False, True, True)
+    ]
 
 
 def test_hosted_models_cannot_be_stopped() -> None:

@@ -92,7 +92,8 @@ def test_failing_optimizer_leaves_the_plain_program_and_a_note(tmp_path: Path) -
     )
     sys.path.insert(0, str(tmp_path))
     data = compile_it("broken:Broken", tmp_path).to_dict()
-    assert (data["winner"], data["test"]["compiled"]["n"]) == ("baseline", 12)
+    assert (data["winner"], data["test"]["compiled"]) == ("baseline", None)
+    assert data["failed"].startswith("broken:Broken failed: KeyError")
     assert any(note.startswith("broken:Broken failed: KeyError: 'lost'") for note in data["notes"])
 
 
@@ -153,7 +154,7 @@ def test_missing_package_ends_the_run_without_a_score(tmp_path: Path) -> None:
 
 def test_calls_are_stored_and_not_held_in_memory(tmp_path: Path) -> None:
     report = compile_it("labeled", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
-    assert report.meter.usage.calls > 20
+    assert report.meter.usage.calls > 10
     assert report.outcome.baseline.session.lm.history == []
 
 

@@ -139,7 +139,7 @@ def test_compile_fits_a_policy_on_val_and_stores_it_in_the_artifact(tmp_path: An
     note = next(note for note in report.outcome.notes if "thinking policy" in note)
     # without probabilities, every other policy needs more calls
     assert note == "thinking policy stays 'thinks once': no other saves tokens"
-    assert assay.load(tmp_path / "a").policy == ThinkingPolicy()
+    assert assay.load(report.unproven).policy == ThinkingPolicy()
     assert [row["name"] for row in report.outcome.candidates][-1].endswith("thinks once")
 
 

@@ -22,7 +22,7 @@ from assay.programs import (
     load_program,
     program_inputs,
 )
-from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured
 from assay.programs.estimate import choice_probabilities
 from assay.programs.parameters import reasoning_tokens
 from assay.testing import scripted_lm
@@ -232,7 +232,7 @@ def test_programs_are_loaded_by_name_file_and_module(tmp_path: Path) -> None:
     for composed in (
         NearestDemos(mine, [{"key": "x", "demos": {}}]),
         EnsembleProgram([mine]),
-        Configured(mine, "json", None),
+        configured(mine.deepcopy(), CallSettings(prompt_format="json")),
     ):
         assert program_inputs(composed) == ["a", "b"]
     assert program_inputs(load_program("math_qa")) == ["question"]

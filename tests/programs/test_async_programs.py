@@ -103,7 +103,7 @@ def test_an_asynchronous_module_is_compiled_and_its_artifact_runs(file: str, nam
         prompt_format="json",
         out=tmp_path / "artifact",
     )
-    assert report.to_dict()["test"]["compiled"]["score"] == 1.0
+    assert report.to_dict()["candidates"][0]["val_score"] == 1.0
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(report.artifact)(question="?").answer == "4"
         assert asyncio.run(assay.load(report.artifact).acall(question="?")).answer == "4"

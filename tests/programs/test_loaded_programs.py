@@ -84,10 +84,10 @@ def nearest_winner(folder: Path) -> Any:
     report = assay.compile(
         f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(demonstrated),
         optimizer="knn", demos=1, prompt_format="json",
-        out=folder / "artifact", store=folder / "s" / "a.db",
+        out=folder / "artifact", store=folder / "s" / "a.db", gate=False,
     )  # fmt: skip
     loaded = assay.load(report.artifact)
-    assert (report.outcome.winner, type(loaded.program).__name__) == ("knn", "NearestDemos")
+    assert (report.outcome.winner, type(loaded).__name__) == ("knn", "NearestDemos")
     return loaded
 
 
@@ -139,7 +139,7 @@ def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path
     loaded = assay.load(compiled(f"{tmp_path}/p.py:QA", tmp_path / "job"))
     with dspy.context(lm=scripted_lm(answer)):
         assert asyncio.run(loaded.acall(question="?")).answer == "async 4"
-    assert loaded.program.other.lm.model == "openai/of-its-own"
+    assert loaded.other.lm.model == "openai/of-its-own"
 
 
 def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +86,7 @@ def test_instances_are_rebuilt_with_their_arguments(tmp_path: Path) -> None:
         compiled(program, tmp_path / f"job{i}")
         for i, program in enumerate([kind(k=3), dspy.ChainOfThought("question -> answer")])
     ]
-    assert assay.load(artifacts[0]).program.k == 3
+    assert assay.load(artifacts[0]).k == 3
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(artifacts[1])(question="?").answer == "4"
     from assay.programs.constructor import constructor_config
@@ -171,7 +170,7 @@ def test_files_that_the_program_reads_are_in_its_artifact(tmp_path: Path) -> Non
     assert in_another_place(repeated, tmp_path / "farther", code) == "4! Add up."
 
 
-def test_secrets_databases_data_and_outside_files_are_reported_and_not_copied(tmp_path: Path) -> None:
+def test_secrets_data_and_outside_files_are_reported_and_not_copied(tmp_path: Path) -> None:
     name = write_reader(tmp_path / "p")
     for secret in (".env", "api_secret.txt", "rows.db"):
         (tmp_path / "p" / secret).write_text("KEY=1")
@@ -185,19 +184,21 @@ def test_secrets_databases_data_and_outside_files_are_reported_and_not_copied(tm
         out=tmp_path / "artifact",
         lm=scripted_lm(answer),
         optimizer="labeled",
+        portable=False,
     )
     assert sorted(json.loads((report.artifact / "manifest.json").read_text())["source"]["files"]) == [
         "agent.py",
         "conf/suffix.json",
         "prompt.txt",
+        "rows.db",
     ]
-    for file in (".env", "api_secret.txt", "rows.db", "rows.jsonl"):
+    assert any("above.txt" in note for note in report.to_dict()["notes"])
+    for file in (".env", "api_secret.txt", "rows.jsonl"):
         assert any(f"reads {file}, which its artifact does not contain" in note for note in report.to_dict()["notes"])
     assert "api_secret.txt" in (report.artifact / "report.md").read_text()
 
 
 HIDDEN = """
-import sqlite3
 from importlib import import_module
 from pathlib import Path
 
@@ -211,19 +212,20 @@ class QA(dspy.Module):
     def forward(self, question):
         name = "plug"
         mark = import_module(f"{name}in").MARK
-        with sqlite3.connect(Path(__file__).parent / "prices.db") as store:
-            store.execute("select * from prices").fetchall()
+        (Path.cwd() / "prices.txt").read_text()
         return dspy.Prediction(answer=mark + self.answer(question=question).answer)
 """
 
 
-def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_path: Path) -> None:
+def test_files_missing_from_the_artifact_are_reported_before_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "agent.py").write_text(HIDDEN)
     (tmp_path / "p" / "plugin.py").write_text("import helper\nMARK = '-'\n")
     (tmp_path / "p" / "helper.py").write_text("")
-    with sqlite3.connect(tmp_path / "p" / "prices.db") as store:
-        store.execute("create table prices (price)")
+    (tmp_path / "prices.txt").write_text("1")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "r.yaml").write_text(RUBRIC)
     messages: list[tuple[str, int]] = []
 
@@ -235,10 +237,10 @@ def test_files_missing_from_the_artifact_are_reported_before_the_first_call(tmp_
     report = assay.compile(
         f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact",
         lm=lm, optimizer="labeled",
-        progress=CapturedProgress(),
+        progress=CapturedProgress(), portable=False,
     )  # fmt: skip
-    assert [note for note in report.to_dict()["notes"] if "no such table: prices" in note and "ARTIFACT_FILES" in note]
-    assert [calls for text, calls in messages if "no such table" in text] == [1]  # that of the preflight
+    assert [note for note in report.to_dict()["notes"] if "prices.txt" in note and "ARTIFACT_FILES" in note]
+    assert {calls for text, calls in messages if "prices.txt" in text} == {1}  # that of the preflight
     assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
 
 

@@ -197,7 +197,7 @@ def test_reports_have_a_one_line_repr_and_escape_their_html(tmp_path: Path) -> N
         lm=scripted_lm(as_answer),
         out=tmp_path / "<b>",
     )
-    assert "gain=" in repr(compiled)
+    assert "winner=" in repr(compiled)
     output = compiled._repr_html_()
     assert "&lt;b&gt;" in output
     assert "<b>" not in output

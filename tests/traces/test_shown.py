@@ -126,7 +126,7 @@ def test_a_demonstration_of_a_later_step_is_found_by_its_earlier_prompt() -> Non
 @pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
 @pytest.mark.slow
 def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], program: str, optimizer: str) -> None:
-    made = assay.compile(f"p.py:{program}", optimizer=optimizer, out="a", **job)
+    made = assay.compile(f"p.py:{program}", optimizer=optimizer, out="a", gate=False, **job)
     with Store(job["store"]) as store:
         stored = [store.rollout(r.id) for r in store.rollouts()]
     checked = 0
@@ -147,7 +147,7 @@ def test_calls_record_the_tasks_of_their_demonstrations(job: dict[str, Any], pro
 
 
 def test_calls_of_a_loaded_artifact_record_the_tasks_of_its_demonstrations(job: dict[str, Any]) -> None:
-    made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
+    made = assay.compile("p.py:One", optimizer="labeled", out="a", gate=False, **job)
     Path("other.jsonl").write_text(
         "".join(
             json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60)
@@ -188,7 +188,7 @@ def test_only_demonstrations_in_the_prompt_are_shown() -> None:
 
 @pytest.mark.slow
 def test_calls_with_nearest_demonstrations_record_only_those_in_the_prompt(job: dict[str, Any]) -> None:
-    made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", **job)
+    made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", gate=False, **job)
     Path("other.jsonl").write_text(
         "".join(
             json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60)

@@ -6,6 +6,7 @@ Combines data, model, rubric with judges, program, optimizer and artifact. Does 
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,21 +19,23 @@ from assay.deployment.artifact import check_place, runnable
 from assay.errors import AssayError, ModelError
 from assay.evaluation import Gain, Progress, RecordedProgram, default_progress
 from assay.evaluation.session import Measured
-from assay.models import Meter
+from assay.models import Meter, get_lm
+from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
 from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
 from assay.reports.markdown import compile_markdown
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import program_settings, resolve_model, resolve_program
-from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.arguments import program_settings, refuse_function, resolve_model, resolve_program
+from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import artifact_place
 from assay.runs.preflight import checked, require_predictors
 from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
 from assay.runs.unused import unused_settings
+from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
@@ -55,13 +58,16 @@ class CompileReport(ReportRepr):
     openings: Openings | None = None  # of the test split
     stored: Mapping[str, Any] | None = None  # stored report of a run that had already ended
     run_id: str = ""
+    own_lm: Callable[[], Any] | None = None  # the model of `program` if none is configured in DSPy
+    unproven: Path | None = None  # artifact of the winner on val that gate did not prove better
     rows: RowFindings = NO_ROWS
 
     @property
     def program(self) -> dspy.Module:
         if self.stored is not None:
             return load(self.artifact)
-        return runnable(self.outcome.compiled.program, self.outcome.compiled.settings)
+        result = self.outcome.result
+        return runnable(result.program.deepcopy(), result.settings, self.own_lm)
 
     def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:
@@ -69,6 +75,7 @@ class CompileReport(ReportRepr):
         usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
         return {
             "artifact": str(self.artifact),
+            "unproven": None if self.unproven is None else str(self.unproven),
             "optimizer": self.config.optimizer,
             "winner": outcome.winner,
             "search_calls": search.calls,
@@ -83,6 +90,7 @@ class CompileReport(ReportRepr):
             "replaces": outcome.replaces,
             "gate": outcome.gate.to_dict() if outcome.gate else None,
             "stopped": outcome.stopped,
+            "failed": outcome.failed,
             "candidates": outcome.candidates,
             "notes": outcome.notes,
             "test": {
@@ -133,6 +141,7 @@ def compile(
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
     program = resolve_program(program)
+    refuse_function(program)
     lm, settings = resolve_model(program, lm, options)
     config = program_settings(CompileSettings, program, rubric, data, lm, settings)
     decisions = replace(config.decisions, gate=gate, test=test)
@@ -149,13 +158,21 @@ def compile(
             job.end_as_before(stored)
             return _as_stored(job, config, stored)
         report = _compiled(job, config, search, progress)
-        report.run_id = job.run_id
+        report.run_id, report.own_lm = job.run_id, partial(_model_of, lm, config)
         place = artifact_place(store, out, _artifact_name(job, config))
-        report.artifact = _save(job, report, place, words)
+        _save(job, report, place, words)
         _require_model(report)
         finished.keep(report.to_dict())
+        require_portable(job, report.artifact)
     report.unrecorded, report.dropped_rows = job.session.recorder.unrecorded, job.store.not_stored
     return report
+
+
+def _model_of(lm: dspy.LM | None, config: CompileSettings) -> dspy.LM:
+    """The model that a job was given, or one by the name that it was given."""
+    if lm is not None:
+        return lm
+    return get_lm(config.model, **Endpoint(config.api_base, config.api_key_env).client(config.model))
 
 
 def _require_model(report: CompileReport) -> None:
@@ -208,14 +225,14 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
     outcome = CompileOutcome(
         job.recorded, compiled, stored["winner"], stored["candidates"], [], stored["stopped"],
         replaces=stored["replaces"],
-        notes=stored["notes"],
+        notes=stored["notes"], failed=stored.get("failed"), gated=False,  # its program is the result
         gate=Gain.of(stored["gate"]), test_gain=Gain.of(stored["test"]["gain"]),
     )  # fmt: skip
     return CompileReport(Path(stored["artifact"]), outcome, job.session.meter, config, stored=stored, run_id=job.run_id)
 
 
 def _artifact_name(job: Job, config: CompileSettings) -> str:
-    class_name = job.session.program_name.rpartition(":")[2].lower()
+    class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
     return f"{class_name}-{config.optimizer.rpartition(':')[2].lower()}"
 
 
@@ -245,9 +262,14 @@ def _estimate_line(guess: Estimate, config: CompileSettings) -> str:
     )
 
 
-def _save(job: Job, report: CompileReport, folder: Path, words: Callable[[str], str]) -> Path:
-    result = {key: value for key, value in report.to_dict().items() if key != "artifact"}
-    return keep_artifact(job, report.outcome.compiled, folder, result, _markdown(report, words))
+def _save(job: Job, report: CompileReport, folder: Path, words: Callable[[str], str]) -> None:
+    """Writes the artifact of the result, and one of a winner on val that is unproven."""
+    result = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "unproven")}
+    text, outcome = _markdown(report, words), report.outcome
+    if outcome.unproven:
+        beside = folder.with_name(f"{folder.name}-unproven")
+        report.unproven = keep_artifact(job, outcome.compiled, beside, result, text, unproven=True)
+    report.artifact = keep_artifact(job, outcome.result, folder, result, text)
 
 
 def _markdown(report: CompileReport, words: Callable[[str], str]) -> str:

@@ -19,7 +19,7 @@ from assay.models.error_reasons import error_reason
 from assay.models.roles import Endpoint
 from assay.programs import load_program, program_fields, program_inputs, program_version
 from assay.programs.budgets import check_budget, set_thinking
-from assay.programs.compose import Configured, is_agent
+from assay.programs.compose import CallSettings, configured, is_agent
 from assay.programs.isolation import running
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
@@ -120,8 +120,7 @@ def predictor(
     artifact = load_artifact(program) if is_artifact(program) else None
     budget = Thinking.of(config.thinking)
     built: Any = artifact.runnable(budget) if artifact else _uncompiled(program, budget)
-    inner = artifact.program if artifact else built.program if isinstance(built, Configured) else built
-    fields = program_fields(inner)
+    fields = program_fields(built)
     if columns and fields is not None:
         if missing := fields.missing(columns):
             raise missing_inputs("the data", missing, columns)
@@ -136,7 +135,7 @@ def predictor(
         if artifact:
             check_pinned(artifact, lm)
         if budget is not None:
-            check_budget(inner, lm, budget, prompt_format=artifact.settings["adapter"] if artifact else None)
+            check_budget(built, lm, budget, prompt_format=artifact.settings["adapter"] if artifact else None)
 
         def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
             if where is not None:
@@ -149,7 +148,7 @@ def predictor(
                 phase="run", program=artifact.manifest["program"] if artifact else str(program),
                 inputs=json_value(inputs, placeholders=True),
                 model=name,
-                program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
+                program_version=program_version(built, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
             with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
@@ -184,7 +183,7 @@ def _uncompiled(program: str, thinking: Thinking | None) -> dspy.Module:
     if thinking is None:
         return loaded
     set_thinking(loaded, thinking)
-    return loaded if is_agent(loaded) else Configured(loaded, None, None, thinking=thinking)
+    return loaded if is_agent(loaded) else configured(loaded, CallSettings(thinking=thinking))
 
 
 def _endpoint(config: RunSettings, artifact: Artifact | None) -> Endpoint:

@@ -57,34 +57,37 @@ def command(program: str | None, **values: Any) -> None:
     if page is not None:
         write_compile_page(page, report, store=store, words=in_flags)
     require_coverage(data)
+    if data["failed"]:
+        click.get_current_context().exit(1)
 
 
 def print_report(data: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from assay.reports.markdown import NOTHING_TO_COMPARE
+    from assay.reports.markdown import why_sealed
 
     rich = rich_console()
     before, after, gain = (data["test"][key] for key in ("baseline", "compiled", "gain"))
     if before and after and gain:
-        alone = data["winner"] == "baseline"
-        sides = [after] if alone else [before, after]
+        sides = [before, after]
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
         table.add_column("", justify="left")
-        for column in ("baseline", "compiled")[: len(sides)]:
+        for column in ("baseline", "compiled"):
             table.add_column(column, justify="right")
         for label, *cells, style in table_rows(sides):
             table.add_row(label, *cells, style=style)
         rich.print(table)
         warn_of_failures(rich, after)
-        rich.print(NOTHING_TO_COMPARE if alone else _gain_line(gain))
+        rich.print(_gain_line(gain, data["test_openings"]))
+    else:
+        rich.print(why_sealed(data))
     print_openings(rich, data["test_openings"])
     gate = data["gate"]
     if gate:
         verdict = (
             "the compiled program replaces the baseline"
             if data["replaces"]
-            else "no proof on gate that it is better: keep the baseline; the artifact holds the unproven program"
+            else "no proof on gate that it is better: the baseline is kept, in the artifact too"
         )
         rich.print(
             f"gate ({gate['n']} tasks): {signed(gate['mean'])}, 95 % [{signed(gate['low'])}, {signed(gate['high'])}]: "
@@ -92,7 +95,9 @@ def print_report(data: dict[str, Any]) -> None:
         )
     elif data["winner"] != "baseline":
         rich.print(
-            "gate: not decided, so nothing proves that the artifact's program is better: keep the baseline",
+            "gate: not decided, so nothing proves that the compiled program is better: the baseline is kept"
+            if data["unproven"]
+            else "gate: not asked to decide; the artifact has the winner on val",
         )
     cost = cost_words(data["cost_usd"]) + (
         f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else ""
@@ -109,6 +114,8 @@ def print_report(data: dict[str, Any]) -> None:
     ]:
         rich.print(f"note: {in_flags(note)}")
     rich.print(f"artifact: {data['artifact']}", soft_wrap=True)
+    if data["unproven"]:
+        rich.print(f"unproven program: {data['unproven']}", soft_wrap=True)
 
 
 def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -133,16 +140,12 @@ def table_rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     yield "cost", *(price(None if unpriced else side["cost_usd"]) for side in sides), ""
 
 
-def _gain_line(gain: dict[str, Any]) -> str:
+def _gain_line(gain: dict[str, Any], openings: dict[str, int] | None) -> str:
+    from assay.reports.markdown import gain_claim
+
     if gain["mean"] is None:
         return "gain: nothing was scored in both"
-    verdict = (
-        "a gain"
-        if gain["low"] > 0
-        else "a loss"
-        if gain["high"] < 0
-        else "no proven difference (the interval holds zero)"
-    )
+    verdict = gain_claim(gain["low"], gain["high"], openings)
     return (
         f"gain: {signed(gain['mean'])}, paired 95 % interval [{signed(gain['low'])}, {signed(gain['high'])}]: {verdict}"
     )

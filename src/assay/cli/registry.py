@@ -49,8 +49,11 @@ def command() -> None:
 def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion."""
     from assay.api.registry import register
+    from assay.sources.artifact_files import unproven_note
 
     version = register(agent, artifact, store=store, **command_settings(values, RegisterSettings)).to_dict()
+    if (note := unproven_note(artifact)) is not None:
+        echo(f"note: {note}", err=True)
     print_json(version) if as_json else echo(f"{version['name']}  {version['sha256'][:12]}  {version['artifact']}")
 
 

@@ -49,10 +49,14 @@ def command(
     """
     import logging
 
+    from assay.sources.artifact_files import unproven_note
+
     logging.getLogger("dspy").setLevel(logging.ERROR)
     if bool(inputs) == (file is not None):
         raise click.UsageError("give either inputs as NAME=VALUE, or --file FILE (- for standard input)")
     store, settings = options.pop("store"), command_settings(options, RunSettings, artifact=is_artifact(program))
+    if (note := unproven_note(program)) is not None:
+        echo(f"note: {note}", err=True)
     if file is not None:
         if _run_rows(program, file, out, pairs(options.pop("rename"), "--rename"), store, settings):
             click.get_current_context().exit(1)

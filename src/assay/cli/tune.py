@@ -122,13 +122,13 @@ def print_report(data: dict[str, Any]) -> None:
     from assay.optimizers.parameters import in_figures
 
     rich = rich_console()
-    _show_test(rich, data["test"])
+    _show_test(rich, data)
     print_openings(rich, data["test_openings"])
     if data["gate"]:
         verdict = (
             "the tuned program replaces the default"
             if data["replaces"]
-            else "no proof on gate that it is better: keep the default"
+            else "no proof on gate that it is better: the default is kept, in the artifact too"
         )
         rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}")
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
@@ -162,14 +162,19 @@ def print_report(data: dict[str, Any]) -> None:
     if data["importance"]:
         rich.print(f"importance: {_importance(data['importance'])}")
     rich.print(f"artifact: {data['artifact']}", soft_wrap=True)
+    if data["unproven"]:
+        rich.print(f"unproven program: {data['unproven']}", soft_wrap=True)
     if data["page"]:
         rich.print(f"page: {data['page']}", soft_wrap=True)
 
 
-def _show_test(rich: Any, test: dict[str, Any]) -> None:
-    """The table of the sealed test split, what its rows mean, and the gain."""
+def _show_test(rich: Any, data: dict[str, Any]) -> None:
+    """The table of the sealed test split, what its rows mean, and the gain; or why there is none."""
     from rich.table import Table
 
+    from assay.reports.markdown import gain_claim, why_sealed
+
+    test = data["test"]
     before, after, gain = (test[key] for key in ("default", "tuned", "gain"))
     if before and after and gain:
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
@@ -192,7 +197,10 @@ def _show_test(rich: Any, test: dict[str, Any]) -> None:
             if name in _MEANINGS:
                 rich.print(f"{name}: {_MEANINGS[name]}", soft_wrap=True)
         warn_of_failures(rich, after)
-        rich.print(f"gain: {_gain(gain)}; tokens {_share(test['tokens'])}")
+        claim = "" if gain["low"] is None else f": {gain_claim(gain['low'], gain['high'], data['test_openings'])}"
+        rich.print(f"gain: {_gain(gain)}{claim}; tokens {_share(test['tokens'])}")
+    else:
+        rich.print(why_sealed(data))
 
 
 def _shortened(numbers: list[int]) -> str:

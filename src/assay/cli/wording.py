@@ -22,7 +22,13 @@ _BARE = re.compile(r"(?<![\w.'\"/-])[a-z]+(?:_[a-z]+)+\b(?![\w='\"./:(])")
 _LISTED = re.compile(r"\((?P<names>[a-z_]+(?:, (?:or )?[a-z_]+)+)\)")
 _PAIR = re.compile(r"'(\w+)': (?:'([^']*)'|([^,}]+))")
 _PYTHON_ONLY = re.compile(r"\blm=…,? or ")
-_OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "without_demos", "scale": "no_scale"}
+_OPPOSITES = {
+    "cache": "no_cache",
+    "preflight": "no_preflight",
+    "portable": "no_portable",
+    "demos": "without_demos",
+    "scale": "no_scale",
+}
 
 
 def thinking_row(thinking: Mapping[str, Any]) -> str:

@@ -28,8 +28,8 @@ from assay.models import LanguageModel, Thinking, get_lm
 from assay.models.roles import Endpoint
 from assay.programs import Agent, AgentParameters, program_state, restore_program
 from assay.programs.budgets import set_thinking
-from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
-from assay.programs.constructor import constructor_config
+from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured, is_agent
+from assay.programs.constructor import constructor_config, missing_arguments
 from assay.programs.loading import program_class
 from assay.sources import trust
 from assay.sources.artifact_files import (
@@ -54,6 +54,7 @@ __all__ = [
     "check_place",
     "is_artifact",
     "load_artifact",
+    "needs_instance",
     "save_artifact",
     "with_model_of",
 ]
@@ -133,12 +134,15 @@ def _measured_lm(path: str, model: str, endpoint: Endpoint, adapters: tuple[str,
 
 
 def runnable(program: dspy.Module, settings: dict[str, Any], own_lm: Callable[[], Any] | None = None) -> dspy.Module:
-    """The program with its settings applied: an Agent has them itself, another module is wrapped."""
+    """The program, called with its settings from now on: an Agent has them itself, see `configured` for others."""
     if is_agent(program):
         program.own_lm = own_lm
         return program
-    temperature, thinking = settings["parameters"].get("temperature"), settings.get("thinking")
-    return Configured(program, settings["adapter"], temperature, own_lm, thinking=thinking)
+    applied = CallSettings(
+        prompt_format=settings["adapter"], temperature=settings["parameters"].get("temperature"),
+        thinking=Thinking.of(settings.get("thinking")), own_lm=own_lm,
+    )  # fmt: skip
+    return configured(program, applied)
 
 
 def save_artifact(
@@ -284,6 +288,12 @@ def check_loads(path: Path, program: dspy.Module) -> str | None:
     except (ArtifactError, ProgramError) as error:
         raise ArtifactError(f"the artifact was written and cannot be loaded again: {error}") from error
     return f"the artifact can only be loaded into an instance of the program, assay.load(path, program=…): {reason}"
+
+
+def needs_instance(program: dspy.Module, source: SourceFiles) -> bool:
+    """Whether an artifact of a program is loaded into an instance only: its code is not a file's, or its constructor
+    takes arguments that cannot be stored."""
+    return not source.names or bool(missing_arguments(_inner(program)))
 
 
 def check_pinned(artifact: Artifact, lm: LanguageModel) -> None:

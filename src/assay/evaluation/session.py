@@ -23,6 +23,7 @@ from assay.models import LanguageModel, Meter, Thinking, sample_scope
 from assay.models.error_reasons import error_reason
 from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
 from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
+from assay.models.scope import looping_answers_as_text
 from assay.models.tool_limits import ToolOverTime
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
@@ -30,6 +31,7 @@ from assay.programs.isolation import running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
+from assay.sources.opened import watching
 from assay.support.scrubbing import error_text, message
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
@@ -274,8 +276,13 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
 
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
-            scope = sample_scope(self.sample, rollout.task_id)
-            with scope, self._settings(), running(self.program) as program:
+            with (
+                sample_scope(self.sample, rollout.task_id),
+                looping_answers_as_text(False),
+                self._settings(),
+                watching(self.session.program_name),
+                running(self.program) as program,
+            ):
                 return within_limit(lambda: as_prediction(program(**self._given(inputs, rollout))), "the run")
         except DataError as error:  # the task is malformed, which the program found
             error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])

@@ -28,7 +28,14 @@ from assay.models.meter import Meter
 from assay.models.prices import Price, cost_of
 from assay.models.reservations import counted, reservation_of
 from assay.models.roles import Endpoint
-from assay.models.scope import current_answers, current_field, current_prices, current_sample, waits_for_servers
+from assay.models.scope import (
+    current_answers,
+    current_field,
+    current_prices,
+    current_sample,
+    loops_are_text,
+    waits_for_servers,
+)
 from assay.models.streaming import events_in_pieces
 from assay.models.thinking import current_thinking, thought_tokens
 from assay.models.transports import accounted, went_by
@@ -115,7 +122,7 @@ class RecordingEngine:
             latency_ms=record.get("latency_ms", 0.0),
             cost_usd=cost,
         )
-        if looped is not None:
+        if looped is not None and not loops_are_text.get():
             raise looped
         return response
 
@@ -160,8 +167,8 @@ class RecordingEngine:
             response = counted(self.backend, fields, response)
             cost = cost_of(self.backend, self.model, response.usage, cost, own=self.price)
             response = pruned(response, current_field.get())
-            if (looped := stopped_loop(response)) is not None:
-                raise looped
+            if (error := stopped_loop(response)) is not None and not loops_are_text.get():
+                raise error
         except BaseException as failure:
             error = failure
             if not waits_for_servers.get() and is_refused(failure):

@@ -15,6 +15,8 @@ __all__ = [
     "current_prices",
     "current_repeats",
     "current_sample",
+    "looping_answers_as_text",
+    "loops_are_text",
     "refusals_end_at_once",
     "repeats_numbered",
     "sample_scope",
@@ -28,6 +30,7 @@ current_field: ContextVar[str | None] = ContextVar("assay_field", default=None)
 current_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
 current_answers: ContextVar[list[Callable[[], None]] | None] = ContextVar("assay_answers", default=None)
 current_repeats: ContextVar["Repeats | None"] = ContextVar("assay_repeats", default=None)
+loops_are_text: ContextVar[bool] = ContextVar("assay_loops", default=False)
 waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 
@@ -77,6 +80,19 @@ def repeats_numbered() -> Iterator[None]:
         yield
     finally:
         current_repeats.reset(token)
+
+
+@contextmanager
+def looping_answers_as_text(value: bool = True) -> Iterator[None]:
+    """Inside, an answer that ends in a loop is a text with the finish reason `length`, as other servers return it.
+
+    For calls that propose prompts. The call is recorded with the failure kind `loop` all the same.
+    """
+    token = loops_are_text.set(value)
+    try:
+        yield
+    finally:
+        loops_are_text.reset(token)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
@@ -25,11 +26,12 @@ from assay.traces.carried import note_carried
 from assay.traces.records import RUN_FIELDS
 
 __all__ = [
+    "CallSettings",
     "Composite",
-    "Configured",
     "Embedding",
     "EnsembleProgram",
     "NearestDemos",
+    "configured",
     "input_key",
     "is_agent",
     "run_member",
@@ -191,39 +193,24 @@ def without_nearest(program: Any) -> Any:
     return program.program if isinstance(program, NearestDemos) else program
 
 
-class Configured(dspy.Module):  # type: ignore[misc]
-    """A plain module with the settings of its compilation that DSPy's state does not include.
+@dataclass(frozen=True, kw_only=True)
+class CallSettings:
+    """The settings of a plain module's compilation that DSPy's state does not include.
 
-    Args:
-        thinking: budget of its calls, in the short form.
+    Attributes:
+        thinking: budget of its calls.
         own_lm: returns the model to use if none is configured in DSPy.
     """
 
-    def __init__(
-        self,
-        program: dspy.Module,
-        prompt_format: str | None,
-        temperature: float | None,
-        own_lm: Callable[[], Any] | None = None,
-        *,
-        thinking: Any = None,
-    ) -> None:
-        super().__init__()
-        self.program, self.prompt_format, self.temperature, self.own_lm = program, prompt_format, temperature, own_lm
-        self.thinking = Thinking.of(thinking)
+    prompt_format: str | None = None
+    temperature: float | None = None
+    thinking: Thinking | None = None
+    own_lm: Callable[[], Any] | None = None
 
-    def forward(self, *args: Any, **inputs: Any) -> Any:
-        with self._settings(), settings_for_threads():
-            return completed(self.program(*args, **inputs))
+    def __deepcopy__(self, memo: object) -> "CallSettings":
+        return self
 
-    async def aforward(self, *args: Any, **inputs: Any) -> Any:
-        with self._settings(), settings_for_threads():
-            if hasattr(self.program, "aforward"):
-                return await self.program.acall(*args, **inputs)
-            return await in_thread(self.program, *args, **inputs)
-
-    def _settings(self) -> AbstractContextManager[Any]:
-        note_carried(self.program)
+    def context(self) -> AbstractContextManager[Any]:
         options: dict[str, Any] = {}
         lm = dspy.settings.lm
         if lm is None and self.own_lm is not None:
@@ -236,3 +223,43 @@ class Configured(dspy.Module):  # type: ignore[misc]
             options["lm"] = lm.copy(**changed)
         context: AbstractContextManager[Any] = dspy.context(**options)
         return context
+
+
+def configured(program: dspy.Module, settings: CallSettings) -> dspy.Module:
+    """The program itself, which is called with these settings from now on, as are its copies.
+
+    It stays an instance of its class: its class gets a `__call__` and an `acall` that apply the settings of an instance
+    that has some.
+    """
+    kind = type(program)
+    if not hasattr(kind.__call__, "_assay_settings"):
+        kind.__call__, kind.acall = _called(kind.__call__), _awaited(kind.acall, kind.__call__)
+    program._assay_settings = settings
+    return program
+
+
+def _called(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(self: Any, *arguments: Any, **inputs: Any) -> Any:
+        if (settings := vars(self).get("_assay_settings")) is None:
+            return call(self, *arguments, **inputs)
+        note_carried(self)
+        with settings.context(), settings_for_threads():
+            return completed(call(self, *arguments, **inputs))
+
+    called._assay_settings = True  # type: ignore[attr-defined]
+    return called
+
+
+def _awaited(acall: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(acall)
+    async def awaited(self: Any, *arguments: Any, **inputs: Any) -> Any:
+        if (settings := vars(self).get("_assay_settings")) is None:
+            return await acall(self, *arguments, **inputs)
+        note_carried(self)
+        with settings.context(), settings_for_threads():
+            if hasattr(self, "aforward"):
+                return await acall(self, *arguments, **inputs)
+            return await in_thread(functools.partial(call, self), *arguments, **inputs)
+
+    return awaited

@@ -7,7 +7,7 @@ from typing import Any
 
 import dspy
 
-__all__ = ["constructor_config"]
+__all__ = ["constructor_config", "missing_arguments"]
 
 _MISSING = object()
 
@@ -37,6 +37,20 @@ def constructor_config(program: dspy.Module) -> dict[str, Any]:
         if _is_json(value):
             config[parameter.name] = value
     return config
+
+
+def missing_arguments(program: dspy.Module) -> list[str]:
+    """Names of the constructor's required arguments that `constructor_config` does not have."""
+    try:
+        parameters = list(inspect.signature(type(program).__init__).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return []
+    config = constructor_config(program)
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in config
+    ]
 
 
 def _stored(program: dspy.Module, name: str) -> Any:

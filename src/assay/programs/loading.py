@@ -1,11 +1,13 @@
 """Loads programs by name: `path/to/file.py:Class`, `package.module:Class`, or a shipped program."""
 
+import ast
 import difflib
 import functools
 import inspect
 import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +18,7 @@ from assay.datasets.fields import Fields, allows_none
 from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.code_repair import CodeRepair
-from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.converse import Converse
 from assay.programs.document_answers import AnswerFromDocuments
 from assay.programs.environments.experiment import Experimenter
@@ -26,9 +28,9 @@ from assay.programs.sql.agent import TextToSQL
 from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
 from assay.sources.files import is_user_file
-from assay.sources.modules import NoSuchFile, load_source, located
+from assay.sources.modules import NoSuchFile, load_source, located, without_call
 from assay.sources.naming import public
-from assay.sources.opened import watching
+from assay.sources.opened import forget, watching
 from assay.support.places import no_such_file, similar_name
 from assay.support.settings import nearest
 
@@ -75,7 +77,7 @@ def program_class(name: str) -> Any:
     """
     if name in SHIPPED:
         return SHIPPED[name]
-    module_name, colon, attribute = name.rpartition(":")
+    module_name, colon, attribute = without_call(name).rpartition(":")
     if not colon:
         path = Path(name)
         if path.suffix == ".py":
@@ -186,14 +188,20 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
         ProgramError: the program cannot be found or built, or is not a `dspy.Module`, agent or function.
     """
     name = full_name(name)
-    target = program_class(name)
+    target, arguments = program_class(name), arguments_in(name)
+    from_artifact = config is not None  # whose files are those that it carries
+    config = {**arguments, **(config or {})} if arguments else config
+    if not from_artifact:
+        forget(name)
     try:
-        with watching(name):  # what its constructor reads is part of its artifact
+        with nullcontext() if from_artifact else watching(name):  # what its constructor reads
             program = _built(target, tasks, config)
     except ProgramError:
         raise
     except Exception as error:
-        raise ProgramError(f"{name!r} cannot be built: {_describe(error)}") from error
+        raise ProgramError(
+            f"{name!r} cannot be built: {_describe(error)}{_how_to_give(name, target, config)}"
+        ) from error
     if not isinstance(program, dspy.Module):
         raise ProgramError(
             f"{name!r} is a {type(program).__name__}; a program is a dspy.Module, "
@@ -204,6 +212,43 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
         module, attribute = located(name)
         program._assay_origin = (module.__name__, attribute)  # an artifact copies the source from there
     return program
+
+
+def arguments_in(name: str) -> dict[str, Any]:
+    """The arguments in a program's name: those of `file.py:NAME(k=3)`; literals, given by name.
+
+    Raises:
+        ProgramError: they are not.
+    """
+    if (base := without_call(name)) == name:
+        return {}
+    try:
+        call = ast.parse(f"f{name[len(base) :]}", mode="eval").body
+        if isinstance(call, ast.Call) and not call.args and all(keyword.arg for keyword in call.keywords):
+            return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError):
+        pass
+    raise ProgramError(f"{name!r}: arguments are literals that are given by name, such as {base}(k=3, path='a.txt')")
+
+
+def _how_to_give(name: str, target: Any, config: Mapping[str, Any] | None) -> str:
+    """How to give a class or factory the arguments that it requires; empty if it has all of them."""
+    try:  # the signature of a module's class is that of DSPy's metaclass
+        parameters = inspect.signature(target.__init__ if isinstance(target, type) else target).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    needed = [
+        parameter.name
+        for parameter in list(parameters)[isinstance(target, type) :]
+        if parameter.default is parameter.empty and parameter.kind in _BY_NAME and parameter.name not in (config or {})
+    ]
+    if not needed:
+        return ""
+    example = ", ".join(f"{argument}=…" for argument in needed)
+    return (
+        f". Give the arguments in the name, '{without_call(name)}({example})', if they are literals; otherwise name a "
+        "function without arguments that returns the program"
+    )
 
 
 def _built(target: Any, tasks: Sequence[Task], config: dict[str, Any] | None) -> Any:
@@ -229,7 +274,7 @@ def program_fields(program: Any) -> Fields | None:
     the function itself) that have a default. A function with `**` takes all inputs of the program's signatures. The
     type of an input is the annotation of the argument, otherwise that of the signatures' inputs of this name.
     """
-    if isinstance(program, NearestDemos | Configured):
+    if isinstance(program, NearestDemos):
         return program_fields(program.program)
     if isinstance(program, EnsembleProgram):
         return program_fields(program.members[0])
@@ -238,7 +283,7 @@ def program_fields(program: Any) -> Fields | None:
     declared = _declared([predictor.signature.input_fields for predictor in predictors])
     outputs = _declared([predictor.signature.output_fields for predictor in predictors])
     function = _function_of(program)
-    parameters = {} if function is None else dict(inspect.signature(function).parameters)
+    parameters = {} if function is None else _arguments_of(function, program)
     hints = _hints(function)
     optional = [
         name
@@ -247,7 +292,7 @@ def program_fields(program: Any) -> Fields | None:
     ]
     if required is None:
         needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind in _BY_NAME]
-        required = [name for name in needed if name != "self"] or None
+        required = needed or None
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if takes_any and not isinstance(program, Agent):
         produced = outputs.keys() if len(predictors) > 1 else ()
@@ -261,7 +306,7 @@ def program_fields(program: Any) -> Fields | None:
     types = {name: hints.get(name, declared.get(name, Any)) for name in [*(required or ()), *optional]}
     return Fields(
         required={name: types[name] for name in required or ()},
-        optional={name: types[name] for name in optional if name not in (required or ()) and name != "self"},
+        optional={name: types[name] for name in optional if name not in (required or ())},
         outputs=outputs,
     )
 
@@ -277,6 +322,13 @@ def _function_of(program: Any) -> Callable[..., Any] | None:
         function: Callable[..., Any] = inspect.getattr_static(kind, "solve" if issubclass(kind, Agent) else "forward")
         return function
     return program if callable(program) and not isinstance(program, type) else None
+
+
+def _arguments_of(function: Callable[..., Any], program: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a program's function by name, without the instance of a method, whatever its name is."""
+    parameters = inspect.signature(function).parameters
+    method = isinstance(program, dspy.Module | type) and not isinstance(program, FunctionProgram)
+    return dict(list(parameters.items())[method and not isinstance(function, staticmethod) :])
 
 
 def _hints(function: Callable[..., Any] | None) -> dict[str, Any]:
@@ -314,16 +366,17 @@ def program_inputs(program: Any) -> list[str] | None:
         return list(program.input_names) or None
     if isinstance(program, Agent) and program.input_names:
         return list(program.input_names)
-    if isinstance(program, NearestDemos | Configured):
+    if isinstance(program, NearestDemos):
         return program_inputs(program.program)
     if isinstance(program, EnsembleProgram):
         return program_inputs(program.members[0])
     if isinstance(program, dspy.Predict):
         return list(program.signature.input_fields)
-    forward = program.forward if not isinstance(program, dspy.Module) else object.__getattribute__(program, "forward")
-    input_names = [
-        p for p in inspect.signature(forward).parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD
-    ]
+    if isinstance(program, type):
+        parameters = _arguments_of(inspect.getattr_static(program, "forward"), program)
+    else:
+        parameters = dict(inspect.signature(object.__getattribute__(program, "forward")).parameters)
+    input_names = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD]
     required = [p.name for p in input_names if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     if required:
         return required

@@ -147,6 +147,15 @@ def as_module(program: Any) -> dspy.Module:
             f"{type(program).__name__} has execute but no set_parameters; an agent needs both "
             "(see assay.programs.BaseAgent)"
         )
+    if inspect.isfunction(program) and not inspect.signature(program).parameters:
+        made = program()  # a program has inputs: this function returns one
+        if not isinstance(made, dspy.Module):
+            raise ProgramError(
+                f"{program.__qualname__} takes no inputs and returns a {type(made).__name__}: a function without "
+                "arguments must return a dspy.Module"
+            )
+        made._assay_origin = (program.__module__, program.__qualname__)
+        return as_module(made)
     if callable(program):
         return FunctionProgram(program)
     raise ProgramError(

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from assay.errors import AssayError
 from assay.reports.changes import Change, changes_of
 from assay.reports.charts import Line, lines_chart, share_bar
-from assay.reports.markdown import MORE_TASKS, NOTHING_TO_COMPARE
+from assay.reports.markdown import MORE_TASKS, why_sealed
 from assay.reports.sides import Sides, gain_in_words, sides_of
 from assay.reports.texts import Budget, Clipped, pretty
 from assay.sources.artifact_files import read_json
@@ -167,8 +167,7 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
     test = report.get("test") or {}
     if report.get("winner") == "baseline":
         yield Decision(split="result", text="The program is unchanged: no candidate was better on val.")
-        if after := test.get("compiled"):
-            yield Decision(split="test", text=f"Score {_score(after)}: {NOTHING_TO_COMPARE}.")
+        yield Decision(split="test", text=why_sealed(report))
         return
     gate = report.get("gate")
     if gate is None:
@@ -180,7 +179,7 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
             + (
                 "The compiled program replaces the baseline: the whole interval is above zero."
                 if report.get("replaces")
-                else f"That is no proof that it is better: keep the baseline. {MORE_TASKS}"
+                else f"That is no proof that it is better: the baseline is kept. {MORE_TASKS}"
             ),
             tone="better" if report.get("replaces") else "worse",
         )
@@ -189,11 +188,11 @@ def _decisions(report: Mapping[str, Any]) -> Iterator[Decision]:
         gain = _Gain(test["gain"])
         yield Decision(
             split="test",
-            text=f"{_score(before)} before, {_score(after)} after. {gain_in_words(gain)}",
+            text=f"{_score(before)} before, {_score(after)} after. {gain_in_words(gain, report['test_openings'])}",
             tone="better" if gain.low > 0 else "worse" if gain.high < 0 else "",
         )
     else:
-        yield Decision(split="test", text="The test split was not evaluated.")
+        yield Decision(split="test", text=why_sealed(report))
 
 
 class _Gain:

@@ -4,23 +4,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.reports.texts import readable
-from assay.support.numbers import calls_text, figure, price, signed
+from assay.support.numbers import calls_text, counted, figure, price, signed
 
 __all__ = [
     "MORE_TASKS",
-    "NOTHING_TO_COMPARE",
     "compile_markdown",
     "cost_words",
     "figure",
+    "gain_claim",
     "graded",
     "percent",
     "tool_rows",
     "type_label",
+    "why_sealed",
     "with_interval",
 ]
 
 MORE_TASKS = "More gate tasks can show a smaller gain: four times as many halve the interval."
-NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
 
 
 def cost_words(value: float | None) -> str:
@@ -81,6 +81,31 @@ def with_interval(value: Mapping[str, Any], unit: str = "tasks") -> str:
     return f"{signed(value['mean'])}, {interval}" + (f", {value['n']} {unit}" if value.get("n") is not None else "")
 
 
+def gain_claim(low: float, high: float, openings: Mapping[str, int] | None = None) -> str:
+    """What the interval of a paired gain shows. A test that was opened before supports a weaker claim.
+
+    Args:
+        openings: `Openings.to_dict()` where the gain is one on the sealed test.
+    """
+    if low <= 0 <= high:
+        return "no significant difference"
+    claim = "a gain" if low > 0 else "a loss"
+    if openings and openings["this_store"] > 1:
+        return f"an indication of {claim}, no proof: the test was opened {counted(openings['this_store'], 'times')}"
+    return claim
+
+
+def why_sealed(report: Mapping[str, Any]) -> str:
+    """Why the sealed test has no result in the report of a compile or tune."""
+    if report.get("test_openings"):
+        return "The sealed test was opened, and the run ended before it had a result."
+    if report["stopped"]:
+        return "The sealed test was not opened: the run was stopped before."
+    if report["gate"] is not None:
+        return "The sealed test was not opened: gate did not prove the new program better, so the baseline is kept."
+    return "The sealed test was not opened: the baseline is the best that was found, so it is kept."
+
+
 def compile_markdown(
     data: Mapping[str, Any], *, program: str, model: str, openings: str = "", words: Callable[[str], str] = str
 ) -> str:
@@ -94,15 +119,9 @@ def compile_markdown(
     name = program.replace("\\", "/").rpartition("/")[2]
     lines = [f"# {name}", "", f"Compiled with `{data['optimizer']}` for `{model}`. Winner: {data['winner']}.", ""]
     before, after, gain, gate = data["test"]["baseline"], data["test"]["compiled"], data["test"]["gain"], data["gate"]
-    if before and after and data["winner"] == "baseline":
-        lines += [
-            f"## Sealed test, {after['n']} tasks",
-            "",
-            f"Score {figure(after['score'])}: {NOTHING_TO_COMPARE}.",
-            "",
-        ]
-        lines += [*([openings] if openings else []), ""]
-    elif before and after:
+    if not before or not after:
+        lines += ["## Sealed test", "", why_sealed(data), ""]
+    else:
         lines += [f"## Sealed test, {after['n']} tasks", "", "| | baseline | compiled |", "|---|---:|---:|"]
         lines += [f"| score | {figure(before['score'])} | {figure(after['score'])} |"]
         lines += [f"| {_cell(name)} | {graded(before, name)} | {graded(after, name)} |" for name in after["criteria"]]
@@ -120,12 +139,15 @@ def compile_markdown(
             f"| {label} | {before[key]:.1f} | {after[key]:.1f} |"
             for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task"))
         ]
-        lines += ["", f"Gain, paired: {with_interval(gain)}." if gain else "", *([openings] if openings else []), ""]
+        claim = ""
+        if gain and gain["low"] is not None:
+            claim = f": {gain_claim(gain['low'], gain['high'], data.get('test_openings'))}"
+        lines += ["", f"Gain, paired: {with_interval(gain)}{claim}." if gain else "", openings, ""]
     if gate:
         verdict = (
             "the compiled program replaces the baseline"
             if data["replaces"]
-            else "no proof that it is better: keep the baseline"
+            else "no proof that it is better: the baseline is kept; the unproven program is stored beside the artifact"
         )
         lines += [f"Gate: {with_interval(gate)}: {verdict}.", ""]
     lines += [

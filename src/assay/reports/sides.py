@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from markupsafe import Markup
 
 from assay.reports.charts import interval_bar
+from assay.reports.markdown import gain_claim
 from assay.reports.texts import preview
 from assay.support.numbers import counted, signed
 from assay.traces.store import tables as schema
@@ -219,11 +220,11 @@ def by_type(evaluated: Evaluated) -> dict[str, dict[str, float]]:
     return scores if len(scores) > 1 else {}
 
 
-def gain_in_words(gain: Any) -> str:
-    """What a paired difference says: a gain, a loss, or that neither is shown."""
+def gain_in_words(gain: Any, openings: Mapping[str, int] | None = None) -> str:
+    """What a paired difference says: a gain, a loss, or that neither is shown; on the sealed test with its openings."""
     if gain is None or not gain.n:
         return "No task was scored in both."
     if gain.n < FEWEST_TASKS:
         return f"{signed(gain.mean)} on {counted(gain.n, 'tasks')}, too few for an interval."
-    words = "a gain" if gain.low > 0 else "a loss" if gain.high < 0 else "no significant difference"
+    words = gain_claim(gain.low, gain.high, openings)
     return f"{signed(gain.mean)} on {gain.n} tasks, 95 % interval {signed(gain.low)} to {signed(gain.high)}: {words}."

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from assay.reports.charts import Axis, Dot, Line, points_chart, share_bar
-from assay.reports.markdown import MORE_TASKS
+from assay.reports.markdown import MORE_TASKS, gain_claim
 from assay.support.numbers import signed
 
 __all__ = [
@@ -130,7 +130,7 @@ def tuned_words(report: Mapping[str, Any]) -> list[ResultLine]:
                 lines.append(ResultLine(text=f"{text}, too few for an interval.", tone=""))
                 continue
             tone = "better" if low > 0 else "worse" if high < 0 else ""
-            words = {"better": "a gain", "worse": "a loss"}.get(tone, "no significant difference")
+            words = gain_claim(low, high, report.get("test_openings") if name == "Test" else None)
             lines.append(ResultLine(text=f"{text}, 95 % interval {signed(low)} to {signed(high)}: {words}.", tone=tone))
     if report.get("gate"):
         outcome = (

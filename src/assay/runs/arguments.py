@@ -9,17 +9,17 @@ import dspy
 from assay.datasets.curriculum import PREFIX
 from assay.datasets.memory import data_spec
 from assay.deployment.artifact import is_artifact, with_model_of
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ProgramError
 from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.loading import full_name
-from assay.programs.wrapping import as_module, wrapped
+from assay.programs.loading import full_name, program_class
+from assay.programs.wrapping import FunctionProgram, as_module, takes_inputs, wrapped
 from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.loading import load_rubric
 from assay.runs.settings.shared import ProgramSettings
-from assay.sources.modules import qualified_name
+from assay.sources.modules import qualified_name, without_call
 
-__all__ = ["program_settings", "resolve_lm", "resolve_model", "resolve_program"]
+__all__ = ["program_settings", "refuse_function", "resolve_lm", "resolve_model", "resolve_program"]
 
 _MODELS = ("model", "judge_model", "judge_api_base", "judge_api_key_env")
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
@@ -28,6 +28,28 @@ _Settings = TypeVar("_Settings", bound=ProgramSettings)
 def resolve_program(program: Any) -> Any:
     """The program as a name (with its class, if it is a path) or as a `dspy.Module` made of a function or agent."""
     return full_name(str(program)) if isinstance(program, str | Path) else as_module(program)
+
+
+def refuse_function(program: Any) -> None:
+    """Refuses to compile a plain function, before its data is read: it has no prompts.
+
+    Raises:
+        ProgramError: it is a function of a task's inputs.
+    """
+    if isinstance(program, FunctionProgram):
+        inputs, name = takes_inputs(program.function) or [], qualified_name(program.function)
+    elif isinstance(program, str) and not is_artifact(program) and without_call(program) == program:
+        inputs, name = takes_inputs(program_class(program)) or [], program
+        if not inputs:
+            return  # a class, a program, or a function that returns one
+    else:
+        return
+    called = f"{name}({', '.join(f'{argument}=…' for argument in inputs)})"
+    raise ProgramError(
+        f"{name} is a function, which has no prompts to compile. Write its calls as dspy.Predict in the forward of a "
+        "dspy.Module and compile that; the function itself can be evaluated. If it returns a program, give it with its "
+        f"arguments: {called}"
+    )
 
 
 def resolve_lm(lm: dspy.LM | None, options: Mapping[str, Any]) -> dspy.LM | None:

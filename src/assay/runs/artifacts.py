@@ -3,6 +3,7 @@
 Does not run a job: `assay.api.compile`, `assay.api.tune` and `assay.api.improve.run` do.
 """
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import dspy
 
 from assay.deployment import load_artifact, save_artifact
-from assay.deployment.artifact import check_loads, source_of
+from assay.deployment.artifact import check_loads, needs_instance, source_of
 from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram
 from assay.programs import program_version
@@ -20,6 +21,7 @@ from assay.rubrics.calling import definition_of
 from assay.runs.jobs import Job
 from assay.runs.rubric_files import portable_rubric
 from assay.runs.shown_tasks import demonstrated_tasks
+from assay.sources.artifact_files import verified
 from assay.sources.files import FILES, SourceFiles
 from assay.sources.modules import alone
 from assay.sources.trust import trusting
@@ -27,18 +29,24 @@ from assay.support.package import __version__
 from assay.support.scrubbing import error_text
 from assay.traces.records import subject_digest
 
-__all__ = ["keep_artifact", "rehearsed"]
+__all__ = ["keep_artifact", "rehearsed", "require_portable"]
 
 
-def keep_artifact(job: Job, recorded: RecordedProgram, folder: Path, result: Mapping[str, Any], report: str) -> Path:
+def keep_artifact(
+    job: Job, recorded: RecordedProgram, folder: Path, result: Mapping[str, Any], report: str, *, unproven: bool = False
+) -> Path:
     """Writes a job's artifact.
 
     The store keeps the data subjects of its tasks, so that an erasure can name the artifact.
+
+    Args:
+        unproven: whether gate did not show that the program is better than the baseline; the manifest then says so.
     """
     splits, manifest = job.splits, _program_manifest(job, recorded, result)
     manifest["shown"] = demonstrated_tasks(
         recorded.program, job.session.recorder, splits.train + splits.val, parent=job.artifact
     )
+    manifest |= {"unproven": True} if unproven else {}
     path = save_artifact(
         folder.resolve(), recorded.program, manifest, splits=splits.manifest(), report=report, rubric=_rubric_files(job)
     )
@@ -57,52 +65,72 @@ def keep_artifact(job: Job, recorded: RecordedProgram, folder: Path, result: Map
 def rehearsed(job: Job) -> list[str]:
     """Saves the unchanged program as an artifact, loads it as another machine would, and runs the first val task in it.
 
-    Finds modules and files that would be missing on another machine, before the job spends anything. After a preflight
-    the task is answered from the response cache.
+    Finds modules and files that would be missing on another machine, before the job spends anything. The working
+    directory is another one meanwhile. After a preflight the task is answered from the response cache.
 
     Returns:
         Notes for the report.
+    Raises:
+        ArtifactError: the artifact would not run elsewhere, and `portable` is set.
     """
     if not job.config.preflight:
         return []
     program, session = job.recorded.program, job.session
-    notes = list(source_of(program, session.program_name, data=_data(job)).notes)
+    source = source_of(program, session.program_name, data=_data(job))
+    notes, missing = list(source.notes), list(source.missing)
     _rubric_files(job)
     with tempfile.TemporaryDirectory(prefix="assay-") as scratch, trusting("once"):
         path = Path(scratch).resolve() / "artifact"
         try:
             save_artifact(path, program, _program_manifest(job, job.recorded, {}), splits={}, report="")
-            with alone():  # without the modules of this process, as on another machine
+            with alone(), contextlib.chdir(scratch):  # without this process's modules, as on another machine
                 if (note := check_loads(path, program)) is not None:
-                    notes.append(note.replace(f"{path}: ", ""))
-                elif (
-                    job.config.cache
-                    and not session.recorder.unrecorded.calls
-                    and (reason := _missing(job, path)) is not None
-                ):
-                    notes.append(
-                        f"the program's artifact will not run on another machine: {reason}. Name the module or file in "
-                        f"{FILES}"
-                    )
+                    (notes if needs_instance(program, source) else missing).append(note.replace(f"{path}: ", ""))
+                error = None if note or not job.config.cache or session.recorder.unrecorded.calls else _error(job, path)
+                verified(path)  # a program that writes into its own folder changes its artifact
+            # an error that the program has here as well is not the artifact's
+            if error is not None and _run_once(job, job.recorded) is None:
+                missing.append(error_text(error))
         except (ArtifactError, ProgramError) as error:
-            notes.append(f"the program's artifact will not load: {str(error).replace(f'{path}: ', '')}")
+            missing.append(f"it will not load: {str(error).replace(f'{path}: ', '')}")
+    notes += [_not_portable(reason) for reason in missing]
+    if missing and job.config.portable:
+        raise ArtifactError(f"{notes[-len(missing)]}. portable=False compiles nevertheless")
     for note in notes:
         session.progress.say(f"note: {note}")
     return notes
 
 
-def _missing(job: Job, path: Path) -> str | None:
-    """Error of the artifact's program on the first task if the program itself has none there; otherwise None."""
-    session, inputs = job.session, dict(job.splits.val[0].inputs)
+def require_portable(job: Job, path: Path) -> None:
+    """Checks a job's artifact for what its runs read only after the rehearsal, or without one.
+
+    Raises:
+        ArtifactError: it needs files or modules that it does not contain, and `portable` is set.
+    """
+    missing = source_of(job.recorded.program, job.session.program_name, data=_data(job)).missing
+    if missing and job.config.portable:
+        raise ArtifactError(f"{_not_portable(missing[0])}. The artifact and its report are in {path}")
+
+
+def _not_portable(reason: str) -> str:
+    return (
+        f"the program's artifact will not run in another folder or on another machine: {reason}. Files of the "
+        f"program's folder are copied; name them by `Path(__file__).parent`, or list them in {FILES}"
+    )
+
+
+def _error(job: Job, path: Path) -> BaseException | None:
+    """Error of the artifact's program on the first task."""
     artifact = load_artifact(path)
-    copy = RecordedProgram(artifact.program, session, prompt_format=artifact.settings["adapter"])
+    copy = RecordedProgram(artifact.program, job.session, prompt_format=artifact.settings["adapter"])
     copy.set_parameters(artifact.settings["parameters"])
-    with session.phase("preflight"), session.context():
-        error = getattr(copy(**inputs), "_error", None)
-        # an error that the program has here as well is not the artifact's
-        if error is None or getattr(job.recorded(**inputs), "_error", None) is not None:
-            return None
-    return error_text(error)
+    return _run_once(job, copy)
+
+
+def _run_once(job: Job, recorded: RecordedProgram) -> BaseException | None:
+    with job.session.phase("preflight"), job.session.context():
+        error: BaseException | None = getattr(recorded(**job.splits.val[0].inputs), "_error", None)
+    return error
 
 
 def _data(job: Job) -> Path:

@@ -43,7 +43,6 @@ from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of
 from assay.runs.jobs import Job
 from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
-from assay.sources.opened import watching
 from assay.traces import Rollout
 
 __all__ = [
@@ -125,8 +124,7 @@ def preflight(
     with _asking(session), limited(session.task_timeout):
         before = session.meter.usage
         for task in first:
-            with watching(session.program_name):
-                prediction = recorded.run(task)
+            prediction = recorded.run(task)
             runs.append(rollout_of(prediction))
             answers.append(prediction)
             error = getattr(prediction, "_error", None)

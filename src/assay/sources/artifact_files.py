@@ -30,6 +30,7 @@ __all__ = [
     "read_json",
     "read_manifest",
     "resealed",
+    "unproven_note",
     "verified",
 ]
 
@@ -61,6 +62,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / "manifest.json", folder)
     check_artifact_format(manifest, folder)
     return manifest
+
+
+def unproven_note(path: str | Path) -> str | None:
+    """A note on an artifact whose program gate did not show to be better than its baseline; None for others."""
+    folder = Path(path)
+    if not (folder / "manifest.json").is_file() or not read_json(folder / "manifest.json", folder).get("unproven"):
+        return None
+    return f"{path} is unproven: its gate did not show that it is better than its baseline, which is stored beside it"
 
 
 def verified(folder: Path) -> dict[str, Any]:

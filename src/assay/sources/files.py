@@ -1,13 +1,15 @@
-"""Source files that a program, check or judge needs: its own, and the helpers that they import from its folder.
+"""Source files that a program, check or judge needs: its own, the helpers that they import, and the data they read.
 
 Imports are found by parsing import statements and `import_module("name")`, including those inside functions; no code
-runs. Installed packages and the standard library are not copied. Data files are copied if the module lists them
-(`ARTIFACT_FILES = ["prices.json"]`), or if they are in its folder and it opened them for reading
-(`assay.sources.opened`).
+runs. Installed packages and the standard library are not copied. Data files are copied from the program's folder: those
+that the module lists (`ARTIFACT_FILES = ["prices.json"]`), those that it opened (`assay.sources.opened`), and those
+whose name, or the name of whose folder, is a text in the code. Secrets, hidden files and the job's data are not copied.
 """
 
 import ast
 import builtins
+import importlib.metadata
+import os
 import site
 import sys
 import sysconfig
@@ -17,30 +19,44 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ProgramError
+from assay.sources.artifact_code import around
+from assay.sources.artifact_files import SOURCE
 from assay.sources.modules import root_of
-from assay.sources.opened import opened_for, unfit
+from assay.sources.opened import is_written, opened_for, unfit
+from assay.support.names import is_within
 from assay.support.package import FOLDER
 
 __all__ = ["FILES", "SourceFiles", "is_user_file"]
 
 FILES = "ARTIFACT_FILES"  # name of a module's list of further files, relative to the module
 _MOST_BYTES = 50_000_000  # bytes of all files; more is a mistake, such as a model in the program's folder
+_MOST_FILES = 2_000
+_MOST_CHARACTERS = 200  # of a text in the code that may be a path
+_CODE = frozenset({".py", ".pyc", ".pyd", ".so"})
+_OF_THE_SYSTEM = tuple(map(Path, ("/dev", "/etc", "/proc", "/sys", "/usr")))  # the same on any machine
 
 
 @dataclass
 class SourceFiles:
-    """Files by their path in the artifact's `source` folder, and the new name of each object there (`file.py:NAME`)."""
+    """Files by their path in the artifact's `source` folder, and the new name of each object there (`file.py:NAME`).
+
+    Attributes:
+        notes: opened files that are not copied because they are private.
+        missing: opened files and imported modules without which the copy does not work elsewhere: they are outside of
+            the program's folder, or too large.
+    """
 
     files: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # about opened files that are not copied
+    notes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     def add(self, name: str, module_name: str, attribute: str, *, without: Collection[Path] = ()) -> bool:
         """Add the files that an attribute of a loaded module needs, under the name by which it is loaded.
 
         Args:
             name: name by which the attribute is loaded, `file.py:NAME` or `package.module:NAME`.
-            without: files that are not copied even if they were opened.
+            without: files and folders that are not copied even if they were opened.
         Returns:
             False if the code is installed or its source cannot be read; the name alone must then suffice.
         Raises:
@@ -60,30 +76,94 @@ class SourceFiles:
             return False
         if text is None:
             return False
-        needed, modules = _needed(root / place, text, root, name)
-        for relative, content in needed.items():
+        needed = _Needed(root / place, text, root, name)
+        for relative, content in needed.files.items():
             self.files.setdefault(relative, content)
-        for file in dict.fromkeys(file for key in [name, *modules] for file in opened_for(key)):
-            self._take_opened(file, root, without)
-        if (size := sum(map(len, self.files.values()))) > _MOST_BYTES:
+        self.missing += needed.missing
+        if (size := self._bytes()) > _MOST_BYTES:
             raise ProgramError(
                 f"the source files of {name} have {size / 1e6:.0f} MB; the limit is {_MOST_BYTES / 1e6:.0f} MB: "
                 f"shorten {FILES}"
             )
+        for key in [name, *needed.modules]:
+            for opened, written in opened_for(key).items():
+                self._take_opened(opened, written, root, without)
+        for file in _below(needed.named, without):
+            self._take(file, root, without)
         self.names[name] = f"{place}:{attribute}"
         return True
 
-    def _take_opened(self, file: Path, root: Path, without: Collection[Path]) -> None:
-        if not file.is_relative_to(root) or not is_user_file(file) or file.suffix in (".py", ".pyc"):
+    def _bytes(self) -> int:
+        return sum(map(len, self.files.values()))
+
+    def _take_opened(self, file: Path, written: str, root: Path, without: Collection[Path]) -> None:
+        if not is_user_file(file) or file.suffix in _CODE:
             return
-        place = file.relative_to(root).as_posix()
-        why = "it is the data" if file in without else unfit(file, root)
-        if why is not None and place not in self.files:
+        file = file if file.is_relative_to(root) else file.resolve()
+        if not file.is_relative_to(root):
+            if not _is_of_the_machine(file) and not _is_below(file, without):
+                self.missing.append(f"it reads {written}, which is outside of its folder {root}")
+            return
+        place = file.relative_to(root)
+        why = "it is the data" if _is_below(file, without) else unfit(place)
+        if why is not None and place.as_posix() not in self.files:
             self.notes.append(
                 f"the program reads {place}, which its artifact does not contain: {why}. List it in {FILES} to copy it"
             )
-        elif why is None:
-            self.files.setdefault(place, file.read_bytes())
+        elif not self._take(file, root, without):
+            self.missing.append(
+                f"it reads {place}, which has {file.stat().st_size / 1e6:.0f} MB; an artifact's source has at most "
+                f"{_MOST_BYTES / 1e6:.0f} MB"
+            )
+        elif not Path(written).is_absolute() and is_within(spelled := Path(os.path.normpath(written)).as_posix()):
+            self.files.setdefault(spelled, file.read_bytes())  # where the same relative path finds it
+
+    def _take(self, file: Path, root: Path, without: Collection[Path]) -> bool:
+        """Copy a file unless it is private; False if it is too large."""
+        place = file.relative_to(root)
+        if place.as_posix() in self.files or unfit(place) is not None or _is_below(file, without):
+            return True
+        if self._bytes() + file.stat().st_size > _MOST_BYTES or len(self.files) >= _MOST_FILES:
+            return False
+        self.files[place.as_posix()] = file.read_bytes()
+        return True
+
+
+def _is_below(file: Path, folders: Iterable[Path]) -> bool:
+    return any(file.is_relative_to(folder) for folder in folders)
+
+
+def _is_of_the_machine(file: Path) -> bool:
+    """Whether a file belongs to the system or to a tool's settings and caches in the home folder."""
+    if _is_below(file, _OF_THE_SYSTEM):
+        return True
+    return file.is_relative_to(Path.home()) and file.relative_to(Path.home()).parts[0].startswith(".")
+
+
+def _below(named: Iterable[Path], without: Collection[Path]) -> Iterator[Path]:
+    """The files among some paths, and those in the folders among them.
+
+    Folders that contain the data, and files of its format next to it, are left out: they may be the sealed test.
+    """
+    for path in named:
+        if path.is_file():
+            if not is_written(path) and not any(
+                (path.parent, path.suffix) == (data.parent, data.suffix) for data in without
+            ):
+                yield path
+        elif not any(data.is_relative_to(path) for data in without):
+            for folder, folders, files in os.walk(path):
+                folders[:] = sorted(name for name in folders if not _is_environment(Path(folder, name)))
+                yield from (Path(folder, name) for name in sorted(files) if Path(name).suffix not in _CODE)
+
+
+def _is_environment(folder: Path) -> bool:
+    """Whether a folder has installed packages, caches or other content of tools."""
+    return (
+        folder.name.startswith(".")
+        or folder.name in ("node_modules", "__pycache__")
+        or (folder / "pyvenv.cfg").is_file()
+    )
 
 
 def is_user_file(path: Path) -> bool:
@@ -102,27 +182,45 @@ def is_user_file(path: Path) -> bool:
     )
 
 
-def _needed(first: Path, text: str, root: Path, name: str) -> tuple[dict[str, bytes], list[str]]:
-    """Needed files by their path under the root or the working directory, and the paths of the modules among them.
+class _Needed:
+    """What a module needs, found by reading its code and that of the modules that it imports.
 
-    The root takes precedence over the working directory.
+    Attributes:
+        files: by their path under the root or the working directory; the root takes precedence.
+        modules: paths of the modules among them.
+        named: data files and folders of the root whose path is a text in the code.
+        missing: imported modules that are elsewhere.
     """
-    files: dict[str, bytes] = {}
-    waiting, seen = [(first, text)], {first}
-    roots = [root, Path.cwd().resolve()]
-    while waiting:
-        path, text = waiting.pop(0)
-        base = next((candidate for candidate in roots if path.is_relative_to(candidate)), path.parent)
-        files.setdefault(path.relative_to(base).as_posix(), text.encode())
-        tree = ast.parse(text, str(path))
-        for other in (
-            *_imported(tree, path, roots),
-            *_loaded(path, root),
-            *(_loaded(name, root) if path == first else ()),
-        ):
-            if other not in seen and is_user_file(other):
-                seen.add(other)
-                waiting.append((other, other.read_text("utf-8")))
+
+    def __init__(self, first: Path, text: str, root: Path, name: str) -> None:
+        self.files: dict[str, bytes] = {}
+        self.named: dict[Path, None] = {}
+        self.missing: list[str] = []
+        self._root, self._roots = root, [root, Path.cwd().resolve()]
+        waiting, seen = [(first, text)], {first}
+        while waiting:
+            path, text = waiting.pop(0)
+            base = next((candidate for candidate in self._roots if path.is_relative_to(candidate)), None)
+            if base is None:
+                self.missing.append(f"it imports {path}, which is outside of its folder {root}")
+                continue
+            self.files.setdefault(path.relative_to(base).as_posix(), text.encode())
+            tree = ast.parse(text, str(path))
+            self._take_listed(tree, path, base)
+            self.named |= dict.fromkeys(self._named(tree, path))
+            for other in (
+                *_packages_of(path, base),
+                *_imported(tree, path, self._roots),
+                *_loaded(path, root),
+                *(_loaded(name, root) if path == first else ()),
+            ):
+                if other not in seen and is_user_file(other):
+                    seen.add(other)
+                    waiting.append((other, other.read_text("utf-8")))
+        self.modules = [str(path) for path in seen]
+        self._take_artifact()
+
+    def _take_listed(self, tree: ast.Module, path: Path, base: Path) -> None:
         for further in _listed(tree):
             target = (path.parent / further).resolve()
             if not target.is_relative_to(base):
@@ -132,8 +230,35 @@ def _needed(first: Path, text: str, root: Path, name: str) -> tuple[dict[str, by
                 )
             if not target.is_file():
                 raise ProgramError(f"{path}: {FILES} names {further!r}, which does not exist")
-            files.setdefault(target.relative_to(base).as_posix(), target.read_bytes())
-    return files, [str(path) for path in seen]
+            self.files.setdefault(target.relative_to(base).as_posix(), target.read_bytes())
+
+    def _named(self, tree: ast.Module, path: Path) -> Iterator[Path]:
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            if not 0 < len(text := node.value) <= _MOST_CHARACTERS or "\n" in text or "\0" in text:
+                continue
+            for base in dict.fromkeys((path.parent, *self._roots)):
+                places = (base / text, base / text.rpartition("/")[0])  # `f"facts/{topic}.txt"` names the folder
+                target = next((place for place in places if os.path.exists(place)), base).resolve()
+                inside = self._root in target.parents and target not in path.parents
+                if inside and target.suffix not in _CODE and not _is_environment(target):
+                    yield target
+
+    def _take_artifact(self) -> None:
+        """What an artifact's source has is carried on."""
+        artifact = around(self._root / "_")
+        if artifact is not None and self._root == artifact[0] / SOURCE:
+            for place in (artifact[1].get("source") or {}).get("files") or {}:
+                self.files.setdefault(place, (self._root / place).read_bytes())
+
+
+def _packages_of(path: Path, base: Path) -> Iterator[Path]:
+    """The `__init__.py` of the packages that a module is in."""
+    for folder in path.parents:
+        if folder == base or not (folder / "__init__.py").is_file():
+            return
+        yield folder / "__init__.py"
 
 
 def _loaded(key: str | Path, root: Path) -> list[Path]:
@@ -141,8 +266,11 @@ def _loaded(key: str | Path, root: Path) -> list[Path]:
     return [path for path in opened_for(str(key)) if path.suffix == ".py" and path.is_relative_to(root)]
 
 
-def _imported(tree: ast.Module, path: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    """Files that a module's import statements and its imports by a literal name may refer to."""
+def _imported(tree: ast.Module, path: Path, roots: list[Path]) -> Iterator[Path]:
+    """Files that a module's import statements and its imports by a literal name may refer to.
+
+    A folder of `sys.path` that a module was imported from is added to `roots` if it is below one of them.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = _import_call(node)
@@ -150,13 +278,31 @@ def _imported(tree: ast.Module, path: Path, roots: Sequence[Path]) -> Iterator[P
             yield from _files_of(name[level:].split("."), [_above(path, level)] if level else roots) if name else ()
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _files_of(alias.name.split("."), roots)
+                dotted = alias.name.split(".")
+                yield from [*_files_of(dotted, roots)] or _on_path(dotted, roots)
         elif isinstance(node, ast.ImportFrom):
             dotted = node.module.split(".") if node.module else []
             bases: Sequence[Path] = [_above(path, node.level)] if node.level else roots
-            yield from _files_of(dotted, bases)
+            files = [*_files_of(dotted, bases)]
             for alias in node.names:
-                yield from _files_of([*dotted, alias.name], bases)
+                files += _files_of([*dotted, alias.name], bases)
+            yield from files or ([] if node.level else _on_path(dotted, roots))
+
+
+def _on_path(dotted: Sequence[str], roots: list[Path]) -> Iterator[Path]:
+    """The user's files that a module was imported from through a folder of `sys.path`, which is added to the roots.
+
+    Packages that are installed in place are not the user's files here.
+    """
+    file = getattr(sys.modules.get(dotted[0]), "__file__", None)
+    if file is None or not is_user_file(top := Path(file).resolve()) or top.suffix != ".py":
+        return
+    if any(True for _ in importlib.metadata.distributions(name=dotted[0])):
+        return
+    folder = top.parent.parent if top.name == "__init__.py" else top.parent
+    if folder not in roots and any(folder.is_relative_to(root) for root in roots):
+        roots.insert(1, folder)
+    yield from _files_of(dotted, [folder])
 
 
 def _above(path: Path, level: int) -> Path:

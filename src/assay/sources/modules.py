@@ -24,8 +24,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from assay.sources.artifact_code import check_source
+from assay.sources.artifact_code import around, check_source
 from assay.sources.opened import notice, watching
+from assay.sources.relative import find_files_of
 
 __all__ = [
     "PREFIX",
@@ -39,6 +40,7 @@ __all__ = [
     "qualified_name",
     "relocated",
     "root_of",
+    "without_call",
 ]
 
 PREFIX = "assay_source_"
@@ -66,17 +68,20 @@ class _Namespace:
         package = ModuleType(name)
         package.__path__ = [str(root)]
         sys.modules[name] = package
+        if around(root / "source") is not None:
+            find_files_of(f"{name}.", root)
 
     def fresh(self) -> bool:
         """Whether all files that ran are unchanged."""
         return all(_stamp(path) == stamp for path, stamp in self.files.items())
 
     def has(self, top: str, *, loose: bool = False) -> bool:
-        """Whether the root has a module of this name; with `loose` also a folder of modules without `__init__.py`."""
+        """Whether the root has a module of this name; with `loose` also a folder that is not a regular package, with
+        modules at any depth."""
         if top not in self._has_module:
             spec = PathFinder.find_spec(top, [str(self.root)])
             self._has_module[top] = spec is not None and spec.loader is not None
-        return self._has_module[top] or (loose and next((self.root / top).glob("*.py"), None) is not None)
+        return self._has_module[top] or (loose and next((self.root / top).rglob("*.py"), None) is not None)
 
     def forget(self) -> None:
         """Clear the cache of existing modules: files may have been added."""
@@ -281,8 +286,13 @@ def _check_resolved(name: str) -> None:
         places = list(spec.submodule_search_locations or [])
 
 
+def without_call(name: str) -> str:
+    """A name without the arguments of `file.py:NAME(k=3)`."""
+    return name.partition("(")[0] if name.endswith(")") and ":" in name.partition("(")[0] else name
+
+
 def located(name: str, *, folder: Path | None = None) -> tuple[ModuleType, str]:
-    """Module and attribute that `file.py:NAME` or `package.module:NAME` names.
+    """Module and attribute that `file.py:NAME` or `package.module:NAME` names, also with arguments: `NAME(k=3)`.
 
     Args:
         folder: folder that file names are relative to; None: the working directory.
@@ -293,7 +303,7 @@ def located(name: str, *, folder: Path | None = None) -> tuple[ModuleType, str]:
     """
     if (check := _check.get()) is not None:
         check(name if folder is None or not name.rpartition(":")[0].endswith(".py") else str(folder / name))
-    module_name, _, attribute = _moved.get().get(name, name).rpartition(":")
+    module_name, _, attribute = without_call(_moved.get().get(name, name)).rpartition(":")
     if module_name.endswith(".py"):
         return load_source((folder or Path()) / module_name), attribute
     return import_named(module_name, folders=[folder] if folder is not None else []), attribute

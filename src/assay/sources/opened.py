@@ -1,37 +1,48 @@
-"""Records the files that a module opens for reading while it loads, and a program while the preflight runs it.
+"""Records the files that a module opens for reading while it loads, and a program while it runs.
 
-The artifact needs them as well. Uses Python's audit event `open`: files that C code opens by itself (databases, model
-files) are not seen.
+The artifact needs them as well. Uses Python's audit events `open` and `sqlite3.connect`: files that other C code opens
+by itself (model files, columnar data) are not seen. Files that the clients of language models and assay itself open
+inside a run are not the program's, and neither are those that were opened for writing.
 """
 
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-__all__ = ["notice", "opened_for", "unfit", "watching"]
+from assay.support.package import FOLDER
 
-_MOST_BYTES = 5_000_000  # bytes of one file
-_DATABASES = frozenset({".db", ".sqlite", ".sqlite3", ".duckdb", ".mdb", ".db-wal", ".db-shm", ".db-journal"})
-_WEIGHTS = frozenset({".gguf", ".safetensors", ".bin", ".pt", ".pth", ".onnx", ".ckpt"})
+__all__ = ["databases_file", "forget", "is_written", "notice", "opened_for", "unfit", "watching"]
+
 _KEYS = frozenset({".pem", ".key", ".p12", ".pfx", ".token", ".env"})
 _SECRET = ("secret", "credential", "password", "passwd", "id_rsa", "id_ed25519", "apikey", "api_key")
+_CLIENTS = tuple(
+    os.path.join("", *parts)
+    for parts in (
+        (str(FOLDER), "models", ""), (str(FOLDER), "traces", ""), (str(FOLDER), "sources", "artifact_"),
+        ("dspy", "clients", ""), ("litellm", ""),
+    )
+)  # fmt: skip
+_LIBRARIES = (f"{FOLDER}{os.sep}", *(sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")), "<")
 _watching: ContextVar[str | None] = ContextVar("assay_watching", default=None)
-_opened: dict[str, dict[Path, None]] = {}
+_opened: dict[str, dict[Path, str]] = {}  # key -> absolute path -> the path as it was written
+_written: set[Path] = set()
 _hooked = False
 
 
 @contextmanager
 def watching(key: str) -> Iterator[None]:
-    """Inside, opened files are recorded under `key`: a module's path, or a program's name. The innermost key counts."""
+    """Inside, opened files are recorded under `key`: a module's path, or a program's name in the working directory. The
+    innermost key counts."""
     global _hooked
     if not _hooked:
         _hooked = True
         sys.addaudithook(_noticed)  # cannot be removed; returns at once while nothing is watched
-    token = _watching.set(key)
+    token = _watching.set(os.path.abspath(key))
     try:
         yield
     finally:
@@ -39,38 +50,82 @@ def watching(key: str) -> Iterator[None]:
 
 
 def _noticed(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open" or _watching.get() is None:
+    if event not in ("open", "sqlite3.connect") or _watching.get() is None:
         return
-    path, mode, flags = arguments
-    if not isinstance(path, str | bytes | os.PathLike) or (isinstance(mode, str) and set(mode) & set("wax+")):
+    if not isinstance(path := arguments[0], str | bytes | os.PathLike):
         return
-    if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
+    file: str | None = os.fsdecode(path)
+    if event == "sqlite3.connect":
+        file = databases_file(os.fsdecode(path))
+    elif _writes(*arguments[1:]):
+        _written.add(Path(os.path.abspath(os.fsdecode(path))))
         return
-    notice(os.fsdecode(path))
+    if file and not _of_client():
+        notice(file)
+
+
+def _writes(mode: Any, flags: Any) -> bool:
+    if isinstance(mode, str):
+        return bool(set(mode) & set("wax+"))
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def databases_file(database: str) -> str | None:
+    """File of a SQLite database by the name it is opened with, which may be a URI; None for one in memory."""
+    name = database.removeprefix("file:").partition("?")[0] if database.startswith("file:") else database
+    return None if name in ("", ":memory:") or "mode=memory" in database else name
+
+
+def _of_client() -> bool:
+    """Whether a language model's client or assay's own records open the file, called by the program or not."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if any(client in file for client in _CLIENTS):
+            return True
+        if "site-packages" not in file and not file.startswith(_LIBRARIES):
+            return False  # the user's own code
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def is_written(file: Path) -> bool:
+    """Whether this process opened a file for writing while it watched a program."""
+    return file in _written
 
 
 def notice(path: str | Path) -> None:
     """Record a file under the current key, if there is one."""
     if (key := _watching.get()) is not None:
-        _opened.setdefault(key, {})[Path(os.path.abspath(path))] = None
+        files, file = _opened.setdefault(key, {}), Path(os.path.abspath(path))
+        if file not in files or not os.path.isabs(path):
+            files[file] = str(path)
 
 
-def opened_for(key: str) -> list[Path]:
-    """Files that were opened under a key and still exist, in the order of opening."""
-    return [path for path in list(_opened.get(key, ())) if path.is_file()]
+def opened_for(key: str) -> dict[Path, str]:
+    """Files that were opened under a key, not written by this process, and still exist, with the paths as they were
+    written, in the order of opening."""
+    return {
+        file: path
+        for file, path in list(_opened.get(os.path.abspath(key), {}).items())
+        if not is_written(file) and file.is_file()
+    }
 
 
-def unfit(path: Path, folder: Path) -> str | None:
-    """Reason why a file of a program's folder is not copied into an artifact; None if it may be."""
-    inside, name = path.relative_to(folder), path.name.lower()
+def forget(key: str) -> None:
+    """Forget what was opened under a key: the program is built anew."""
+    _opened.pop(os.path.abspath(key), None)
+
+
+def unfit(inside: Path) -> str | None:
+    """Reason why a file of a program's folder is private and not copied into an artifact; None if it may be.
+
+    Args:
+        inside: its path in the folder.
+    """
+    name = inside.name.lower()
     if any(part.startswith(".") for part in inside.parts):
         return "hidden files are not copied"
-    if path.suffix.lower() in _KEYS or any(word in name for word in _SECRET) or path.stem.lower() == "token":
+    if inside.suffix.lower() in _KEYS or any(word in name for word in _SECRET) or inside.stem.lower() == "token":
         return "its name suggests a secret"
-    if path.suffix.lower() in _DATABASES:
-        return "databases are not copied"
-    if path.suffix.lower() in _WEIGHTS:
-        return "weights are not copied"
-    if (size := path.stat().st_size) > _MOST_BYTES:
-        return f"it has {size / 1e6:.0f} MB; files above {_MOST_BYTES / 1e6:.0f} MB are not copied by default"
     return None

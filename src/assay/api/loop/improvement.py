@@ -11,7 +11,7 @@ from assay.api.compile import compile as compile_program
 from assay.api.improve.run import improve
 from assay.errors import ConfigError
 from assay.evaluation.progress import Progress
-from assay.reports.markdown import NOTHING_TO_COMPARE, with_interval
+from assay.reports.markdown import with_interval
 from assay.runs.settings.loop import LoopSettings
 from assay.runs.unused import settings_of_another_job
 from assay.sources.modules import attribute_of
@@ -92,7 +92,7 @@ def _decided(report: Mapping[str, Any]) -> str:
     if report["gate"] is not None:
         return f"gate: {with_interval(report['gate'])}"
     if report["winner"] == "baseline":
-        return NOTHING_TO_COMPARE
+        return "the baseline is the best that was found"
     return f"the gate was not decided{': ' if report['stopped'] else ''}{report['stopped'] or ''}"
 
 

@@ -25,6 +25,7 @@ from assay.runs.opening import home_of
 from assay.runs.preflight import checked
 from assay.runs.settings import ImpactSettings
 from assay.runs.settings.options import ImpactOptions
+from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.names import place_in
@@ -106,7 +107,7 @@ def parameter_impact(
         settings = job.recorded.settings["parameters"]
         defaults = {**AgentParameters().model_dump(), **settings, **thresholds_of(job.recorded.program)}
         study = study_to_show(job, config, space, storage_of(config, store))
-        class_name = job.session.program_name.rpartition(":")[2].lower()
+        class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
         folder = _create_folder(Path(out) if out else place_in(home_of(store) / "impact", class_name))
         measured = checked(job, job.splits.val, split="val")
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})

@@ -11,10 +11,11 @@ import numpy as np
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.evaluation.comparison import Comparison
 from assay.evaluation.metrics import Budget, before_and_after
+from assay.evaluation.session import RecordedProgram
 from assay.evaluation.statistics import mean_difference
 from assay.models import Meter
 from assay.optimizers.parameters import SearchOutcome, in_figures
-from assay.reports.markdown import cost_words, figure, with_interval
+from assay.reports.markdown import cost_words, figure, gain_claim, why_sealed, with_interval
 from assay.runs.settings import TuneSettings
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import Openings, openings_line
@@ -34,6 +35,8 @@ class TuneReport(ReportRepr):
     gate: Comparison | None = None
     test: Comparison | None = None
     replaces: bool = False
+    kept: RecordedProgram | None = None  # the default, if gate did not prove the best parameters better
+    unproven: Path | None = None  # artifact of the best parameters then
     openings: Openings | None = None  # of the test split
     stopped: str | None = None
     page: Path | None = None
@@ -52,6 +55,7 @@ class TuneReport(ReportRepr):
         states = outcome.states
         return {
             "artifact": str(self.artifact),
+            "unproven": None if self.unproven is None else str(self.unproven),
             "page": None if self.page is None else str(self.page),
             "pictures": [str(path) for path in self.pictures],
             "importance": self.importance,
@@ -136,13 +140,19 @@ def as_page(data: Mapping[str, Any]) -> str:
             f"| {name} | {figure(before['metrics'][name])} | {figure(after['metrics'][name])} |"
             for name in after["metrics"]
         ]
+        gain = data["test"]["gain"]
+        claim = "" if gain["low"] is None else f": {gain_claim(gain['low'], gain['high'], data['test_openings'])}"
+        lines += ["", f"Gain, paired: {with_interval(gain)}{claim}.", "", openings_line(data["test_openings"])]
+    else:
+        lines += [why_sealed(data)]
+    if data["gate"]:
         verdict = (
             "the tuned parameters replace the default"
             if data["replaces"]
-            else "no proof that they are better: keep the default"
+            else "no proof that they are better: the default is kept; the unproven parameters are stored beside the "
+            "artifact"
         )
-        lines += ["", f"Gain, paired: {with_interval(data['test']['gain'])}. Gate: {verdict}."]
-        lines += ["", openings_line(data["test_openings"])]
+        lines += ["", f"Gate: {with_interval(data['gate'])}: {verdict}."]
     lines += [
         "",
         f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, "

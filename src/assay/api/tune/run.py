@@ -53,7 +53,7 @@ from assay.programs.budgets import thresholds_of
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
-from assay.runs.artifacts import keep_artifact, rehearsed
+from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import artifact_place
@@ -61,6 +61,7 @@ from assay.runs.preflight import checked
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
 from assay.runs.unused import unused_settings
+from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.numbers import counted, figure
@@ -127,11 +128,12 @@ def tune(
         report.notes += warnings
         if report.stopped is None:
             job.status = "done"
-        name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
+        name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
         _save(report, job, config, artifact_place(store, out, name), apply)
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
         finished.keep(report.to_dict())
+        require_portable(job, report.artifact)
     return report
 
 
@@ -307,14 +309,23 @@ def _by_policy(
 
 
 def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, apply: str | Path | None) -> None:
-    """Writes the artifact: the best program, or a copy of `apply` with the best parameters."""
+    """Writes the artifact: the best program, or a copy of `apply` with the best parameters.
+
+    If gate did not prove them better, the artifact has the default, and the best program is written beside it.
+    """
     chosen = program_at(job, report.outcome.best.point, config)
     if apply is not None:
         chosen = program_at(job, Point(str(apply), report.best), config)
         report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
-    omitted = ("artifact", "page", "pictures", "importance")
+    omitted = ("artifact", "unproven", "page", "pictures", "importance")
     result = {key: value for key, value in report.to_dict().items() if key not in omitted}
-    report.artifact = keep_artifact(job, chosen, folder, result, as_page(result))
+    text, kept = as_page(result), chosen if report.kept is None or apply is not None else report.kept
+    if kept is not chosen:
+        beside = folder.with_name(f"{folder.name}-unproven")
+        report.unproven = keep_artifact(job, chosen, beside, result, text, unproven=True)
+    report.artifact = keep_artifact(
+        job, kept, folder, result, text, unproven=kept is chosen and report.kept is not None
+    )
 
 
 def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None:
@@ -340,7 +351,7 @@ def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None
 
 
 def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: RecordedProgram) -> None:
-    """Runs the gate, then the sealed test.
+    """Runs the gate, then the sealed test if the tuned program replaces the default.
 
     The tuned program replaces the default if it scores higher, or uses fewer tokens and is not inferior.
     """
@@ -368,11 +379,14 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
             f"{counted(tasks, 'val tasks')} show a gain of {figure(detectable_difference(tasks))} or more with "
             f"{POWER:.0%} power; {tasks_needed(wanted):,} would show {wanted:g}"
         )
-    else:
-        report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")
-        report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
-        if not report.replaces:
-            report.notes.append(what_would_decide(report.gate.before, report.gate.after, "gate"))
+        return
+    report.kept = before
+    report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")
+    report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
+    if not report.replaces:
+        report.notes.append(what_would_decide(report.gate.before, report.gate.after, "gate"))
+        return
+    report.kept = None
     tasks = job.splits.unseal()[: plan.test]
     report.openings = job.openings
     report.test = _compared(report, job, before, after, tasks, "test")

@@ -50,12 +50,23 @@ class CompileOutcome(ReportRepr):
     explored: list[dict[str, Any]]
     stopped: str | None = None
     broken: str | None = None  # why gate or test could not be scored at all
+    failed: str | None = None  # why the optimizer ended with an error
+    gated: bool = True  # whether gate decides; otherwise the winner on val is the result
     replaces: bool = False
     gate: Gain | None = None
     test_baseline: Evaluation | None = None
     test_compiled: Evaluation | None = None
     test_gain: Gain | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the winner on val was not proven better on gate, so that the baseline is the result."""
+        return self.gated and self.compiled is not self.baseline and not self.replaces
+
+    @property
+    def result(self) -> RecordedProgram:
+        return self.baseline if self.unproven else self.compiled
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = {"winner": self.winner, "replaces": self.replaces, "candidates": len(self.candidates)}
@@ -109,6 +120,8 @@ def compile_prompts(
             search.explored,
             stopped,
             notes=search.notes,
+            failed=search.failed,
+            gated=config.decisions.gate,
         )
         _gate_and_test(outcome, search.candidates[0], winner, splits, session, config)
         if outcome.compiled is outcome.baseline:
@@ -162,7 +175,7 @@ def _gate_and_test(
         plan = _planned(baseline, winner, splits, session, config.decisions)
         outcome.stopped = outcome.stopped or plan.short
         _decide(outcome, splits.gate[: plan.gate], session, config.decisions)
-        if config.test:
+        if config.test and outcome.result is not outcome.baseline:
             _report(outcome, splits.unseal()[: plan.test], session, config.decisions)
     except BudgetExceeded as cap:
         outcome.stopped = str(cap)

@@ -61,6 +61,7 @@ class PromptSearch:
         self._chosen: Callable[[], Candidate] = self._highest
         self.explored: list[dict[str, Any]] = []
         self.notes: list[str] = []
+        self.failed: str | None = None  # why the optimizer ended with an error
         self.val: list[Task] = splits.val
         self.instruction_check = InstructionCheck(self.student.program, session.lm)
         self.incumbent: Candidate | None = None  # the best program that the optimizer at work has evaluated so far
@@ -270,6 +271,7 @@ class PromptSearch:
             raise OptimizerError(failure) from error
         with open(self.folder / "dspy.log", "a") as log:
             traceback.print_exception(error, file=log)
+        self.failed = failure
         consequence = self._add_best(name) or "; continuing with the plain program only"
         self.notes.append(f"{failure}{consequence} (traceback: {self.folder / 'dspy.log'})")
         self.session.progress.say(f"warning: {failure}{consequence}")

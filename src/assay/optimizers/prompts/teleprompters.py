@@ -12,6 +12,7 @@ from dspy import teleprompt
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.session import RecordedProgram
+from assay.models.scope import looping_answers_as_text
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
 from assay.optimizers.prompts.named import check_settings, refusal, short_name
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
@@ -307,7 +308,7 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     student = proposal.student
     proposal.student = RecordedProgram(copy.deepcopy(student.program), session, prompt_format=student.prompt_format)
     proposal.student.temperature = student.temperature
-    with session.context():
+    with session.context(), looping_answers_as_text():  # of proposals; runs of the program set it back
         compiled = build(proposal)
     compiled.temperature = student.temperature
     compiled.prompt_format = compiled.prompt_format or student.prompt_format

@@ -91,6 +91,7 @@ class _Reflection(TypedDict, total=False):
 class _Decisions(TypedDict, total=False):
     difference: float
     early_stop: bool
+    portable: bool
 
 
 class _Prompts(TypedDict, total=False):

@@ -273,7 +273,7 @@ class ReflectionSettings(CommonSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSettings(ProgramSettings):
-    """Settings of the gate and the sealed test, see `assay.optimizers.prompts.reserve.Decisions`."""
+    """Settings of the gate, the sealed test (`assay.optimizers.prompts.reserve.Decisions`) and the artifact."""
 
     difference: float = setting(
         0.1,
@@ -288,6 +288,16 @@ class DecisionSettings(ProgramSettings):
         True,
         "Stop gate and test as soon as the sequential test has decided.",
         flag="--early-stop/--no-early-stop",
+        job=RESUMED,
+    )
+
+    portable: bool = setting(
+        True,
+        "Stop before the search if the program needs files or modules that its artifact cannot contain: outside of its "
+        "folder, or too large.",
+        flag="--no-portable",
+        flag_help="Continue although the program needs files or modules that its artifact cannot contain. The artifact "
+        "then runs on this machine only.",
         job=RESUMED,
     )
 

@@ -280,7 +280,8 @@ def openings_line(openings: Mapping[str, int] | None) -> str:
         return "The test split was not opened."
     again = f" ({openings['this_job']} times by this job)" if openings["this_job"] > 1 else ""
     often = openings["this_store"]
-    return f"The test split of these tasks has been opened {counted(often, 'times')} in this store{again}."
+    weaker = " What was tried since may depend on what the earlier openings showed." if often > 1 else ""
+    return f"The test split of these tasks has been opened {counted(often, 'times')} in this store{again}.{weaker}"
 
 
 def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Openings:

@@ -1,0 +1,131 @@
+"""Programs given as factories, with constructor arguments, and with other names than `self`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from click.testing import CliRunner
+from own_programs import RUBRIC, answer, rows
+
+import assay
+from assay.cli.main import group
+from assay.errors import ProgramError
+from assay.programs import program_fields
+from assay.programs.loading import load_program, program_inputs
+from assay.testing import scripted_lm
+
+PROGRAMS = """
+import dspy
+
+class QA(dspy.Module):
+    def __init__(s, k, words=("a",)):
+        super().__init__()
+        s.depth, s.words = k, list(words)
+        s.answer = dspy.Predict("question -> answer")
+
+    def forward(s, question, hint="none"):
+        return dspy.Prediction(answer=s.answer(question=question).answer + str(s.depth))
+
+class Later(dspy.Module):
+    def __init__(this):
+        super().__init__()
+        this.first, this.second = dspy.Predict("question -> draft"), dspy.Predict("draft -> answer")
+
+    async def aforward(this, **inputs):
+        return await this.second.acall(draft=(await this.first.acall(**inputs)).draft)
+
+def made():
+    return QA(3)
+
+def made_with(k, *, words=("b",)):
+    return QA(k, words)
+
+def solve(question):
+    return {"answer": "4"}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PROGRAMS)
+    (tmp_path / "r.yaml").write_text(RUBRIC)
+    rows(tmp_path, 16)
+    return tmp_path
+
+
+def compiled(program: Any) -> Any:
+    return assay.compile(program, rubric="r.yaml", data="rows.jsonl", lm=scripted_lm(answer), optimizer="labeled")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mine.py:made", "43"),
+        ("mine.py:QA(k=7)", "47"),
+        ("mine.py:made_with(k=5, words=['x:y', '(z)'])", "45"),
+        ("mine:made_with(k=6)", "46"),
+    ],
+)
+def test_factories_and_arguments_in_a_name_build_the_program_and_its_artifact(
+    place: Path, name: str, value: str
+) -> None:
+    report = compiled(name)
+    with dspy.context(lm=scripted_lm(answer)):
+        assert report.program(question="?").answer == value
+        assert assay.load(report.artifact)(question="?").answer == value
+
+
+def test_a_factory_object_is_called(place: Path) -> None:
+    made = load_program("mine.py:made")
+
+    def factory() -> Any:
+        return made.deepcopy()
+
+    assert type(compiled(factory).program) is type(made)
+
+
+def test_missing_arguments_are_named_with_a_way_to_give_them(place: Path) -> None:
+    with pytest.raises(ProgramError, match=r"mine\.py:QA\(k=…\)"):
+        compiled("mine.py:QA")
+    for wrong in ("mine.py:QA(3)", "mine.py:QA(k=open('x'))", "mine.py:QA(k=)"):
+        with pytest.raises(ProgramError, match="literals"):
+            compiled(wrong)
+
+
+@pytest.mark.parametrize("name", ["mine.py:solve", "mine.py:made_with", "mine:solve"])
+def test_compiling_a_function_says_what_to_do_instead(place: Path, name: str) -> None:
+    with pytest.raises(ProgramError, match=r"dspy\.Predict"):
+        compiled(name)
+    result = CliRunner().invoke(group, ["compile", name, "--rubric", "r.yaml", "--data", "rows.jsonl"])
+    assert result.exit_code in (1, 2)
+    assert isinstance(result.exception, ProgramError | SystemExit)
+
+
+def test_a_function_object_is_refused_as_its_name_is(place: Path) -> None:
+    def solve(question: str) -> dict[str, str]:
+        return {"answer": question}
+
+    with pytest.raises(ProgramError, match=r"dspy\.Predict"):
+        compiled(solve)
+
+
+def test_the_instance_of_a_method_is_no_input_whatever_its_name(place: Path) -> None:
+    program = load_program("mine.py:QA(k=1)")
+    fields = program_fields(program)
+    assert fields is not None
+    assert (list(fields.required), list(fields.optional)) == (["question"], ["hint"])
+    assert program_inputs(type(program)) == ["question"]
+    later = program_fields(load_program("mine.py:Later"))
+    assert later is not None
+    assert "this" not in later.inputs
+    assert "question" in later.inputs
+
+
+def test_a_named_program_with_arguments_runs_on_the_command_line(place: Path) -> None:
+    report = compiled("mine.py:QA(k=7)")
+    manifest = json.loads((report.artifact / "manifest.json").read_text())
+    assert manifest["program"] == "mine.py:QA(k=7)"
+    assert "(" not in report.artifact.name

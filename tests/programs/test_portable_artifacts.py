@@ -1,0 +1,205 @@
+"""Artifacts run in any folder: the files and packages that a program uses from its own folder are in them."""
+
+import json
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from own_programs import RUBRIC, answer, rows
+
+import assay
+from assay.errors import ArtifactError
+from assay.testing import scripted_lm
+
+PROGRAM = """
+import os, sqlite3, sys
+from pathlib import Path
+import dspy
+{top}
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+        {built}
+
+    def forward(self, question):
+        mark = {mark}
+        return dspy.Prediction(answer=mark + self.answer(question=question).answer)
+"""
+
+
+def program(mark: str, *, top: str = "", built: str = "") -> str:
+    return PROGRAM.format(mark=mark, top=top, built=built)
+
+
+def compiled_in(home: Path, files: dict[str, str], name: str, **options: Any) -> Any:
+    """A project's program, compiled with its folder as working directory."""
+    for place, text in files.items():
+        (home / "project" / place).parent.mkdir(parents=True, exist_ok=True)
+        (home / "project" / place).write_text(text)
+    (home / "r.yaml").write_text(RUBRIC)
+    return assay.compile(
+        name, rubric=home / "r.yaml", data=options.pop("data", None) or rows(home), out=home / "artifact",
+        store=home / "a.db", lm=scripted_lm(answer), optimizer="labeled", **options,
+    )  # fmt: skip
+
+
+def source(artifact: Path) -> list[str]:
+    return sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "far").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path
+
+
+DATA = {"facts.txt": "F", "data/facts.txt": "F", "data/more/facts.txt": "F"}
+
+
+@pytest.mark.parametrize(
+    ("mark", "parts"),
+    [
+        ("open('facts.txt').read()", {}),
+        ("Path('data/facts.txt').read_text()", {}),
+        ("open(Path(__file__).parent / 'data' / 'more' / 'facts.txt').read()", {}),
+        ("open('facts.txt').read() if os.path.exists('facts.txt') else 'none'", {}),
+        ("''.join(open(f'data/{name}').read() for name in os.listdir('data') if name.endswith('.txt'))", {}),
+        ("''.join(file.read_text() for file in Path('data').glob('*.txt'))", {}),
+        ("FACTS", {"top": "FACTS = open('facts.txt').read()"}),
+        ("self.facts", {"built": "self.facts = Path('data/facts.txt').read_text()"}),
+        ("open('facts.txt').read() if question == '?' else ''", {}),
+        ('open(f\'data/{"facts" if question == "?" else "other"}.txt\').read()', {}),
+        ("sqlite3.connect('facts.db').execute('select name from facts').fetchone()[0]", {}),
+        (
+            "sqlite3.connect(f'file:{Path(__file__).parent}/facts.db?mode=ro', uri=True)"
+            ".execute('select name from facts').fetchone()[0]",
+            {},
+        ),
+    ],
+)
+def test_files_that_a_program_opens_next_to_itself_are_found_from_any_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch, mark: str, parts: dict[str, str]
+) -> None:
+    with sqlite3.connect(home / "project" / "facts.db") as database:
+        database.execute("create table facts (name)")
+        database.execute("insert into facts values ('F')")
+    database.close()
+    report = compiled_in(home, {"agent.py": program(mark, **parts), **DATA, "data/other.txt": ""}, "agent.py:QA")
+    shutil.rmtree(home / "project")
+    monkeypatch.chdir(home / "far")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(report.artifact)(question="?").answer == "F4"
+
+
+COMMON = "MARK = 'F'\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("pkg/agents/qa.py:QA", {"pkg/__init__.py": "", "pkg/agents/__init__.py": "", "pkg/common.py": COMMON}),
+        ("pkg/agents/qa.py:QA", {"pkg/common.py": COMMON}),
+        ("pkg.agents.qa:QA", {"pkg/common.py": COMMON}),
+        ("main.py:QA", {"pkg/lib/common.py": COMMON}),
+        ("main.py:QA", {"pkg/lib/__init__.py": "", "pkg/lib/common.py": COMMON}),
+        ("src/pkg/qa.py:QA", {"src/pkg/__init__.py": "", "src/pkg/common.py": "from .deep import MARK\n",
+                              "src/pkg/deep/__init__.py": "from pkg.deep.er import MARK\n",
+                              "src/pkg/deep/er.py": COMMON}),
+    ],
+)  # fmt: skip
+def test_packages_in_packages_are_found_from_any_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, str]
+) -> None:
+    module = "pkg.lib.common" if "pkg/lib/common.py" in files else "pkg.common"
+    place = name.partition(":")[0].removesuffix(".py").replace(".", "/") + ".py"
+    report = compiled_in(home, {place: program(f"{module}.MARK", top=f"import {module}"), **files}, name)
+    shutil.rmtree(home / "project")
+    monkeypatch.chdir(home / "far")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(report.artifact)(question="?").answer == "F4"
+
+
+@pytest.mark.parametrize("folder", ["agents/lib", "lib"])
+def test_modules_found_through_sys_path_are_in_the_artifact(
+    home: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    module = f"common_{folder.replace('/', '_')}"
+    place = f"Path(__file__).resolve().parents[1] / {folder!r}"
+    top = f"sys.path.insert(0, str({place}))\nimport {module}"
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    files = {"agents/qa.py": program(f"{module}.MARK", top=top), f"{folder}/{module}.py": COMMON}
+    assert any(place.endswith(f"{module}.py") for place in source(compiled_in(home, files, "agents/qa.py:QA").artifact))
+
+
+OUTSIDE = {
+    "a file above the folder": program("(Path(__file__).parent.parent / 'above.txt').read_text()"),
+    "a file of the working directory": program("open('above.txt').read()"),
+    "a file that is too large": program("open(Path(__file__).parent / 'large.txt').read()[:1]"),
+    "a secret": program("open(Path(__file__).parent / '.env').read()"),
+    "a file written into the folder": program("str(open(Path(__file__).parent / 'log.txt', 'a').write(''))"),
+}
+
+
+@pytest.mark.parametrize("what", OUTSIDE)
+def test_a_program_whose_artifact_would_not_run_elsewhere_is_refused_before_the_search(home: Path, what: str) -> None:
+    files = {"agents/qa.py": OUTSIDE[what], "above.txt": "F", "agents/.env": "F"}
+    if what == "a file that is too large":
+        (home / "project" / "agents").mkdir()
+        (home / "project" / "agents" / "large.txt").write_bytes(b"F" * 51_000_000)
+    with pytest.raises(ArtifactError):
+        compiled_in(home, files, "agents/qa.py:QA")
+    assert not (home / "artifact").exists()
+    assert compiled_in(home, files, "agents/qa.py:QA", portable=False).artifact.is_dir()
+
+
+@pytest.mark.parametrize("preflight", [True, False])
+def test_a_file_outside_that_only_a_later_task_reads_is_named_at_the_end(home: Path, preflight: bool) -> None:
+    mark = "open('above.txt').read() if question == 'What is 5 + 0?' else ''"  # the second task of val
+    files = {"agents/qa.py": program(mark), "above.txt": "F"}
+    with pytest.raises(ArtifactError, match="above"):
+        compiled_in(home, files, "agents/qa.py:QA", preflight=preflight)
+    assert (home / "artifact" / "manifest.json").is_file()
+
+
+def test_settings_of_the_environment_are_no_files_of_the_program(home: Path) -> None:
+    top = "if Path('.env').exists():\n    os.environ |= {'COLOR': Path('.env').read_text()}"
+    report = compiled_in(home, {"agent.py": program("''", top=top), ".env": "red"}, "agent.py:QA")
+    assert source(report.artifact) == ["agent.py"]
+    assert any(".env" in note for note in report.to_dict()["notes"])
+
+
+def test_the_data_and_files_of_its_format_next_to_it_are_not_copied_unopened(home: Path) -> None:
+    top = "DATA, HELDOUT, FACTS = 'rows.jsonl', 'heldout.jsonl', 'facts.txt'\nFOLDER = Path(__file__).parent / 'sets'"
+    data = rows(home / "project")
+    files = {"agent.py": program("''", top=top), "heldout.jsonl": "{}", "facts.txt": "F"}
+    assert source(compiled_in(home, files, "agent.py:QA", data=data).artifact) == ["agent.py", "facts.txt"]
+    for file in (home / "project").iterdir():
+        file.unlink()
+    (home / "project" / "sets").mkdir()
+    data = rows(home / "project" / "sets")
+    files = {"agent.py": program("''", top=top), "sets/facts.txt": "F"}
+    assert source(compiled_in(home, files, "agent.py:QA", data=data).artifact) == ["agent.py"]
+
+
+def test_environments_and_tools_folders_are_not_copied(home: Path) -> None:
+    top = "FOLDERS = ['web', '.git', '.venv']"
+    files = {"agent.py": program("''", top=top), "web/page.html": "F", "web/node_modules/a.js": "", ".git/config": "",
+             "web/env/pyvenv.cfg": "", "web/env/x.txt": "", "web/__pycache__/x.txt": "", "unread.txt": ""}  # fmt: skip
+    assert source(compiled_in(home, files, "agent.py:QA").artifact) == ["agent.py", "web/page.html"]
+
+
+def test_what_is_compiled_from_an_artifact_carries_all_its_files_on(home: Path) -> None:
+    mark = "open(Path(__file__).parent / ('a' + question[-1:] + '.txt')).read() if question == '?' else ''"
+    files = {"agent.py": program(mark, top="ARTIFACT_FILES = ['a?.txt', 'b.txt']"), "a?.txt": "F", "b.txt": ""}
+    first = compiled_in(home, files, "agent.py:QA").artifact
+    for file in (home / "project").iterdir():
+        file.unlink()
+    assert source(compiled_in(home, {}, str(first)).artifact) == source(first) == ["a?.txt", "agent.py", "b.txt"]
