@@ -33,7 +33,10 @@ OPEN_KEYWORDS = {
         "judges/deciding.py: JudgeVerifier.__call__",
         "traces/gateway/agent_routes.py: AgentRunner.__call__",
     ),
-    "the arguments that a rubric file gives to a check": ("rubrics/protocols.py: Grader.__call__",),
+    "the arguments that a rubric file gives to a check": (
+        "rubrics/calling.py: MetricCheck.__call__",
+        "rubrics/protocols.py: Grader.__call__",
+    ),
     "keywords of DSPy, litellm, pydantic, SQLAlchemy or TRL": (
         "models/lm.py: LanguageModel.__call__",
         "models/lm.py: LanguageModel.acall",

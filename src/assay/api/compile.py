@@ -163,7 +163,8 @@ def compile(
         _save(job, report, place, words)
         _require_model(report)
         finished.keep(report.to_dict())
-        require_portable(job, report.artifact)
+        if config.portable:
+            require_portable(job, report.artifact)
     report.unrecorded, report.dropped_rows = job.session.recorder.unrecorded, job.store.not_stored
     return report
 
@@ -197,7 +198,7 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
     _announce(job, progress, config, search.decisions, measured)
-    warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
+    warnings += [*(measured.warnings if measured else ()), *rehearsed(job, portable=config.portable)]
     alarms = replay_of_rubric(job.session.rubric, job.session)
     outcome = compile_prompts(job.recorded, job.splits, job.session, search, folder=job.folder)
     outcome.notes += [*warnings, *alarms]

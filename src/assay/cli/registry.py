@@ -110,8 +110,8 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
         echo(f"  and {counted(len(lines) - _EVIDENCE, 'more lines')}")
     for change in data["alias_history"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(change["at"]))
-        named = f"= {change['agent']}@{change['number']}" if change["number"] else "removed"
-        echo(f"{at}  {change['alias']} {named}  {change['by']}: {change['why']}")
+        moved = f"= {change['agent']}@{change['number']}" if change["number"] else "removed"
+        echo(f"{at}  {change['alias']} {moved}  {change['by']}: {change['why']}")
     for name, value in data["flags"].items():
         echo(f"flag {name} = {value}")
 

@@ -234,7 +234,8 @@ def arguments_in(name: str) -> dict[str, Any]:
 def _how_to_give(name: str, target: Any, config: Mapping[str, Any] | None) -> str:
     """How to give a class or factory the arguments that it requires; empty if it has all of them."""
     try:  # the signature of a module's class is that of DSPy's metaclass
-        parameters = inspect.signature(target.__init__ if isinstance(target, type) else target).parameters.values()
+        called = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):
         return ""
     needed = [

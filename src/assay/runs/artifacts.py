@@ -62,16 +62,18 @@ def keep_artifact(
     return path
 
 
-def rehearsed(job: Job) -> list[str]:
+def rehearsed(job: Job, *, portable: bool) -> list[str]:
     """Saves the unchanged program as an artifact, loads it as another machine would, and runs the first val task in it.
 
     Finds modules and files that would be missing on another machine, before the job spends anything. The working
     directory is another one meanwhile. After a preflight the task is answered from the response cache.
 
+    Args:
+        portable: an artifact that would not run elsewhere is an error, not a note.
     Returns:
         Notes for the report.
     Raises:
-        ArtifactError: the artifact would not run elsewhere, and `portable` is set.
+        ArtifactError: the artifact would not run elsewhere.
     """
     if not job.config.preflight:
         return []
@@ -94,7 +96,7 @@ def rehearsed(job: Job) -> list[str]:
         except (ArtifactError, ProgramError) as error:
             missing.append(f"it will not load: {str(error).replace(f'{path}: ', '')}")
     notes += [_not_portable(reason) for reason in missing]
-    if missing and job.config.portable:
+    if missing and portable:
         raise ArtifactError(f"{notes[-len(missing)]}. portable=False compiles nevertheless")
     for note in notes:
         session.progress.say(f"note: {note}")
@@ -105,10 +107,10 @@ def require_portable(job: Job, path: Path) -> None:
     """Checks a job's artifact for what its runs read only after the rehearsal, or without one.
 
     Raises:
-        ArtifactError: it needs files or modules that it does not contain, and `portable` is set.
+        ArtifactError: it needs files or modules that it does not contain.
     """
     missing = source_of(job.recorded.program, job.session.program_name, data=_data(job)).missing
-    if missing and job.config.portable:
+    if missing:
         raise ArtifactError(f"{_not_portable(missing[0])}. The artifact and its report are in {path}")
 
 

@@ -96,7 +96,8 @@ def improve(
         _, settings = resolve_model(str(program), None, options)
     settings = {key: value for key, value in settings.items() if value is not None}
     rubric = importable_name(rubric)
-    watched = {} if monitor is None else {"monitor": importable_name(monitor)}
+    monitor = None if monitor is None else importable_name(monitor)
+    watched = {} if monitor is None else {"monitor": monitor}
     config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})
     check_improvement(config, model=settings.get("model"))
     folder, order = place_in(home_of(store) / "improve", name), config.order

@@ -133,7 +133,8 @@ def tune(
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
         finished.keep(report.to_dict())
-        require_portable(job, report.artifact)
+        if config.portable:
+            require_portable(job, report.artifact)
     return report
 
 
@@ -151,7 +152,7 @@ def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:
     """Preflight, and the reserve of gate and test; returns notes for the report."""
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
-    warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
+    warnings += [*(measured.warnings if measured else ()), *rehearsed(job, portable=config.portable)]
     price = price_of(job.session.lm, 300, 40) or 0.0
     pair = forecast_pair(job.recorded.program, job.session, cost_per_call=price)
     plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
@@ -374,9 +375,9 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
             if tried > 1
             else "nothing but the default was tried; it stays"
         )
-        tasks, wanted = len(job.splits.val), job.config.decisions.difference
+        on_val, wanted = len(job.splits.val), job.config.decisions.difference
         report.notes.append(
-            f"{counted(tasks, 'val tasks')} show a gain of {figure(detectable_difference(tasks))} or more with "
+            f"{counted(on_val, 'val tasks')} show a gain of {figure(detectable_difference(on_val))} or more with "
             f"{POWER:.0%} power; {tasks_needed(wanted):,} would show {wanted:g}"
         )
         return
