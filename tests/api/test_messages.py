@@ -149,7 +149,7 @@ def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.
     output = capsys.readouterr().out
     assert "The sealed test was not opened" in output
     assert "compiled" not in output.partition("winner:")[0]
-    assert "gain" not in output
+    assert "gain:" not in output
     assert "The sealed test was not opened" in (report.artifact / "report.md").read_text()
 
 

@@ -168,7 +168,7 @@ def test_unpicklable_programs_are_refused(local_settings: dict[str, Any]) -> Non
     with pytest.raises(ConfigError, match="needs the model by its name"):
         assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **local_settings)
     with pytest.raises(ConfigError, match="executor='mpi' must be one of threads, ray"):
-        assay.evaluate("math_qa", executor="mpi", **local_settings)
+        assay.evaluate("math_qa", model="openai/m", executor="mpi", **local_settings)
 
 
 def test_outbox_keeps_the_latest_of_each_record_and_is_emptied() -> None:

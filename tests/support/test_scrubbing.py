@@ -79,6 +79,7 @@ def test_a_key_that_the_server_repeats_is_in_no_store_cache_or_error(echo: str, 
             lm("hello")
         with recorder.rollout(Rollout()):
             lm("say it")
+        with recorder.rollout(Rollout()):
             (again,) = lm("say it")
         store.flush()
         transitions = [t for r in store.rollouts() for t in store.rollout(r.id).transitions]

@@ -121,7 +121,7 @@ def load_judge(source: str | Path, *, own_model: bool = True, **spec: Unpack[Jud
     judge = artifact.program
     if not isinstance(judge, Judge):
         raise ConfigError(f"{source} is an artifact of {type(judge).__name__}, not of a judge")
-    if own_model and judge.model is None and has_provider(artifact.manifest["model"]):
+    if own_model and judge.model is None and has_provider(artifact.manifest.get("model") or ""):
         judge.model, judge.endpoint = artifact.model, artifact.endpoint
         judge.thinking = Thinking.of(artifact.manifest.get("thinking"))
     judge.loaded_from = str(Path(source).absolute())
