@@ -9,11 +9,12 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets.columns import used_columns
-from assay.datasets.tasks import make_task, missing_inputs, own_containers
+from assay.datasets.tasks import make_task, missing_inputs, own_containers, owners_of
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.evaluation import SilentProgress
+from assay.evaluation.session import stored_fields
 from assay.models import Thinking, get_lm
 from assay.models.error_reasons import error_reason
 from assay.models.roles import Endpoint
@@ -105,8 +106,8 @@ def predictor(
 ) -> Iterator[Callable[..., dspy.Prediction]]:
     """Context with a function that makes recorded predictions: `run` for many inputs. Settings as in `run`.
 
-    The function's argument `where` names the position of a data row; columns that are not inputs of the program are
-    then left out, as in `compile`.
+    The function's argument `where` names the position of a data row. The row's owner, metadata, task type and split are
+    then stored as in `evaluate`; other columns that are not inputs of the program are left out.
 
     Args:
         columns: columns of the data rows, if any; the program's inputs must be among them.
@@ -138,8 +139,12 @@ def predictor(
             check_budget(built, lm, budget, prompt_format=artifact.settings["adapter"] if artifact else None)
 
         def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
+            stored: dict[str, Any] = owners_of(inputs)
             if where is not None:
-                inputs = make_task(inputs, where=where, inputs=fields, folder=folder).inputs
+                task = make_task(inputs, where=where, inputs=fields, folder=folder)
+                inputs = task.inputs
+                # Expected outputs are left out, as the columns that are not used.
+                stored = {**stored_fields(task), "expected": {}, "task_type": task.task_type, "split": task.split or ""}
             elif fields is not None:
                 if fields.missing(inputs) or set(inputs) - fields.inputs.keys():
                     raise ConfigError(f"{program} takes the inputs {list(fields.inputs)}, got {sorted(inputs)}")
@@ -150,6 +155,7 @@ def predictor(
                 model=name,
                 program_version=program_version(built, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
+                **stored,
             )  # fmt: skip
             with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
                 with running(built) as own:

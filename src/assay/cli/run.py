@@ -44,7 +44,8 @@ def command(
     """Run PROGRAM (an artifact's folder or a program's name) and record its calls.
 
     Makes one prediction from INPUTS, each NAME=VALUE, or one for each row of --file. Columns that are not inputs of the
-    program are left out, except that a row's `id` is part of its prediction. A row that fails becomes an object with
+    program are left out, except that a row's `id` is part of its prediction, and that its `data_subject`, `tenant`,
+    `consent`, `metadata`, `task_type` and `split` are stored. A row that fails becomes an object with
     `error` and its `line`, and the exit code is 1.
     """
     import logging
