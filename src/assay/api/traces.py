@@ -133,9 +133,9 @@ def forget_subject(
         `assay.traces.erased_texts`. `holding`: files outside of `.assay`, other than pages of `--report`, and indexed
         documents that hold such a text;
         they are not changed. `not_searched`: `short_texts` (number of texts of the person that are too short),
-        `shared_texts` (that others wrote too), `tasks_without_texts` (that were never run), `files`, `free_pages` (True
-        if another process kept the database from being compacted), `models` (folders of models that were trained, and
-        may hold merged adapters).
+        `shared_texts` (that others wrote too), `tasks_without_texts` (whose inputs nothing has), `files`, `free_pages`
+        (True if another process kept the database from being compacted), `models` (folders of models that were
+        trained, and may hold merged adapters).
     Raises:
         CacheError: the response cache could not be written.
     """
