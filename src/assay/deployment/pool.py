@@ -22,6 +22,7 @@ from assay.errors import ConfigError, DataError
 from assay.support.formats import check_format
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
+from assay.traces.export.declared import DeclaredValues
 from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
 from assay.traces.export.hiding import Hider
 from assay.traces.export.selection import Selection, difficulty_of, snapshot
@@ -206,7 +207,8 @@ class _Pool:
             tenants=tuple(chosen.tenants), require_consent=chosen.require_consent, task_types=tuple(chosen.task_types)
         )
         self.splits, self.profile = SplitFinder(self.store), Profile()
-        self.hider = Hider(chosen.privacy, None if chosen.privacy == "off" else self.key)
+        key = None if chosen.privacy == "off" else self.key
+        self.hider = Hider(chosen.privacy, key, declared=DeclaredValues(self.store))
         self.tasks: dict[str, _Candidate] = defaultdict(_Candidate)
 
     def read(self, now: float) -> None:
