@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from export_rows import add_rollout, chat, exported, response_of, turn
+from export_rows import LOOSE, add_rollout, chat, exported, response_of, turn
 from export_rows import store as store
 
 from assay.api.traces import forget_subject
 from assay.datasets.tasks import Task, task_key
 from assay.errors import ConfigError
 from assay.traces import Store, ToolCall, Transition
+from assay.traces.export.gates import UngatedExport
+from assay.traces.export.pipeline import export_traces
+from assay.traces.export.settings import ExportConfig
 from assay.traces.store.sealing import store_tasks
 
 
@@ -115,6 +118,18 @@ def test_a_value_that_a_demonstrated_task_declares_is_hidden_too(store: Store, k
     _, manifest = exported(store, kind, privacy="patterns")
     assert "Coombs" not in (Path("out") / "data.jsonl").read_text()
     assert manifest["privacy"]["residual"] == 0
+
+
+def test_an_export_without_anonymization_says_so_and_never_that_it_failed(store: Store) -> None:
+    add_rollout(store, turn(0, COOMBS, "b"), task="c", data_subject="Jason Coombs")
+    rows, manifest = exported(store, "sft", privacy="off")
+    assert rows[0]["prompt"][0]["content"] == COOMBS
+    assert (manifest["privacy"]["state"], manifest["privacy"]["verified"]) == ("off", False)
+    (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "privacy")
+    assert (gate["value"], gate["passed"]) == ("off", True)
+    export = ExportConfig(kind="sft", gates=LOOSE, privacy="off")
+    with pytest.raises(UngatedExport):  # the gate was not switched off
+        export_traces(store, "again", export)
 
 
 def test_a_whole_name_that_any_task_declares_is_hidden_where_no_task_is_recorded_as_shown(store: Store) -> None:

@@ -154,7 +154,7 @@ def write_pool(
     report = run.report(rows, known)
     if not rows:
         raise DataError(f"there is no task for the pool of {agent!r}: {_reasons(report.left_out)}")
-    if settings.privacy != "off" and run.hider.state == FAILED:
+    if run.hider.state == FAILED:
         raise DataError(
             f"the anonymization of the pool is incomplete: {run.hider.missing}. Nothing was written; leave these task "
             "types out, or install assay[privacy]"

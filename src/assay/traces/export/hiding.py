@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from assay.traces.export.declared import DeclaredValues
-from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
+from assay.traces.export.gates import FAILED, OFF, PATTERNS, VERIFIED
 from assay.traces.export.turns import Turn
 from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue
 from assay.traces.privacy.canaries import REQUIRED_RECALL, Canaries, Recall
@@ -83,9 +83,11 @@ class Hider:
     @property
     def state(self) -> str:
         """`VERIFIED` if every tested type reaches the required recall in every language of the rows, `PATTERNS`, or
-        `FAILED` if nothing was anonymized or the second pass found something.
+        `FAILED` if the second pass found something or there were no rows; `OFF` without anonymization.
         """
-        if self.anonymizer is None or not self.checked or self.residual:
+        if self.anonymizer is None:
+            return OFF
+        if not self.checked or self.residual:
             return FAILED
         results = [result for types in self.recall.values() for result in types.values()]
         complete = results and not self.canaries.not_tested and all(result.verified for result in results)
@@ -95,7 +97,7 @@ class Hider:
     def missing(self) -> str:
         """Why the state is not `VERIFIED`; empty if it is."""
         state = self.state
-        if state == FAILED:
+        if state in (FAILED, OFF):
             return (
                 f"the second pass still found {self.residual} personal values"
                 if self.residual
