@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from click.testing import CliRunner
 
 import assay
 from assay.api.record import opened_store
+from assay.api.run import predictor
 from assay.api.traces import forget_subject
 from assay.cli.main import group
 from assay.datasets.tasks import Task
+from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
 
 PROGRAM = """
@@ -29,6 +32,7 @@ class Ours(dspy.Module):
         return dspy.Prediction(answer=tenant)
 """
 OWNERS = {"data_subject": "Ada Quux", "tenant": "acme", "consent": "no"}
+ADDRESS: dict[str, Any] = {"model": "openai/none", "api_base": "http://127.0.0.1:9"}
 MODEL = ["--model", "openai/none", "--api-base", "http://127.0.0.1:9"]
 LONG = "My name is Ada Quux, and parcel 4711 for Elm Street 12 never arrived."
 
@@ -78,7 +82,7 @@ def test_rows_of_csv_files_and_standard_input_have_their_owner_too() -> None:
 
 
 def test_an_input_with_the_name_of_an_owner_is_the_owner_too() -> None:
-    assay.run("p.py:Ours", {"question": LONG, "tenant": "acme"}, model="openai/none", api_base="http://127.0.0.1:9")
+    assay.run("p.py:Ours", {"question": LONG, "tenant": "acme"}, **ADDRESS)
     assert [rollout.tenant for rollout in stored()] == ["acme"]
 
 
@@ -100,3 +104,37 @@ def test_a_recorded_task_has_the_owner_of_its_metadata_unless_another_is_named()
     opened_store(None)[0].flush()
     found = sorted((owner_of(rollout) for rollout in stored()), key=str)
     assert found == sorted([OWNERS, {**OWNERS, "tenant": "other"}], key=str)
+
+
+def test_an_erasure_names_the_files_of_predictions_and_those_that_hold_the_text() -> None:
+    Path("d.jsonl").write_text(json.dumps(ROWS["flat"]) + "\n")
+    words = ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL]
+    assert CliRunner().invoke(group, [*words, "--out", "p.jsonl"]).exit_code == 0
+    report = forget_subject("Ada Quux")
+    out, data = (str(Path(name).absolute()) for name in ("p.jsonl", "d.jsonl"))
+    assert report["made_from_them"] == [out]
+    assert sorted(report["holding"]) == [data, out]
+    assert LONG in Path("p.jsonl").read_text()  # it is the user's
+
+
+def test_an_erasure_names_what_a_stopped_run_has_written() -> None:
+    outputs = (Path("out.jsonl"), Path("out.jsonl.part"))
+    with suppress(KeyboardInterrupt), predictor("p.py:Repeat", outputs=outputs, **ADDRESS) as predict:
+        predict(ROWS["flat"], where="d.jsonl:1")
+        outputs[1].write_text("{}\n")
+        raise KeyboardInterrupt
+    assert forget_subject("Ada Quux")["made_from_them"] == [str(outputs[1].absolute())]
+
+
+def test_an_erasure_names_the_data_files_of_jobs_and_exported_traces() -> None:
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    row = {**ROWS["flat"], "consent": "yes"}
+    rows = [{**row, "question": f"{at} {LONG}", "split": split} for at, split in enumerate(("train", "val", "gate"))]
+    Path("d.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, rows))))
+    assay.evaluate("p.py:Repeat", rubric="r.yaml", data="d.jsonl", split="val", lm=scripted_lm(str))
+    exported = CliRunner().invoke(group, ["traces", "export", "otlp", "spans.jsonl", "--tenant", "acme"])
+    assert exported.exit_code == 0
+    report = forget_subject("Ada Quux")
+    spans, data = (str(Path(name).absolute()) for name in ("spans.jsonl", "d.jsonl"))
+    assert spans in report["made_from_them"]
+    assert {spans, data} <= set(report["holding"])

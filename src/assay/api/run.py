@@ -1,6 +1,6 @@
 """Public API for `assay run`: `assay.run`, and `assay.load` for a compiled program. Scores nothing."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
@@ -34,6 +34,7 @@ from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
+from assay.traces.records import subject_digest
 from assay.traces.store.sealing import claim_salt, resolve_salt
 
 __all__ = ["inputs_of", "load", "predictor", "run"]
@@ -101,6 +102,8 @@ def predictor(
     store: str | Path | None = None,
     columns: Collection[str] | None = None,
     folder: Path | None = None,
+    rows: Path | None = None,
+    outputs: Sequence[Path] = (),
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[RunOptions],
 ) -> Iterator[Callable[..., dspy.Prediction]]:
@@ -112,6 +115,8 @@ def predictor(
     Args:
         columns: columns of the data rows, if any; the program's inputs must be among them.
         folder: of the local files that inputs may name, such as images; None: they may name none.
+        rows: file of the inputs, in which an erasure looks for texts.
+        outputs: files that the predictions are written to, which an erasure names.
         say: is told which of the columns are inputs and which are left out.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -131,6 +136,9 @@ def predictor(
     with opened_store(store, SilentProgress()) as opened:
         if salt is not None:  # rollouts may be of sealed tasks; the salt identifies them
             claim_salt(opened, salt)
+        people = set[str]()
+        for path in (*outputs, *([] if rows is None else [rows])):
+            opened.put_artifact(str(path.resolve()), [])
         recorder = Recorder(opened)
         lm = get_lm(name, observers=[recorder.observe], **_endpoint(config, artifact).client(name))
         if artifact:
@@ -149,6 +157,8 @@ def predictor(
                 if fields.missing(inputs) or set(inputs) - fields.inputs.keys():
                     raise ConfigError(f"{program} takes the inputs {list(fields.inputs)}, got {sorted(inputs)}")
                 inputs = fields.converted(inputs, where=program, folder=folder)
+            if subject := stored.get("data_subject"):
+                people.add(subject_digest(subject))
             rollout = Rollout(
                 phase="run", program=artifact.manifest["program"] if artifact else str(program),
                 inputs=json_value(inputs, placeholders=True),
@@ -167,7 +177,12 @@ def predictor(
 
         meter = lm.recording.meter
         with ended_in_order(meter, recorder, opened, SilentProgress(), to_continue="run it again"):
-            yield predict
+            try:
+                yield predict
+            finally:
+                for path in outputs:
+                    if path.is_file():
+                        opened.put_artifact(str(path.resolve()), sorted(people))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from assay.models.limits import limited
 from assay.models.roles import Endpoint
 from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.ending import cancelled_by_signals
-from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files
+from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs
 from assay.runs.lineage import lineage_of
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import budgeted, home_of
@@ -147,7 +147,7 @@ def forget_subject(
         )
         digests = subject_digests(subject)
         made = lineage_of(opened, home, digests)
-        files = erase_files(opened, home, erased.texts, opened.artifacts())
+        files = erase_files(opened, home, erased.texts, [*opened.artifacts(), *files_of_jobs(opened)])
         holding = versions_of_erased(
             Deployments(opened.engine), digests, made.paths, made.adapters, policy=settings.versions
         )

@@ -89,7 +89,10 @@ class DirectWrites(StoreReads):
             raise UnknownRollout(f"there is no rollout {rollout_id!r}")
 
     def put_artifact(self, artifact: str, people: Sequence[str]) -> None:
-        """Stores whose data an artifact or an export was made from, as hashes of names (`person_digest`)."""
+        """Stores whose data an artifact or an export was made from, as hashes of names (`person_digest`).
+
+        A file of nobody is searched by an erasure, and named only if it holds a text of the person.
+        """
         self._now(
             schema.made_from, {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()}
         )
