@@ -120,6 +120,19 @@ def test_a_value_that_a_demonstrated_task_declares_is_hidden_too(store: Store, k
     assert manifest["privacy"]["residual"] == 0
 
 
+@pytest.mark.parametrize("owner", [{"consent": False}, {"tenant": "acme"}, {"data_subject": "Ann", "consent": "no"}])
+@pytest.mark.parametrize("inputs", [{"question": COOMBS}, {"prompt": f"[[ ## question ## ]]\n{COOMBS}"}])
+def test_the_owner_that_a_file_gave_a_task_holds_for_rollouts_that_name_none(
+    store: Store, owner: dict[str, object], inputs: dict[str, str]
+) -> None:
+    store_tasks(store, {"train": [Task(id="c", inputs={"question": COOMBS}, metadata=owner)]})
+    add_rollout(store, turn(0, COOMBS, "b"), task="c", inputs=inputs)
+    add_rollout(store, turn(0, "Where?", "Here"), task="other")
+    rows, manifest = exported(store, "sft", privacy="off")
+    assert [row["prompt"][0]["content"] for row in rows] == ["Where?"]
+    assert sum(manifest["left_out"].values()) == 1
+
+
 def test_an_export_without_anonymization_says_so_and_never_that_it_failed(store: Store) -> None:
     add_rollout(store, turn(0, COOMBS, "b"), task="c", data_subject="Jason Coombs")
     rows, manifest = exported(store, "sft", privacy="off")

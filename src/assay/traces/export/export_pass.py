@@ -29,7 +29,7 @@ from assay.traces.export.gates import GateReport
 from assay.traces.export.hiding import Hider
 from assay.traces.export.manifest import FORMAT
 from assay.traces.export.provenance import Provenance
-from assay.traces.export.restrictions import RESTRICTED_DEMO, Restrictions
+from assay.traces.export.restrictions import RESTRICTED_DEMO, RESTRICTED_TASK, Restrictions
 from assay.traces.export.selection import Episode, Overlap, read_groups
 from assay.traces.export.settings import ExportConfig
 from assay.traces.export.target import Target
@@ -297,6 +297,9 @@ class ExportPass:
         rollout, usable = episode.rollout, []
         if rollout.task_id != self._task:
             self._task, self._cached_only, self._row_keys = rollout.task_id, {}, set()
+        if self.restrictions.refuses_task(rollout):
+            self.exclusions[RESTRICTED_TASK] += 1
+            return []
         refused = {turn.t for turn in episode.turns if self.restrictions.refuses(turn, rollout.inputs)}
         self.exclusions[RESTRICTED_DEMO] += len(refused)
         copied = self._turns_with_own_task(episode) - refused
