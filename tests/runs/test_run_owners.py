@@ -17,6 +17,7 @@ from assay.cli.main import group
 from assay.datasets.tasks import Task
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
+from assay.traces.records import subject_digest
 
 PROGRAM = """
 import dspy
@@ -138,3 +139,11 @@ def test_an_erasure_names_the_data_files_of_jobs_and_exported_traces() -> None:
     spans, data = (str(Path(name).absolute()) for name in ("spans.jsonl", "d.jsonl"))
     assert spans in report["made_from_them"]
     assert {spans, data} <= set(report["holding"])
+
+
+def test_running_the_rows_of_a_data_set_leaves_its_people_known() -> None:
+    Path("d.jsonl").write_text(json.dumps({"question": LONG}) + "\n")
+    with Store() as store:
+        store.put_artifact(str(Path("d.jsonl").resolve()), [subject_digest("Ada Quux")])
+    assert CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL]).exit_code == 0
+    assert forget_subject("Ada Quux")["made_from_them"] == [str(Path("d.jsonl").absolute())]

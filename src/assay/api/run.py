@@ -137,8 +137,7 @@ def predictor(
         if salt is not None:  # rollouts may be of sealed tasks; the salt identifies them
             claim_salt(opened, salt)
         people = set[str]()
-        for path in (*outputs, *([] if rows is None else [rows])):
-            opened.put_artifact(str(path.resolve()), [])
+        opened.put_searched(*outputs, *([] if rows is None else [rows]))  # first: erasure finds them after a kill too
         recorder = Recorder(opened)
         lm = get_lm(name, observers=[recorder.observe], **_endpoint(config, artifact).client(name))
         if artifact:

@@ -62,7 +62,7 @@ def export_traces(
     selected = _Selected(store, ids, Leaving(store, tenants=tenants, content=content))
     counts = [0, 0]
     if file is not None:
-        store.put_artifact(str(file.resolve()), [])  # first, so that erasure finds it after a kill too
+        store.put_searched(file)  # first, so that erasure finds it after a kill too
     with ExitStack() as files:
         stream = None if file is None else files.enter_context(files.enter_context(writing(file)).open("wb"))
         while batch := list(islice(selected, _BATCH)):
