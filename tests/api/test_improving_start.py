@@ -322,10 +322,14 @@ def _killed(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_artifact_leaves_the_files_in_its_place(job: dict[str, Any]) -> None:
+def test_an_artifact_leaves_the_files_in_its_place(job: dict[str, Any], server: Server) -> None:
     Path("mine").mkdir()
     Path("mine/thesis").touch()
-    report = assay.improve("mine.py:Mine", order=["prompts"], out="mine", **job)
-    assert Path("mine/thesis").is_file()
+    with pytest.raises(ConfigError, match="exists"):
+        assay.improve("mine.py:Mine", order=["prompts"], out="mine", **job)
+    assert [path.name for path in Path("mine").iterdir()] == ["thesis"]
+    assert server.requests == []
+    Path(".assay/artifacts/up").mkdir(parents=True)
+    report = assay.improve("mine.py:Mine", order=["prompts"], **job)
     assert report.artifact is not None
-    assert (report.artifact.name, [path.name for path in Path("mine").iterdir()]) == ("mine-2", ["thesis"])
+    assert (report.artifact.name, list(Path(".assay/artifacts/up").iterdir())) == ("up-2", [])

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 import assay
 from assay.api.pages import write_evaluation_page
 from assay.api.traces import forget_subject
+from assay.datasets.tasks import Task
 from assay.deployment import load_artifact
 from assay.deployment.registry import Registry
 from assay.errors import AssayError
@@ -26,6 +27,7 @@ from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.traces.erased_texts import ERASED
 from assay.traces.records import subject_digest
 from assay.traces.store import tables as schema
+from assay.traces.store.sealing import store_tasks
 
 ANN = "My name is Ann Sömmer, and parcel 4711 for Elm Street 12 never arrived."
 BOB = "Where can I see the opening hours of the shop in Ulm on a Sunday?"
@@ -98,6 +100,26 @@ def test_no_file_of_a_project_holds_an_erased_text_after_compile_evaluate_and_re
         assert any(ERASED in str(rollout.prediction) for rollout in others)
     assert json.loads(Path("d.jsonl").read_text().splitlines()[0])["inputs"]["question"] == ANN  # the user's own file
     assert forget_subject("Person 0")["emptied"] == {"rows": {}, "files": []}
+
+
+@pytest.mark.parametrize("form", ["inputs", "prompt of the gateway", "spelling"])
+def test_a_task_of_the_person_is_erased_where_its_rollout_names_no_data_subject(form: str) -> None:
+    prompt = f"[[ ## question ## ]]\n{ANN}\n\nRespond with the field answer."
+    inputs = {"inputs": {"question": ANN}, "spelling": {"question": ANN.upper()}}.get(form, {"input": prompt})
+    with Store() as store:
+        store_tasks(store, {"test": [Task(id="a", inputs={"question": ANN}, metadata={"data_subject": "Ann Sömmer"})]})
+        rollout = Rollout(phase="run", status="done", inputs=inputs, prediction={"answer": ANN})
+        store.put_rollout(rollout)
+        store.put_transition(rollout.id, Transition(t=0, model="m", request={"messages": [ANN]}, output=ANN))
+        store.flush()
+    report = forget_subject("Ann Sömmer")
+    assert report["not_searched"]["tasks_without_texts"] == 0
+    assert report["emptied"]["rows"] == {"rollouts": 1, "transitions": 1}
+    assert files_with(ANN) == files_with(ANN.upper()) == []
+    with Store() as store:
+        whole = store.rollout(rollout.id)
+    assert whole is not None
+    assert whole.prediction == {"answer": ERASED}
 
 
 def rows_of_others() -> dict[str, tuple[Rollout, Transition]]:

@@ -4,12 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
-from export_rows import add_rollout, chat, exported, response_of, turn
+from export_rows import LOOSE, add_rollout, chat, exported, response_of, turn
 from export_rows import store as store
 
 from assay.api.traces import forget_subject
+from assay.datasets.tasks import Task, task_key
 from assay.errors import ConfigError
 from assay.traces import Store, ToolCall, Transition
+from assay.traces.export.gates import UngatedExport
+from assay.traces.export.pipeline import export_traces
+from assay.traces.export.settings import ExportConfig
+from assay.traces.store.sealing import store_tasks
 
 
 def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored_with_the_key(
@@ -87,6 +92,67 @@ def test_anonymized_values_are_in_no_other_part_of_the_export(store: Store) -> N
             (Path(folder) / name).read_text() for name in ("data.jsonl", "manifest.json", "README.md")
         ).lower()
         assert not any(word in text for word in ("smithers", "quimby")), folder
+
+
+COOMBS = "My name is Jason Coombs, and I was billed twice for the yearly plan."
+OF_COOMBS = {
+    "data subject": {"data_subject": "Jason Coombs"},
+    "part of a name": {"data_subject": "Coombs"},
+    "entities": {"metadata": {"entities": {"person": ["Coombs"]}}},
+    "never run": None,
+}
+
+
+@pytest.mark.parametrize("kind", ["sft", "transitions", "preferences"])
+@pytest.mark.parametrize("declared", OF_COOMBS)
+def test_a_value_that_a_demonstrated_task_declares_is_hidden_too(store: Store, kind: str, declared: str) -> None:
+    inputs = {"question": COOMBS}
+    if (fields := OF_COOMBS[declared]) is None:
+        store_tasks(store, {"train": [Task(id="c", inputs=inputs, metadata={"data_subject": "jason  Coombs"})]})
+    else:
+        add_rollout(store, turn(0, "a", "b"), task="c", inputs=inputs, **fields)
+    for score in (1.0, 0.0):
+        ask = f"Q: {COOMBS}\nA: Sorry, Jason Coombs!\nQ: Now?"
+        shown = turn(0, ask, f"Answer {score}", shown_tasks=(task_key(inputs),))
+        add_rollout(store, shown, task="own", data_subject="Ada Quux", score=score)
+    _, manifest = exported(store, kind, privacy="patterns")
+    assert "Coombs" not in (Path("out") / "data.jsonl").read_text()
+    assert manifest["privacy"]["residual"] == 0
+
+
+@pytest.mark.parametrize("owner", [{"consent": False}, {"tenant": "acme"}, {"data_subject": "Ann", "consent": "no"}])
+@pytest.mark.parametrize("inputs", [{"question": COOMBS}, {"prompt": f"[[ ## question ## ]]\n{COOMBS}"}])
+def test_the_owner_that_a_file_gave_a_task_holds_for_rollouts_that_name_none(
+    store: Store, owner: dict[str, object], inputs: dict[str, str]
+) -> None:
+    store_tasks(store, {"train": [Task(id="c", inputs={"question": COOMBS}, metadata=owner)]})
+    add_rollout(store, turn(0, COOMBS, "b"), task="c", inputs=inputs)
+    add_rollout(store, turn(0, "Where?", "Here"), task="other")
+    rows, manifest = exported(store, "sft", privacy="off")
+    assert [row["prompt"][0]["content"] for row in rows] == ["Where?"]
+    assert sum(manifest["left_out"].values()) == 1
+
+
+def test_an_export_without_anonymization_says_so_and_never_that_it_failed(store: Store) -> None:
+    add_rollout(store, turn(0, COOMBS, "b"), task="c", data_subject="Jason Coombs")
+    rows, manifest = exported(store, "sft", privacy="off")
+    assert rows[0]["prompt"][0]["content"] == COOMBS
+    assert (manifest["privacy"]["state"], manifest["privacy"]["verified"]) == ("off", False)
+    (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "privacy")
+    assert (gate["value"], gate["passed"]) == ("off", True)
+    export = ExportConfig(kind="sft", gates=LOOSE, privacy="off")
+    with pytest.raises(UngatedExport):  # the gate was not switched off
+        export_traces(store, "again", export)
+
+
+def test_a_whole_name_that_any_task_declares_is_hidden_where_no_task_is_recorded_as_shown(store: Store) -> None:
+    add_rollout(store, turn(0, "a", "b"), task="c", data_subject="Jason Coombs", split="test")
+    add_rollout(store, turn(0, "a", "b"), task="m", data_subject="Mark")
+    add_rollout(store, turn(0, f"{COOMBS} Mark the plan.", "Dear JASON\nCOOMBS,"), task="own")
+    exported(store, "sft", privacy="patterns")
+    text = (Path("out") / "data.jsonl").read_text()
+    assert "coombs" not in text.lower()
+    assert "Mark the plan" in text  # a single word is replaced only where its task is shown
 
 
 def test_a_sealed_task_in_another_spelling_is_not_exported(store: Store) -> None:

@@ -15,7 +15,7 @@ import dspy
 from assay.api.run import load
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import load_artifact
-from assay.deployment.artifact import check_place, runnable
+from assay.deployment.artifact import runnable
 from assay.errors import AssayError, ModelError
 from assay.evaluation import Gain, Progress, RecordedProgram, default_progress
 from assay.evaluation.session import Measured
@@ -30,7 +30,7 @@ from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, refuse_function, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.jobs import Job, open_job
-from assay.runs.opening import artifact_place
+from assay.runs.opening import artifact_place, check_out
 from assay.runs.preflight import checked, require_predictors
 from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
@@ -129,7 +129,7 @@ def compile(
         data: a dataset spec (see `assay.datasets.iter_rows`), a path, a data frame, or a list of `dspy.Example` or
             mappings.
         lm: a `dspy.LM`. If None: the model named by `model=`, else the one configured in DSPy, else the embedded model.
-        out: folder of the artifact; by default `.assay/artifacts/PROGRAM-OPTIMIZER`.
+        out: new folder of the artifact; by default `.assay/artifacts/PROGRAM-OPTIMIZER`, with a number if it exists.
         gate: whether the gate split decides if the result replaces the program. If not, the result is the winner on
             val; for callers that decide themselves.
         test: whether the report at the end includes the sealed test split.
@@ -148,8 +148,7 @@ def compile(
     if config.optimizer == "auto" and config.max_search_calls is None:
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
     search, progress = _search_of(config, decisions), default_progress(progress)
-    if out is not None:
-        check_place(Path(out).resolve())
+    check_out(out, resume=resume)
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume) as job:
         require_predictors(job)
         job.status = "stopped"  # until the job is complete
@@ -157,9 +156,9 @@ def compile(
         if job.session.recorder.resumed and (stored := finished.report(progress, out=out)) is not None:
             job.end_as_before(stored)
             return _as_stored(job, config, stored)
+        place = artifact_place(store, out, _artifact_name(job, config), resume=resume)
         report = _compiled(job, config, search, progress)
         report.run_id, report.own_lm = job.run_id, partial(_model_of, lm, config)
-        place = artifact_place(store, out, _artifact_name(job, config))
         _save(job, report, place, words)
         _require_model(report)
         finished.keep(report.to_dict())

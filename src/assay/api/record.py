@@ -19,6 +19,7 @@ import dspy
 from assay.datasets import SPLITS, Task
 from assay.datasets.tasks import consent_text, task_key
 from assay.errors import AssayError, ConfigError, FailureKind
+from assay.evaluation.session import stored_fields
 from assay.evaluation.stored import write_score
 from assay.models import LanguageModel, with_recording
 from assay.models.failures import failure_of_run, is_agent_failure
@@ -173,10 +174,8 @@ def record(
         "task_id": recorded_task.id,
         "group_id": recorded_task.id,
         "task_type": recorded_task.task_type,
-        **json_value(
-            {"inputs": recorded_task.inputs, "expected": recorded_task.expected, "metadata": recorded_task.metadata},
-            placeholders=True,
-        ),
+        "inputs": json_value(recorded_task.inputs, placeholders=True),
+        **stored_fields(recorded_task),
         "source": "program",
         "phase": "record",
     }

@@ -1,6 +1,6 @@
 """Public API for `assay run`: `assay.run`, and `assay.load` for a compiled program. Scores nothing."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
@@ -9,11 +9,12 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.datasets.columns import used_columns
-from assay.datasets.tasks import make_task, missing_inputs, own_containers
+from assay.datasets.tasks import make_task, missing_inputs, own_containers, owners_of
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.evaluation import SilentProgress
+from assay.evaluation.session import stored_fields
 from assay.models import Thinking, get_lm
 from assay.models.error_reasons import error_reason
 from assay.models.roles import Endpoint
@@ -33,6 +34,7 @@ from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
+from assay.traces.records import subject_digest
 from assay.traces.store.sealing import claim_salt, resolve_salt
 
 __all__ = ["inputs_of", "load", "predictor", "run"]
@@ -100,17 +102,21 @@ def predictor(
     store: str | Path | None = None,
     columns: Collection[str] | None = None,
     folder: Path | None = None,
+    rows: Path | None = None,
+    outputs: Sequence[Path] = (),
     say: Callable[[str], None] = lambda _: None,
     **options: Unpack[RunOptions],
 ) -> Iterator[Callable[..., dspy.Prediction]]:
     """Context with a function that makes recorded predictions: `run` for many inputs. Settings as in `run`.
 
-    The function's argument `where` names the position of a data row; columns that are not inputs of the program are
-    then left out, as in `compile`.
+    The function's argument `where` names the position of a data row. The row's owner, metadata, task type and split are
+    then stored as in `evaluate`; other columns that are not inputs of the program are left out.
 
     Args:
         columns: columns of the data rows, if any; the program's inputs must be among them.
         folder: of the local files that inputs may name, such as images; None: they may name none.
+        rows: file of the inputs, in which an erasure looks for texts.
+        outputs: files that the predictions are written to, which an erasure names.
         say: is told which of the columns are inputs and which are left out.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -130,6 +136,8 @@ def predictor(
     with opened_store(store, SilentProgress()) as opened:
         if salt is not None:  # rollouts may be of sealed tasks; the salt identifies them
             claim_salt(opened, salt)
+        people = set[str]()
+        opened.put_searched(*outputs, *([] if rows is None else [rows]))  # first: erasure finds them after a kill too
         recorder = Recorder(opened)
         lm = get_lm(name, observers=[recorder.observe], **_endpoint(config, artifact).client(name))
         if artifact:
@@ -138,18 +146,25 @@ def predictor(
             check_budget(built, lm, budget, prompt_format=artifact.settings["adapter"] if artifact else None)
 
         def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
+            stored: dict[str, Any] = owners_of(inputs)
             if where is not None:
-                inputs = make_task(inputs, where=where, inputs=fields, folder=folder).inputs
+                task = make_task(inputs, where=where, inputs=fields, folder=folder)
+                inputs = task.inputs
+                # Expected outputs are left out, as the columns that are not used.
+                stored = {**stored_fields(task), "expected": {}, "task_type": task.task_type, "split": task.split or ""}
             elif fields is not None:
                 if fields.missing(inputs) or set(inputs) - fields.inputs.keys():
                     raise ConfigError(f"{program} takes the inputs {list(fields.inputs)}, got {sorted(inputs)}")
                 inputs = fields.converted(inputs, where=program, folder=folder)
+            if subject := stored.get("data_subject"):
+                people.add(subject_digest(subject))
             rollout = Rollout(
                 phase="run", program=artifact.manifest["program"] if artifact else str(program),
                 inputs=json_value(inputs, placeholders=True),
                 model=name,
                 program_version=program_version(built, artifact.settings["adapter"] if artifact else None),
                 parameters=artifact.settings["parameters"] if artifact else {},
+                **stored,
             )  # fmt: skip
             with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
                 with running(built) as own:
@@ -161,7 +176,12 @@ def predictor(
 
         meter = lm.recording.meter
         with ended_in_order(meter, recorder, opened, SilentProgress(), to_continue="run it again"):
-            yield predict
+            try:
+                yield predict
+            finally:
+                for path in outputs:
+                    if path.is_file():
+                        opened.put_artifact(str(path.resolve()), sorted(people))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from assay.models.limits import limited
 from assay.models.roles import Endpoint
 from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.ending import cancelled_by_signals
-from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files
+from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs
 from assay.runs.lineage import lineage_of
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import budgeted, home_of
@@ -133,9 +133,9 @@ def forget_subject(
         `assay.traces.erased_texts`. `holding`: files outside of `.assay`, other than pages of `--report`, and indexed
         documents that hold such a text;
         they are not changed. `not_searched`: `short_texts` (number of texts of the person that are too short),
-        `shared_texts` (that others wrote too), `tasks_without_texts` (that were never run), `files`, `free_pages` (True
-        if another process kept the database from being compacted), `models` (folders of models that were trained, and
-        may hold merged adapters).
+        `shared_texts` (that others wrote too), `tasks_without_texts` (whose inputs nothing has), `files`, `free_pages`
+        (True if another process kept the database from being compacted), `models` (folders of models that were
+        trained, and may hold merged adapters).
     Raises:
         CacheError: the response cache could not be written.
     """
@@ -147,7 +147,7 @@ def forget_subject(
         )
         digests = subject_digests(subject)
         made = lineage_of(opened, home, digests)
-        files = erase_files(opened, home, erased.texts, opened.artifacts())
+        files = erase_files(opened, home, erased.texts, [*opened.artifacts(), *files_of_jobs(opened)])
         holding = versions_of_erased(
             Deployments(opened.engine), digests, made.paths, made.adapters, policy=settings.versions
         )

@@ -30,7 +30,7 @@ __all__ = ["command", "print_report", "table_rows"]
 @click.command("compile")
 @click.argument("program", required=False)
 @settings_flags(CompileSettings)
-@job_options(dry_run=True, out="Folder to write the artifact to.")
+@job_options(dry_run=True, out="New folder to write the artifact to.")
 @report_option()
 def command(program: str | None, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.

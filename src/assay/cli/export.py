@@ -160,7 +160,8 @@ def _show(kind: str, data: dict[str, Any]) -> None:
         )
     privacy = data["privacy"]
     replaced = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
-    table.add_row("personal data", f"{privacy['engine']}: {replaced}; {privacy['state']}")
+    result = "not replaced" if privacy["engine"] == "off" else f"{replaced}; {privacy['state']}"
+    table.add_row("personal data", f"{privacy['engine']}: {result}")
     for language, types in privacy.get("recall", {}).items():
         shares = ", ".join(f"{name} {result['found']}/{result['planted']}" for name, result in types.items())
         table.add_row(f"planted values found, {language}", shares)

@@ -21,7 +21,7 @@ __all__ = ["command", "print_report"]
 @click.argument("program", required=False)
 @settings_flags(ImproveSettings)
 @name_option("Name of this improvement; its adapters are called NAME-1, NAME-2, …")
-@job_options(dry_run=True, out="Folder to write the artifact to.")
+@job_options(dry_run=True, out="New folder to write the artifact to.")
 def command(program: str | None, **values: Any) -> None:
     """Improve PROGRAM: prompts, then weights, then prompts again.
 

@@ -44,7 +44,8 @@ def command(
     """Run PROGRAM (an artifact's folder or a program's name) and record its calls.
 
     Makes one prediction from INPUTS, each NAME=VALUE, or one for each row of --file. Columns that are not inputs of the
-    program are left out, except that a row's `id` is part of its prediction. A row that fails becomes an object with
+    program are left out, except that a row's `id` is part of its prediction, and that its `data_subject`, `tenant`,
+    `consent`, `metadata`, `task_type` and `split` are stored. A row that fails becomes an object with
     `error` and its `line`, and the exit code is 1.
     """
     import logging
@@ -123,9 +124,18 @@ def _run_rows(
     # anything is run or written.
     total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)
     stdout = click.get_current_context().meta.get("stdout", sys.stdout)
-    folder = Path.cwd() if file == "-" or not Path(file).is_file() else Path(file).parent
+    rows = Path(file) if file != "-" and Path(file).is_file() else None
     with (
-        predictor(program, columns=columns, folder=folder, say=console.say, store=store, **settings) as predict,
+        predictor(
+            program,
+            columns=columns,
+            folder=Path.cwd() if rows is None else rows.parent,
+            rows=rows,
+            outputs=(Path(out), _part(out)) if out else (),
+            say=console.say,
+            store=store,
+            **settings,
+        ) as predict,
         _growing(out) if out else nullcontext(stdout) as written,
         console.bar(f"run {program}", total) as advance,
     ):
@@ -144,7 +154,7 @@ def _growing(out: str) -> Iterator[Any]:
     """A file to write line by line. Its name ends with `.part` until it is whole; so it does after a stop."""
     from assay.errors import WriteFailed
 
-    place, part = Path(out), Path(f"{out}.part")
+    place, part = Path(out), _part(out)
     if place.exists() and not place.is_file():  # a pipe
         part = place
     try:
@@ -154,6 +164,10 @@ def _growing(out: str) -> Iterator[Any]:
     except OSError as error:
         reason = error.strerror or error
         raise WriteFailed(f"{out} cannot be written: {reason}. What was written before is in {part}") from error
+
+
+def _part(out: str) -> Path:
+    return Path(f"{out}.part")
 
 
 def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from assay.datasets.fields import Fields
-from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN, USUAL_OUTPUTS, Task
+from assay.datasets.tasks import OTHER_COLUMNS, OWNERS, UNKNOWN, USUAL_OUTPUTS, Task
 
 __all__ = ["Columns", "column_lines", "used_columns"]
 
@@ -46,9 +46,12 @@ def column_lines(columns: Columns, fields: Fields | None, compared: Collection[s
 
 
 def used_columns(columns: Collection[str], fields: Fields) -> str:
-    """What `assay run` says first of the columns of a file: those that are inputs, and those that it leaves out."""
-    unused = sorted(set(columns) - fields.inputs.keys())
-    return f"columns: inputs {_listed(columns, fields)}" + (f"; not used {', '.join(unused)}" if unused else "")
+    """What `assay run` says first of the columns of a file: the inputs, those of the owner, and those that it leaves
+    out."""
+    owners = [name for name in OWNERS if name in columns]
+    unused = sorted(set(columns) - fields.inputs.keys() - set(owners))
+    parts = {"inputs": _listed(columns, fields), "owner": ", ".join(owners), "not used": ", ".join(unused)}
+    return "columns: " + "; ".join(f"{part} {names}" for part, names in parts.items() if names)
 
 
 def _listed(columns: Collection[str], fields: Fields | None) -> str:

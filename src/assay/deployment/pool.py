@@ -22,6 +22,7 @@ from assay.errors import ConfigError, DataError
 from assay.support.formats import check_format
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
+from assay.traces.export.declared import DeclaredValues
 from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
 from assay.traces.export.hiding import Hider
 from assay.traces.export.selection import Selection, difficulty_of, snapshot
@@ -153,7 +154,7 @@ def write_pool(
     report = run.report(rows, known)
     if not rows:
         raise DataError(f"there is no task for the pool of {agent!r}: {_reasons(report.left_out)}")
-    if settings.privacy != "off" and run.hider.state == FAILED:
+    if run.hider.state == FAILED:
         raise DataError(
             f"the anonymization of the pool is incomplete: {run.hider.missing}. Nothing was written; leave these task "
             "types out, or install assay[privacy]"
@@ -206,7 +207,8 @@ class _Pool:
             tenants=tuple(chosen.tenants), require_consent=chosen.require_consent, task_types=tuple(chosen.task_types)
         )
         self.splits, self.profile = SplitFinder(self.store), Profile()
-        self.hider = Hider(chosen.privacy, None if chosen.privacy == "off" else self.key)
+        key = None if chosen.privacy == "off" else self.key
+        self.hider = Hider(chosen.privacy, key, declared=DeclaredValues(self.store))
         self.tasks: dict[str, _Candidate] = defaultdict(_Candidate)
 
     def read(self, now: float) -> None:

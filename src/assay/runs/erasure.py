@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from assay.datasets.tasks import task_key
 from assay.deployment.registry import Registry
 from assay.errors import AssayError
@@ -24,8 +26,9 @@ from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.erased_texts import ERASED, ErasedTexts
 from assay.traces.shown import demos_in
+from assay.traces.store import tables as schema
 
-__all__ = ["ErasedFiles", "demonstrated_inputs", "erase_answers", "erase_files"]
+__all__ = ["ErasedFiles", "demonstrated_inputs", "erase_answers", "erase_files", "files_of_jobs"]
 
 _HOME = ".assay"  # the name of a folder that assay made, with everything in it
 _OURS = ("artifacts", "improve", "impact", "loop", "runs", "training")  # folders that assay makes next to a store
@@ -131,6 +134,23 @@ def erase_files(store: Store, home: Path, texts: ErasedTexts, elsewhere: Collect
             if trust.is_trusted(before):
                 trust.allow(after, folder)
     return files
+
+
+def files_of_jobs(store: Store) -> Iterator[str]:
+    """Local files that the jobs of a store were given, such as their data."""
+    configs = sa.select(schema.runs.c.config).distinct()
+    with store.engine.connect() as connection:
+        values = {
+            value
+            for config in connection.execute(configs).scalars()
+            for value in json.loads(config).values()
+            if isinstance(value, str)
+        }
+    yield from (
+        str(Path(value).absolute())
+        for value in sorted(values)
+        if not value.endswith(_PAGE) and "\0" not in value and os.path.isfile(value)
+    )
 
 
 def _artifacts(home: Path) -> Iterator[tuple[Path, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import dspy
 
+from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm, with_recording
@@ -34,6 +35,7 @@ __all__ = [
     "Run",
     "artifact_place",
     "budgeted",
+    "check_out",
     "client_of",
     "home_of",
     "new_run_id",
@@ -216,13 +218,34 @@ def home_of(store: str | Path | None) -> Path:
     return Path(url.removeprefix("sqlite:///")).parent if url.startswith("sqlite:///") else Path(".assay")
 
 
-def artifact_place(store: str | Path | None, out: str | Path | None, name: str) -> Path:
-    """The folder of an artifact: the named one, or that of a name in the store's folder.
+def artifact_place(store: str | Path | None, out: str | Path | None, name: str, *, resume: bool = False) -> Path:
+    """The folder for the artifact of a job: the named one, or that of a name in the store's folder.
+
+    To be called before the job costs anything. In the store's folder, `save_artifact` adds a number to the name if
+    there is such an artifact; a folder that the user names is new, or the artifact of the job that is resumed.
 
     Raises:
-        ConfigError: the name is no name of a folder.
+        ConfigError: the name is no name of a folder, a symbolic link has it, or the named folder exists.
+        NoArtifact: nothing can be written there.
     """
-    return Path(out) if out else place_in(home_of(store) / "artifacts", name)
+    if out:
+        check_out(out, resume=resume)
+        return Path(out)
+    place = place_in(home_of(store) / "artifacts", name)
+    check_place(place.resolve())
+    return place
+
+
+def check_out(out: str | Path | None, *, resume: bool = False) -> None:
+    """Checks the folder that the user names for an artifact; raises as `artifact_place`."""
+    if not out:
+        return
+    place = Path(out)
+    if place.is_symlink():
+        raise ConfigError(f"{place} is a symbolic link, and nothing is written through it: name a new folder")
+    if place.exists() and not (resume and is_artifact(place)):
+        raise ConfigError(f"{place} already exists and is not overwritten; name a new folder", flag="--out")
+    check_place(place.resolve())
 
 
 _pin: ContextVar[str | None] = ContextVar("assay_pinned_run", default=None)

@@ -17,7 +17,7 @@ from assay.api.improve.state import ImprovementState
 from assay.api.improve.steps import STEPS, check_improvement, program_name
 from assay.api.sft import train_sft
 from assay.api.train import Retained, train
-from assay.deployment.artifact import check_place, is_artifact
+from assay.deployment.artifact import is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
 from assay.evaluation import Progress, default_progress
 from assay.evaluation.comparison import Comparison, losses_behind_gain
@@ -101,8 +101,7 @@ def improve(
     config = program_settings(ImproveSettings, full_name(str(program)), rubric, data, None, {**settings, **watched})
     check_improvement(config, model=settings.get("model"))
     folder, order = place_in(home_of(store) / "improve", name), config.order
-    progress, place = default_progress(progress), artifact_place(store, out, name)
-    check_place(place.resolve())
+    progress, place = default_progress(progress), artifact_place(store, out, name, resume=resume)
     shared = {key: value for key, value in settings.items() if key not in _IMPROVE_ONLY}
     training = dict(config.sft or {}), dict(config.grpo or {}), list(config.retention), monitor
     run = _Improvement(

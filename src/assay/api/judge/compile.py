@@ -71,7 +71,7 @@ def compile_judge(
     Args:
         judge: a YAML file, an artifact's folder, `file.py:NAME`, one sentence (with `scale=`), or a judge.
         labels: source of ratings, see `assay.judges.load_labels`.
-        out: folder of the artifact; by default `.assay/artifacts/judge-OPTIMIZER`.
+        out: new folder of the artifact; by default `.assay/artifacts/judge-OPTIMIZER`, with a number if it exists.
         options: the fields of `assay.runs.settings.JudgeCompileSettings`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -83,6 +83,7 @@ def compile_judge(
     config = JudgeCompileSettings(
         judge=name, labels=labels, **{**settings, **({"model": lm.model} if lm is not None else {})}
     )
+    place = artifact_place(store, out, f"judge-{config.optimizer.rpartition(':')[2].lower()}", resume=resume)
     search = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
     built, progress = _built(judge, config), default_progress(progress)
     parents = compiled_parts(judge) if isinstance(judge, str) else []
@@ -112,8 +113,7 @@ def compile_judge(
         report.rows, report.notes = rows, [*rows.notes(), *report.notes]
         if items.gaps:
             report.notes.append(f"{counted(items.gaps, 'labels')} missing in {labels}")
-        name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
-        save_judge(report, splits, run, parents, artifact_place(store, out, name))
+        save_judge(report, splits, run, parents, place)
         finished.keep(report.to_dict())
     return report
 

@@ -76,6 +76,7 @@ def replay_anchors(
         first = judged.answers
         repeat = judge_again(judge_, items, session, name="freeze: once more").answers
         anchor_set = freeze_set(judge_, items, first, repeat, session)
+        run.store.put_searched(path)
         anchor_set.save(path)
         frozen_set = {"frozen": len(anchor_set.anchors), "anchors": str(path), "noise": anchor_set.noise}
         return ReportDict("Anchors", {**frozen_set, **judged.coverage(judge_), **spent_by(session)})

@@ -66,7 +66,9 @@ def score_rows(
     need_fields(built, items, optional=OPTIONAL)
     if not built.spec.graded:
         progress.say("note: the words of this scale have no grades, so there is no mean value")
-    with at_work(config, judge, lm, progress, store, resume=resume) as (judge_, session, _):
+    with at_work(config, judge, lm, progress, store, resume=resume) as (judge_, session, run):
+        if out is not None:
+            run.store.put_searched(Path(out))
         try:
             preflight_items(judge_, items, session, config)
             alarms = replay_changed(judge, judge_, session)

@@ -143,6 +143,8 @@ def _notes(effects: Any, study: Any) -> list[str]:
 
 def _create_folder(folder: Path) -> Path:
     """Creates the folder of the report, before anything is run."""
+    if folder.is_symlink():
+        raise ConfigError(f"{folder} is a symbolic link, and nothing is written through it: name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

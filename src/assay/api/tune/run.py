@@ -21,7 +21,7 @@ from assay.api.tune.study import (
 )
 from assay.api.tune.workers import helped
 from assay.datasets import Task
-from assay.deployment.artifact import check_place, is_artifact
+from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import Progress, RecordedProgram, default_progress
 from assay.evaluation.comparison import (
@@ -56,7 +56,7 @@ from assay.runs.arguments import program_settings, resolve_model, resolve_progra
 from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
-from assay.runs.opening import artifact_place
+from assay.runs.opening import artifact_place, check_out
 from assay.runs.preflight import checked
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
@@ -97,7 +97,7 @@ def tune(
         rubric: as for `assay.compile`.
         data: as for `assay.compile`; None if the stages of a curriculum name their data.
         lm: as for `assay.compile`.
-        out: folder of the artifact; by default `.assay/artifacts/PROGRAM-tuned`.
+        out: new folder of the artifact; by default `.assay/artifacts/PROGRAM-tuned`, with a number if it exists.
         apply: a compiled artifact; the result is a copy of it with the best parameters.
         options: the fields of `assay.runs.settings.TuneSettings`.
     Raises:
@@ -111,7 +111,8 @@ def tune(
         raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
     progress = default_progress(progress)
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
-    _check_folders(out, apply, config.also)
+    check_out(out, resume=resume)
+    _check_folders(apply, config.also)
     single = config.of_one_worker()
     with open_job(
         single, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume, need=config.need
@@ -123,13 +124,14 @@ def tune(
             return _as_stored(config, job, stored)
         for artifact in (*config.also, *([] if apply is None else [apply])):
             program_at(job, Point(str(artifact), {}), config)  # refuses it now, not after the preflight or the search
+        name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
+        place = artifact_place(store, out, name, resume=resume)
         warnings = _prepared(job, config, progress)
         report = _tuned(job, config, progress, store, resume)
         report.notes += warnings
         if report.stopped is None:
             job.status = "done"
-        name = f"{without_call(job.session.program_name).rpartition(':')[2].lower()}-tuned"
-        _save(report, job, config, artifact_place(store, out, name), apply)
+        _save(report, job, config, place, apply)
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
         finished.keep(report.to_dict())
@@ -138,9 +140,7 @@ def tune(
     return report
 
 
-def _check_folders(out: str | Path | None, apply: str | Path | None, also: Sequence[str]) -> None:
-    if out is not None:
-        check_place(Path(out).resolve())
+def _check_folders(apply: str | Path | None, also: Sequence[str]) -> None:
     named = [("apply", apply, "write parameters into"), *(("also", name, "try as well") for name in also)]
     for argument, folder, purpose in named:
         if folder is not None and not is_artifact(folder):

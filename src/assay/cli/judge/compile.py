@@ -21,7 +21,7 @@ __all__ = ["compile_command"]
 @click.command("compile")
 @click.argument("judge")
 @settings_flags(JudgeCompileSettings)
-@job_options(out="Folder to write the artifact to.")
+@job_options(out="New folder to write the artifact to.")
 def compile_command(judge: str, **values: Any) -> None:
     """Compile JUDGE against human labels, and report its agreement on sealed items next to the human ceiling.
 

@@ -69,7 +69,8 @@ def _show_unsearched(left: dict[str, Any]) -> None:
             "others wrote too"
         )
     if left["tasks_without_texts"]:
-        echo(f"not searched: the texts of {counted(left['tasks_without_texts'], 'tasks')} that were never run")
+        tasks = counted(left["tasks_without_texts"], "tasks")
+        echo(f"not searched: the texts of {tasks} whose inputs are not stored: never run, or erased before")
     for path in left["files"]:
         echo(f"not searched: {path}")
     for folder in left["models"]:

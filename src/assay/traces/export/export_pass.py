@@ -13,6 +13,7 @@ from assay.models.failures import is_agent_failure
 from assay.support.package import __version__
 from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, returns
 from assay.traces.export.balance import Sampler
+from assay.traces.export.declared import DeclaredValues
 from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
 from assay.traces.export.formats import (
@@ -28,7 +29,7 @@ from assay.traces.export.gates import GateReport
 from assay.traces.export.hiding import Hider
 from assay.traces.export.manifest import FORMAT
 from assay.traces.export.provenance import Provenance
-from assay.traces.export.restrictions import RESTRICTED_DEMO, Restrictions
+from assay.traces.export.restrictions import RESTRICTED_DEMO, RESTRICTED_TASK, Restrictions
 from assay.traces.export.selection import Episode, Overlap, read_groups
 from assay.traces.export.settings import ExportConfig
 from assay.traces.export.target import Target
@@ -67,7 +68,8 @@ class ExportPass:
         self.store, self.config, self.sealed, self.overlap, self.splits = store, config, sealed, overlap, splits
         self.target = Target(config)
         self.labelled = LabelledRows(self.target.renderer, good=config.min_quality)
-        self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
+        encoded = JSON_COLUMNS if config.kind == "transitions" else ()
+        self.hider = Hider(config.privacy, config.privacy_key, encoded, declared=DeclaredValues(store))
         gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
         self.gates = GateReport(gates)
         self.exclusions = Counter(exclusion_counts(store, config.selection))
@@ -160,11 +162,12 @@ class ExportPass:
         with without_gc(), RowWriter(folder, parquet=parquet and encoded, encoded=encoded) as writer:
             for group in self._groups():
                 self.groups += 1
-                known = self.hider.known([episode.rollout for episode in group])
+                turns = [turn for episode in group for turn in episode.turns]
+                known = self.hider.known([episode.rollout for episode in group], turns)
                 for row in self._rows(group):
                     self.written[group[0].rollout.task_type] += 1
                     writer.write(self.hider.row(row, known))
-                advance(sum(len(episode.turns) for episode in group))
+                advance(len(turns))
         self.exclusions["rows whose answer has both labels"] += self.labelled.left_out
         self.gates.state, self.gates.missing = self.hider.state, self.hider.missing
         self.gates.template = self.target.to_dict() if self.target.renders else None
@@ -294,6 +297,9 @@ class ExportPass:
         rollout, usable = episode.rollout, []
         if rollout.task_id != self._task:
             self._task, self._cached_only, self._row_keys = rollout.task_id, {}, set()
+        if self.restrictions.refuses_task(rollout):
+            self.exclusions[RESTRICTED_TASK] += 1
+            return []
         refused = {turn.t for turn in episode.turns if self.restrictions.refuses(turn, rollout.inputs)}
         self.exclusions[RESTRICTED_DEMO] += len(refused)
         copied = self._turns_with_own_task(episode) - refused

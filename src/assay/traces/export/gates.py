@@ -14,11 +14,22 @@ from assay.errors import AssayError, ConfigError, DataError
 from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 
-__all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "format_value", "refuse_ungated"]
+__all__ = [
+    "FAILED",
+    "OFF",
+    "PATTERNS",
+    "VERIFIED",
+    "GateReport",
+    "Gates",
+    "UngatedExport",
+    "format_value",
+    "refuse_ungated",
+]
 
 VERIFIED = "verified"  # as `patterns only`, and planted values show the required recall by type and language
 PATTERNS = "patterns only"  # what the detectors found was replaced; what they do not find was not shown to be absent
-FAILED = "failed"  # nothing was anonymized, or the second pass found personal values
+FAILED = "failed"  # the second pass found personal values, or there were no rows
+OFF = "off"  # nothing was anonymized, which `privacy="off"` requires
 
 
 class UngatedExport(AssayError, RuntimeError):
@@ -146,7 +157,7 @@ class GateReport(ReportRepr):
     problems: Counter[str] = field(default_factory=Counter)  # transitions that are not clean, by problem
     task_types: Counter[str] = field(default_factory=Counter)  # clean transitions by task type
     runs: Counter[str] = field(default_factory=Counter)  # transitions that are not clean, by run
-    state: str = FAILED  # of the anonymization: `VERIFIED`, `PATTERNS` or `FAILED`
+    state: str = FAILED  # of the anonymization: `VERIFIED`, `PATTERNS`, `FAILED` or `OFF`
     missing: str = "nothing was anonymized"  # why the state is not `VERIFIED`
     template: Mapping[str, Any] | None = None  # `Target.to_dict()`; None if nothing is rendered
 
@@ -237,7 +248,7 @@ class GateReport(ReportRepr):
         }
         gate["passed"] = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
         if not gate["passed"]:
-            gate["missing"] = self.missing + ("; export with privacy='auto'" if state == FAILED else "")
+            gate["missing"] = self.missing + ("; export with privacy='auto'" if state in (FAILED, OFF) else "")
         elif state == PATTERNS:
             gate["warning"] = self.missing
         return gate

@@ -7,13 +7,15 @@ detector, so that it says nothing about values that the detector does not know: 
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
+from assay.traces.export.declared import DeclaredValues
+from assay.traces.export.gates import FAILED, OFF, PATTERNS, VERIFIED
+from assay.traces.export.turns import Turn
 from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue
 from assay.traces.privacy.canaries import REQUIRED_RECALL, Canaries, Recall
 from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
@@ -23,16 +25,6 @@ from assay.traces.store.rows import as_json
 __all__ = ["Hider"]
 
 _ESCAPED = re.compile(r"\\[nrt]")  # JSON escapes of white space; their letter would hide the start of a word
-_ROLES = (
-    "user",
-    "assistant",
-    "system",
-    "developer",
-    "tool",
-    "function",
-    "text",
-    "message",
-)  # words of every conversation, and nobody's name
 _CHECKED = 1000  # the first rows all get a second pass; after them, one row in a hundred
 _UNCHANGED_COLUMNS = frozenset(  # columns without free text
     (
@@ -71,10 +63,13 @@ class Hider:
             anonymization.
         key: Key file: exports with the same key use the same surrogates. None: a random key for this export.
         encoded: Columns that contain JSON text; they are rewritten as JSON text.
+        declared: Values that the tasks of the store declare.
     """
 
-    def __init__(self, engine: str, key: Path | None, encoded: Sequence[str] = ()) -> None:
-        self.encoded = frozenset(encoded)
+    def __init__(
+        self, engine: str, key: Path | None, encoded: Sequence[str] = (), *, declared: DeclaredValues | None = None
+    ) -> None:
+        self.encoded, self.declared = frozenset(encoded), declared
         self._named: dict[KnownValue, None] = {}  # that tasks name and that occur in the text of the manifest
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.canaries = Canaries()
@@ -88,9 +83,11 @@ class Hider:
     @property
     def state(self) -> str:
         """`VERIFIED` if every tested type reaches the required recall in every language of the rows, `PATTERNS`, or
-        `FAILED` if nothing was anonymized or the second pass found something.
+        `FAILED` if the second pass found something or there were no rows; `OFF` without anonymization.
         """
-        if self.anonymizer is None or not self.checked or self.residual:
+        if self.anonymizer is None:
+            return OFF
+        if not self.checked or self.residual:
             return FAILED
         results = [result for types in self.recall.values() for result in types.values()]
         complete = results and not self.canaries.not_tested and all(result.verified for result in results)
@@ -100,7 +97,7 @@ class Hider:
     def missing(self) -> str:
         """Why the state is not `VERIFIED`; empty if it is."""
         state = self.state
-        if state == FAILED:
+        if state in (FAILED, OFF):
             return (
                 f"the second pass still found {self.residual} personal values"
                 if self.residual
@@ -128,17 +125,15 @@ class Hider:
         ]
         return ". ".join(part for part in parts if part)
 
-    def known(self, rollouts: Sequence[Rollout]) -> tuple[KnownValue, ...]:
-        """Personal values that the metadata of a group's tasks declares. A row may contain text of any of its
-        rollouts.
+    def known(self, rollouts: Sequence[Rollout], turns: Iterable[Turn] = ()) -> tuple[KnownValue, ...]:
+        """Personal values that a group's tasks declare, and those of the tasks that its turns show. A row may contain
+        text of any of its rollouts.
         """
-        entities = tuple(dict.fromkeys(entity for rollout in rollouts for entity in _known(rollout)))
-        if self.anonymizer is not None:
-            names = (
-                " ".join(f"{r.task_type} {r.task_id} {r.program} {r.run_id}" for r in rollouts).casefold()
-                if entities
-                else ""
-            )
+        if self.anonymizer is None or self.declared is None:
+            return ()
+        entities = self.declared.of(rollouts, turns)
+        if entities:
+            names = " ".join(f"{r.task_type} {r.task_id} {r.program} {r.run_id}" for r in rollouts).casefold()
             self._named.update(
                 {
                     e: None
@@ -158,7 +153,10 @@ class Hider:
         self.rows += 1
         columns = {name: value for name, value in row.items() if name not in _UNCHANGED_COLUMNS}
         parsed = self._parsed(columns)
-        self.canaries.see(_texts(list(parsed.values())))
+        texts = list(_texts(list(parsed.values())))
+        self.canaries.see(texts)
+        if self.declared is not None:
+            known = tuple(dict.fromkeys((*known, *self.declared.named_in(texts))))
         hidden = self._hidden(columns, parsed, known)
         changed = {**row, **hidden}
         spelled = any(hidden.get(name) != row.get(name) for name in ("output", "reasoning", "refusal", "tools"))
@@ -279,32 +277,3 @@ def _secret(path: Path | None) -> bytes | None:
     from assay.traces.privacy.key_files import key_of
 
     return hashlib.sha256(b"surrogates:" + key_of(path)).digest()
-
-
-def _known(rollout: Rollout) -> tuple[KnownValue, ...]:
-    """Personal values declared by a task: its data subject, and `entities` in its metadata.
-
-    `entities` is `{type: value or values}` or a list of `{"type", "value"}`.
-    """
-    known = [KnownValue("person", rollout.data_subject)] if rollout.data_subject else []
-    entities = rollout.metadata.get("entities")
-    if isinstance(entities, Mapping):
-        for kind, values in entities.items():
-            known += [
-                KnownValue(_type(kind), str(value))
-                for value in (values if isinstance(values, list) else [values])
-                if value
-            ]
-    elif isinstance(entities, list):
-        known += [
-            KnownValue(_type(e.get("type", "person")), str(e["value"]))
-            for e in entities
-            if isinstance(e, Mapping) and e.get("value")
-        ]
-    return tuple(entity for entity in known if entity.value.strip().lower() not in _ROLES)
-
-
-def _type(name: Any) -> str:
-    """The anonymizer's type for a declared type; unknown types become `id`."""
-    plain = str(name).lower()
-    return plain if plain in TYPES else "person" if plain in ("name", "per", "customer", "user") else "id"

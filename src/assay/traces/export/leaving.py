@@ -57,6 +57,8 @@ class Leaving:
             return True
         if task_key(rollout.inputs) in self._sealed or self._splits.knows_as_sealed(rollout.inputs):
             return False
+        if restrictions.refuses_task(rollout):
+            return False
         return not any(
             restrictions.refuses_prompt(call.shown_tasks, partial(_texts, call), rollout.inputs)
             for call in rollout.transitions

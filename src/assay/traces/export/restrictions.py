@@ -13,15 +13,16 @@ import sqlalchemy as sa
 from assay.datasets.tasks import task_key
 from assay.traces.export.selection import Selection, consents
 from assay.traces.export.turns import Turn
-from assay.traces.records import subject_digest
+from assay.traces.records import Rollout, subject_digest
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
-from assay.traces.store.sealing import SEALED, SplitFinder
+from assay.traces.store.sealing import SEALED, SplitFinder, input_forms
 
-__all__ = ["RESTRICTED_DEMO", "Restrictions"]
+__all__ = ["RESTRICTED_DEMO", "RESTRICTED_TASK", "Restrictions"]
 
 RESTRICTED_DEMO = "calls whose prompt shows a task of another tenant, without consent, of an erased person, or sealed"
+RESTRICTED_TASK = "without an owner, of a task of another tenant, without consent or of an erased person"
 
 
 class Restrictions:
@@ -47,6 +48,7 @@ class Restrictions:
                     self._subjects[task] = subject
                 if self._restricted(tenant, consent, subject, has_terms=bool(tenant or consent or subject)):
                     self.tasks.add(task)
+            self._known = frozenset(self.tasks)
             if texts:
                 self._read_rollouts(connection)
 
@@ -82,6 +84,12 @@ class Restrictions:
                 task = task_key(inputs)
                 self.texts.add(task, inputs)
                 self.tasks.add(task)
+
+    def refuses_task(self, rollout: Rollout) -> bool:
+        """Whether a rollout that names no owner is of a task whose owner, known from a data file, restricts it."""
+        if rollout.tenant or rollout.consent or rollout.data_subject or not self._known:
+            return False
+        return any(task_key(inputs) in self._known for inputs in input_forms(rollout.inputs))
 
     def people(self, turn: Turn) -> set[str]:
         """Digests of the data subjects whose tasks are in a call's prompt."""

@@ -14,7 +14,7 @@ from assay.support.reprs import ReportRepr
 from assay.traces.export.leaving import Leaving
 from assay.traces.otlp.sending import PROTOBUF, Endpoint, encoded, send
 from assay.traces.otlp.spans import trace_request
-from assay.traces.records import Rollout
+from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 
 __all__ = ["TracesExportReport", "export_traces"]
@@ -61,6 +61,8 @@ def export_traces(
     target = Endpoint.of(endpoint) if file is None else None
     selected = _Selected(store, ids, Leaving(store, tenants=tenants, content=content))
     counts = [0, 0]
+    if file is not None:
+        store.put_searched(file)  # first, so that erasure finds it after a kill too
     with ExitStack() as files:
         stream = None if file is None else files.enter_context(files.enter_context(writing(file)).open("wb"))
         while batch := list(islice(selected, _BATCH)):
@@ -70,6 +72,8 @@ def export_traces(
             elif stream is not None and file is not None:
                 _write(stream, request, is_protobuf=file.suffix == ".pb")
             counts = [counts[0] + len(batch), counts[1] + sum(len(rollout.transitions) for rollout in batch)]
+    if file is not None:
+        store.put_artifact(str(file.resolve()), sorted(selected.people))
     path = str(file) if target is None else target.traces
     return TracesExportReport(path=path, rollouts=counts[0], transitions=counts[1], withheld=selected.withheld)
 
@@ -84,13 +88,15 @@ class _Selected(Iterator[Rollout]):
     """The rollouts that may leave, each read when it is its turn."""
 
     def __init__(self, store: Store, ids: Iterable[str], leaving: Leaving) -> None:
-        self.withheld = 0
+        self.withheld, self.people = 0, set[str]()
         self._store, self._ids, self._leaving = store, iter(ids), leaving
 
     def __next__(self) -> Rollout:
         for name in self._ids:
             rollout = self._store.rollout(name)
             if self._leaving.permits(rollout):
+                if rollout.data_subject:
+                    self.people.add(subject_digest(rollout.data_subject))
                 return rollout
             self.withheld += 1
         raise StopIteration

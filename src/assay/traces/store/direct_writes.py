@@ -90,9 +90,12 @@ class DirectWrites(StoreReads):
 
     def put_artifact(self, artifact: str, people: Sequence[str]) -> None:
         """Stores whose data an artifact or an export was made from, as hashes of names (`person_digest`)."""
-        self._now(
-            schema.made_from, {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()}
-        )
+        self._now(schema.made_from, _made_from(artifact, people))
+
+    def put_searched(self, *paths: Path) -> None:
+        """Stores files in which an erasure looks for texts of the person. What is known of their people stays."""
+        if paths:
+            self._now(schema.made_from, *(_made_from(str(path.resolve()), []) for path in paths), replace=False)
 
     def put_report(self, path: str | Path, *runs: str) -> None:
         """Stores that a file shows tasks of these runs, with hashes of their data subjects. Call it before writing."""
@@ -128,3 +131,7 @@ class DirectWrites(StoreReads):
             raise StoreError(
                 f"the store did not take a row of {table.name}: {getattr(error, 'orig', error)}"
             ) from error
+
+
+def _made_from(artifact: str, people: Sequence[str]) -> dict[str, Any]:
+    return {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()}

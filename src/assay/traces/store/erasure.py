@@ -3,6 +3,7 @@
 Does not touch files, and does not empty the response cache: `assay.runs.erasure` does.
 """
 
+import itertools
 import re
 import time
 import unicodedata
@@ -23,7 +24,7 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import short_waits
 from assay.traces.store.recalled import recalled_facts
-from assay.traces.store.sealing import SplitFinder
+from assay.traces.store.sealing import SplitFinder, input_forms
 from assay.traces.store.upserts import upsert
 
 __all__ = ["Erased", "erase_subject"]
@@ -49,7 +50,7 @@ class Erased:
         compacted: whether the database file was rewritten without its free pages; None if nothing was erased.
         prompts: number of prompts of other rollouts that were blanked, because they showed a task of the person.
         tasks: keys of the person's tasks.
-        unread: number of these tasks of which the store has no inputs, because they were never run.
+        unread: number of these tasks whose inputs nothing has: they were never run, or are erased.
         calls: request, weights and adapters of each LM call that showed the person's data; keys of the response cache.
     """
 
@@ -82,8 +83,8 @@ def erase_subject(
     Args:
         tenant: erases only what is of this tenant; None erases all of the subject. Prompts of others that show the
             tenant's tasks are blanked too.
-        inputs_of: inputs of tasks by their hashes, where something outside of the store has them: demonstrations show
-            tasks that were never run.
+        inputs_of: inputs of tasks by their hashes, for those that no rollout has: demonstrations show tasks that were
+            never run.
     """
     store.flush()
     r, digests, erased = schema.rollouts, subject_digests(subject), Erased()
@@ -113,7 +114,7 @@ def erase_subject(
                 row = {"task": task, "split": split, "tenant": tenant, "consent": None}
                 rows.append({**row, "subject": min(digests)})  # each of them is in `forgotten`
         unread = erased.tasks - {row["task"] for row in rows}
-        for task, inputs in inputs_of(unread):
+        for task, inputs in itertools.chain(_inputs_of(connection, unread), inputs_of(unread)):
             erased.texts.add(inputs)
             unread.discard(task)
         erased.unread = len(unread)
@@ -177,6 +178,16 @@ def _remove(connection: sa.Connection, erased: Erased, some: sa.ColumnElement[bo
     for table in (t, schema.labels):
         connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
     erased.removed += int(connection.execute(sa.delete(r).where(some)).rowcount)
+
+
+def _inputs_of(connection: sa.Connection, tasks: set[str]) -> Iterator[tuple[str, Any]]:
+    """The inputs of tasks in rollouts that do not name their data subject, also in prompts of the gateway."""
+    r = schema.rollouts
+    query = sa.select(r.c.inputs_json).order_by(r.c.task_id, r.c.group_id, r.c.id)
+    for (text,) in connection.execute(query.execution_options(yield_per=_BATCH)) if tasks else ():
+        for inputs in input_forms(orjson.loads(text)):
+            if (task := task_key(inputs)) in tasks:
+                yield task, inputs
 
 
 def _blank(connection: sa.Connection, erased: Erased, texts: TaskTexts) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "SEALED",
     "SplitFinder",
     "claim_salt",
+    "input_forms",
     "known_splits",
     "open_test",
     "openings_line",
@@ -204,13 +205,13 @@ class SplitFinder:
         if text not in self._cache:
             if len(self._cache) > 100_000:
                 self._cache.clear()
-            forms = {task_key(form) for form in _forms(inputs)}
+            forms = {task_key(form) for form in input_forms(inputs)}
             self._cache[text] = _strictest([*(self.of_key(key) for key in forms), *self._quoted(inputs)])
         return self._cache[text] or recorded
 
     def knows_as_sealed(self, inputs: Mapping[str, Any]) -> bool:
         """Whether a job has loaded the task into a sealed split. The salt alone does not make it known."""
-        return bool(self._quoted(inputs)) or not self.sealed.isdisjoint(map(task_key, _forms(inputs)))
+        return bool(self._quoted(inputs)) or not self.sealed.isdisjoint(map(task_key, input_forms(inputs)))
 
     def _quoted(self, inputs: Mapping[str, Any]) -> list[str]:
         """Splits of the sealed tasks whose text is a line or paragraph of a prompt, alone or after a label such as
@@ -229,7 +230,7 @@ def _strictest(splits: Iterable[str]) -> str:
     return max(splits, key=("", *SPLITS).index, default="")
 
 
-def _forms(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def input_forms(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The inputs as they are, and as the fields of prompts in them."""
     return [inputs, *_sections(inputs)]
 
