@@ -154,7 +154,8 @@ def test_a_rubric_is_an_evaluator() -> None:
     evaluator = AgentEvaluator(rubric)
     assert evaluator({"question": "q", "answer": "x"}, {"answer": "x"}) == {"accuracy": 1.0}
     silent = AgentEvaluator(assay.Rubric("r", [assay.Criterion(name="judged", judge=JudgeSpec(text="Good?"))]))
-    assert silent({"question": "q"}, {"answer": "x"}) == {}
+    with pytest.raises(ConfigError, match="judge_model"):
+        silent({"question": "q"}, {"answer": "x"})
 
 
 def test_crashes_tool_lists_and_any_answer_are_accepted() -> None:

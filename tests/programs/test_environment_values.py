@@ -23,7 +23,7 @@ def test_numbers_of_numpy_are_taken() -> None:
 
 
 def test_an_observation_that_is_not_unicode_reaches_the_model() -> None:
-    assert EnvironmentStep(observation="a file \udcff.txt").observation == "a file ?.txt"
+    assert EnvironmentStep(observation="a file \udcff.txt").observation == "a file \ufffd.txt"
 
 
 def test_seeds_come_from_the_task() -> None:

@@ -12,7 +12,7 @@ import pytest
 from own_programs import answer, compiled, write_program
 
 import assay
-from assay.errors import ConfigError
+from assay.errors import ConfigError, RubricError
 from assay.testing import scripted_lm
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
@@ -163,7 +163,7 @@ def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
 def test_names_in_place_of_objects_are_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match="a name goes into model=NAME"):
         assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")
-    with pytest.raises(ConfigError, match="rubric=None must be a Rubric"):
+    with pytest.raises(RubricError, match="rubric=None must be a Rubric"):
         assay.evaluate(
             lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer)
         )  # type: ignore[arg-type]

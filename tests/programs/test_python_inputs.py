@@ -155,7 +155,7 @@ def test_functions_and_agents_are_loaded_by_name(tmp_path: Path) -> None:
 
 
 def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match="no predictors"):
+    with pytest.raises(ProgramError, match="no prompts to compile"):
         assay.compile(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
     with pytest.raises(ProgramError, match=r"a dspy\.Module, a function or an agent; got a int"):
         assay.evaluate(3, rubric=rubric(), data=ROWS)

@@ -60,7 +60,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
                 "score": score,
             }
             rollout = Rollout(
-                run_id="r", model="m", inputs={"question": QUESTION}, prediction={"answer": text}, **fields
+                run_id="r",
+                model="m",
+                inputs={"question": QUESTION},
+                expected={"answer": "42"},
+                prediction={"answer": text},
+                **fields,
             )
             opened.put_rollout(rollout)
             for t, (contents, answer) in enumerate(

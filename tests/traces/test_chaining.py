@@ -142,6 +142,7 @@ def store_rollout(store: Store, *calls: tuple[dict[str, Any], dict[str, Any]]) -
         model="m",
         split="train",
         inputs={"question": "1 + 2?"},
+        expected={"answer": "3"},
         transitions=turns,
     )
     store.put_rollout(rollout)

@@ -126,12 +126,17 @@ class ClientRequest:
     def results_in_order(self) -> list[tuple[str, int, str]]:
         """The results after the last answer: the id of each, the place of its call in that answer, and its text.
 
-        The client may have changed the ids. Without the calls in the answer, the places are those of the results.
+        The client may have changed the ids. Without the calls in the answer, the places are those of the results. Calls
+        without an id are left out: their keys say where they are.
         """
         calls, results = self._latest
         places = {call["id"]: at for at, call in enumerate(calls)}
         known = all(call_id in places for call_id in results)
-        return [(call_id, places[call_id] if known else at, text) for at, (call_id, text) in enumerate(results.items())]
+        return [
+            (call_id, places[call_id] if known else at, text)
+            for at, (call_id, text) in enumerate(results.items())
+            if not call_id.startswith(CALL_IDS)
+        ]
 
     @cached_property
     def _latest(self) -> tuple[Sequence[Mapping[str, Any]], dict[str, str]]:
