@@ -128,7 +128,12 @@ def test_a_second_ctrl_c_ends_at_once_and_counts_the_calls_in_flight(tmp_path: P
     assert job.returncode == 130
     with sqlite3.connect(tmp_path / ".assay" / "assay.db") as db:
         assert db.execute("SELECT status, unseen FROM runs").fetchall() == [("stopped", 3)]
+        run_id = db.execute("SELECT id FROM runs").fetchone()[0]
         assert db.execute("SELECT count(*) FROM rollouts WHERE status = 'running'").fetchone() == (0,)
+    store = str(tmp_path / ".assay" / "assay.db")
+    run = json.loads(CliRunner().invoke(group, ["runs", "show", run_id, "--store", store, "--json"]).stdout)
+    assert (run["status"], run["unrecorded"]) == ("stopped", 3)
+    assert run["result"]["stopped"]
 
 
 def test_ctrl_c_in_python_keeps_the_calls_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
