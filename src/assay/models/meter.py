@@ -76,11 +76,15 @@ class Reservation:
 
     Attributes:
         exact: the request limits its answer (`max_tokens`). Otherwise the amounts are an estimate.
+        least_tokens: tokens of the prompt's texts, which the call takes in any case.
+        least_cost_usd: their price, or the fixed price of a call.
     """
 
     tokens: int = 0
     cost_usd: float = 0.0
     exact: bool = False
+    least_tokens: int = 0
+    least_cost_usd: float = 0.0
 
 
 @dataclass(eq=False)
@@ -328,7 +332,8 @@ class Meter:
 
         Args:
             counted: the call is already in `calls`, because an earlier process of this run sent it.
-            reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight.
+            reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight. The first
+                call is stopped if what it takes at least does not fit.
         """
         if self._cancelled:
             raise Cancelled("the run was cancelled")
@@ -350,7 +355,9 @@ class Meter:
             searches = None if counted or self.phase != "search" else self.caps.search_calls
             self._fit("calls", used.calls + self.unrecorded(), calls, later.calls)
             self._fit("search calls", search, searches, self._aside.calls)
-            amounts = Reservation() if not flights and not call.exact else call
+            amounts = call if flights or call.exact else Reservation()
+            if not flights and not call.exact and not used.tokens and not used.cost_usd:
+                amounts = Reservation(call.least_tokens, call.least_cost_usd)
             tokens, usd = sum(f.reserved.tokens for f in flights), sum(f.reserved.cost_usd for f in flights)
             self._fit("tokens", used.tokens, self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
@@ -369,8 +376,7 @@ class Meter:
         if amount > cap and not value and not held:
             raise ConfigError(
                 f"max_{'cost_usd' if unit == 'dollars' else unit}={cap:g} is less than one call may take: "
-                f"{amount:g} {unit} for its prompt and an answer of max_tokens. Raise the cap, or lower the model's "
-                "max_tokens",
+                f"{amount:g} {unit} for its prompt, and for its answer if the request limits its length. Raise the cap",
                 flag=f"--max-{'cost-usd' if unit == 'dollars' else unit}",
             )
         if kept and value < cap:  # the search's part of the cap is spent, the rest is not
