@@ -7,7 +7,7 @@ import click
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.options import job_options, report_option
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.runs.settings import CompareSettings
 from assay.support.terminal import rich_console
@@ -68,6 +68,6 @@ def _show(data: dict[str, Any]) -> None:
         else "a loss"
     )
     rich.print(f"gain of b: {with_interval(gain)}: {verdict}")
-    for note in [*data["notes"], *near_notes(data["data"])]:
+    for note in [*data["notes"], *near_notes(data["data"]), *stop_note(data["stopped"])]:
         rich.print(f"note: {in_flags(note)}")
     print_openings(rich, data["test_openings"])

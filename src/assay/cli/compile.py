@@ -17,7 +17,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import CompileSettings
@@ -110,7 +110,7 @@ def print_report(data: dict[str, Any]) -> None:
     for note in [
         *data["notes"],
         *near_notes(data["data"]),
-        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+        *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
     rich.print(f"artifact: {data['artifact']}", soft_wrap=True)

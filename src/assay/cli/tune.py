@@ -15,7 +15,7 @@ from assay.cli.shared import (
     require_coverage,
     warn_of_failures,
 )
-from assay.cli.wording import curriculum_lines, in_flags
+from assay.cli.wording import curriculum_lines, in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import ImpactSettings, TuneSettings
@@ -156,7 +156,7 @@ def print_report(data: dict[str, Any]) -> None:
     for note in [
         *data["notes"],
         *near_notes(data["data"]),
-        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+        *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
     if data["importance"]:

@@ -13,7 +13,7 @@ import click
 
 from assay.support.numbers import counted
 
-__all__ = ["curriculum_lines", "in_flags", "message_of", "thinking_row"]
+__all__ = ["curriculum_lines", "in_flags", "message_of", "stop_note", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
@@ -54,6 +54,13 @@ def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
             line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
         yield line
     yield f"order of the tasks: {report['path']}"
+
+
+def stop_note(stopped: str | None) -> list[str]:
+    """The note on what ended a run early and what to do; none for a run that nothing ended."""
+    from assay.runs.ending import advised
+
+    return [f"stopped early: {advised(stopped)}"] if stopped else []
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:

@@ -19,7 +19,7 @@ from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
 from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
 
-__all__ = ["Caps", "Meter", "Reservation", "Usage", "spent_before"]
+__all__ = ["NO_PRICE", "Caps", "Meter", "Reservation", "Usage", "spent_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,7 @@ class _Flight:
     run: LimitedCall | None  # limited call that it belongs to
 
 
+NO_PRICE = "cannot be enforced"  # is in the reason of a run that calls without a known price stopped
 _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 _CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
 _nested: ContextVar[tuple[_Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
@@ -347,7 +348,7 @@ class Meter:
             search = self.of("search").calls if self.phase == "search" else 0
             if self.caps.cost_usd is not None and used.unpriced:
                 raise BudgetExceeded(
-                    f"the cap of ${self.caps.cost_usd:g} cannot be enforced: {used.unpriced} calls had no known price. "
+                    f"the cap of ${self.caps.cost_usd:g} {NO_PRICE}: {used.unpriced} calls had no known price. "
                     "Cap calls or tokens instead",
                     what="dollars",
                 )

@@ -8,7 +8,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_card
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import JudgeCompileSettings
@@ -82,7 +82,7 @@ def _show(data: dict[str, Any]) -> None:
     for note in [
         *data["notes"],
         *near_notes(data["data"]),
-        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+        *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
     for key in ("picture", "artifact"):
