@@ -177,7 +177,7 @@ def _show_test(rich: Any, data: dict[str, Any]) -> None:
     test = data["test"]
     before, after, gain = (test[key] for key in ("default", "tuned", "gain"))
     if before and after and gain:
-        table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
+        table = Table(title=f"sealed test split, {counted(after['n'], 'tasks')}", title_justify="left")
         for column in ("", "default", "tuned"):
             table.add_column(column, justify="left" if not column else "right")
         table.add_row("score", figure(before["score"]), figure(after["score"]), style="bold")

@@ -99,7 +99,12 @@ def _line(line: str, options: dict[str, click.Option]) -> str:
     line = _PYTHON_ONLY.sub("", line)
 
     def assigned(match: re.Match[str]) -> str:
-        return match[0] if _in_call(line, match.start()) else _flag(match["name"], match["value"], options) or match[0]
+        shown = f"'{match['name']}': " in line  # as a key of a mapping, such as arguments of a check
+        return (
+            match[0]
+            if shown or _in_call(line, match.start())
+            else _flag(match["name"], match["value"], options) or match[0]
+        )
 
     def bare(match: re.Match[str]) -> str:
         return max(options[match[0]].opts, key=len) if match[0] in options else match[0]
@@ -163,8 +168,7 @@ def _as_typed(value: str) -> list[str]:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return [value]
-    if isinstance(parsed, str) and not parsed.strip():
-        return [value]  # with its quotes: nothing would be seen
-    if not isinstance(parsed, list | tuple):
-        return [str(parsed)]
-    return [repr(item) if isinstance(item, str) and not item.strip() else str(item) for item in parsed]
+    items = parsed if isinstance(parsed, list | tuple) else [parsed]
+    # with quotes where a text alone would not be seen, or would break the line
+    hidden = [isinstance(item, str) and not (item.strip() and item.isprintable()) for item in items]
+    return [repr(item) if quoted else str(item) for item, quoted in zip(items, hidden, strict=True)]

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
 from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
+from assay.support.numbers import counted
 
 __all__ = ["NO_PRICE", "Caps", "Meter", "Reservation", "Usage", "spent_before"]
 
@@ -377,19 +378,22 @@ class Meter:
         if amount > cap and not value and not held:
             raise ConfigError(
                 f"max_{'cost_usd' if unit == 'dollars' else unit}={cap:g} is less than one call may take: "
-                f"{amount:g} {unit} for its prompt, and for its answer if the request limits its length. Raise the cap",
+                f"{counted(amount, unit)} for its prompt, and for its answer if the request limits its length. "
+                "Raise the cap",
                 flag=f"--max-{'cost-usd' if unit == 'dollars' else unit}",
             )
         if kept and value < cap:  # the search's part of the cap is spent, the rest is not
             raise BudgetExceeded(
-                f"{value:g} of {cap:g} {unit} are spent; the rest is reserved for {self._later()}", what="search calls"
+                f"{value:g} of {counted(cap, unit)} are spent; the rest is reserved for {self._later()}",
+                what="search calls",
             )
         if value < cap:
             raise BudgetExceeded(
-                f"the cap of {cap:g} {unit} is reached: {value:g} are spent, and the next call may take {amount:g}",
+                f"the cap of {counted(cap, unit)} is reached: {value:g} are spent, and the next call may take "
+                f"{amount:g}",
                 what=unit,
             )
-        raise BudgetExceeded(f"the cap of {cap:g} {unit} is reached", what=unit)
+        raise BudgetExceeded(f"the cap of {counted(cap, unit)} is reached", what=unit)
 
     def add(self, spent: Usage, *, name: str = "") -> None:
         """Add the usage of another meter to the current phase.
