@@ -19,7 +19,7 @@ from assay.cli.evaluate import command
 from assay.cli.main import group
 from assay.cli.shared import Console
 from assay.datasets.rows import NO_ROWS
-from assay.errors import ConfigError, DataError, ModelError
+from assay.errors import ConfigError, DataError, ModelError, ProgramFailed
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.markdown import compile_markdown
@@ -400,3 +400,15 @@ def test_a_fine_tuning_writes_its_report(tmp_path: Path, monkeypatch: pytest.Mon
     page = Path("sft.html").read_text()
     assert "<title>sft: warm – assay</title>" in page
     assert page.count("<polyline") == 2
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_an_answer_that_json_cannot_hold_is_a_failure(
+    form: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.py").write_text("def half(question):\n    return {'answer': object(), 'other': 4}\n")
+    run = ["run", "p.py:half", "question=a", "--model", "openai/none", "--api-base", "http://localhost:9", *form]
+    done = CliRunner().invoke(group, run)
+    assert isinstance(done.exception, ProgramFailed)
+    assert "4" in done.stdout

@@ -157,6 +157,11 @@ def test_errors_for_bad_inputs_name_flags(place: Path, arguments: list[str], fla
         ("mutants:x?seed=1&size=5: unknown", "mutants:x?seed=1&size=5: unknown"),
         ("arithmetic:seed=1 is wrong, seed=1 too", "arithmetic:seed=1 is wrong, --seed 1 too"),
         ("thinking='' is wrong", "--thinking '' is wrong"),
+        ("max_calls='new\\nline' is wrong", "--max-calls 'new\\nline' is wrong"),
+        (
+            "'length' with {'max_tokens': '5'}: max_tokens='5' is",
+            "'length' with {'max_tokens': '5'}: max_tokens='5' is",
+        ),
         ("task_timeout=nan must be finite", "--task-timeout nan must be finite"),
         ("max_cost_usd=-inf must be finite", "--max-cost-usd -inf must be finite"),
         ("calibration=('a', 'b') is unknown", "calibration=('a', 'b') is unknown"),

@@ -169,3 +169,16 @@ def test_integers_beside_a_missing_value_stay_integers_in_a_parquet_file_of_pand
     assert [second[name] for name in ("count", "share", "huge")] == [None, None, None]
     pyarrow.parquet.write_table(pyarrow.table({"share": [3.0, None]}), tmp_path / "b.parquet")
     assert [repr(row["share"]) for _, row in iter_rows(str(tmp_path / "b.parquet"))] == ["3.0", "None"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_a_criterion_on_an_empty_cell_names_the_file_and_the_line(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    rows = [("1", "2"), ("3", "")]
+    if name.endswith("csv"):
+        file.write_text("question,answer\n" + "".join(f"{question},{answer}\n" for question, answer in rows))
+    else:
+        file.write_text("".join(json.dumps({"question": q, "answer": a or None}) + "\n" for q, a in rows))
+    (_, task) = load_tasks(str(file))
+    result = Rubric("r", [Criterion(name="right", check=checks.exact)]).score(task, {"answer": "4"})
+    assert f"{file}:{3 if name.endswith('csv') else 2}" in (result.verdicts[0].reason or "")

@@ -70,6 +70,9 @@ def test_a_label_on_a_scale_of_numbers_is_read_in_every_spelling(value: Any) -> 
         ("«Fail»", ("fail", "pass"), "fail"),
         ("❌", ("fail", "unclear", "pass"), "fail"),
         ("PASSED", ("fail", "pass"), "pass"),
+        ("wrong", ("fail", "pass"), "fail"),
+        ("failed", ("bad", "good"), "bad"),
+        (True, ("negative", "positive"), "positive"),
         ("wrong", ("incorrect", "correct"), "incorrect"),
         (1, ("no", "yes"), "yes"),
         (0.0, ("no", "yes"), "no"),
@@ -136,6 +139,9 @@ def test_marks_of_a_missing_label_are_no_label(value: Any) -> None:
         ("-1", FIVE, "'1'"),
         (2, ("bad", "ok", "good"), ""),
         ("1", ("low", "high"), ""),
+        *((value, ("no", "yes"), "") for value in ("bad", "good", "wrong", "correct", "passed", "Reject", "positive")),
+        *((value, ("0", "1"), "") for value in ("bad", "good", "pass", "negative")),
+        ("good", ("negative", "positive"), ""),
     ],
 )
 def test_a_label_off_the_scale_is_refused_with_the_nearest_one(value: Any, labels: tuple[str, ...], near: str) -> None:

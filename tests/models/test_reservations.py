@@ -107,6 +107,15 @@ def test_a_cap_smaller_than_one_call_is_refused_before_anything_is_spent() -> No
     assert lm("a", max_tokens=100)
 
 
+@pytest.mark.parametrize("caps", [Caps(tokens=20), Caps(cost_usd=0.001)])
+def test_a_cap_smaller_than_the_prompt_of_one_call_without_max_tokens_is_refused(caps: Caps) -> None:
+    meter = Meter(caps)
+    lm = scripted_lm(lambda request: "yes", meter=meter, price_usd=0.002)
+    with pytest.raises(ConfigError):
+        lm("What is the sum of " + ", ".join(map(str, range(100))))
+    assert (meter.usage.calls, lm.scripted.calls) == (0, 0)
+
+
 def test_a_call_at_the_cap_is_refused_only_once_the_calls_in_flight_are_recorded() -> None:
     calls, go_on = list[Call](), threading.Event()
     meter = Meter(Caps(calls=3))

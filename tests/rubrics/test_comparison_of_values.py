@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -49,6 +49,10 @@ EQUAL = [
     (datetime(2024, 2, 29, 12, 30, tzinfo=UTC), "2024-02-29T12:30:00Z"),
     (datetime(2024, 2, 29, 12, 30), "2024-02-29 12:30"),
     ("2024-02-29T12:30:00.000Z", "2024-02-29 13:30:00+01:00"),
+    (datetime(2024, 2, 29, 12, 30, tzinfo=UTC), "2024-02-29T13:30:00+01:00"),
+    ("20240229T123000Z", "2024-02-29T12:30Z"),
+    (time(12, 30, tzinfo=UTC), "13:30+01:00"),
+    (time(12, 30), "12:30"),
     (Entity(kind=Kind.FIRM, value="Acme"), {"value": "acme", "kind": "firm"}),
     ([Entity(kind=Kind.FIRM, value="Acme")], [{"kind": "firm", "value": "Acme", "note": None}]),
     ([Entity(kind=Kind.FIRM, value="Acme")], '[{"kind": "firm", "value": "Acme"}]'),

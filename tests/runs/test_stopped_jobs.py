@@ -24,7 +24,10 @@ from assay.api.init import init_project
 from assay.api.rollouts import export_rollouts
 from assay.cli.main import group
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, StoreError, WriteFailed
+from assay.models.meter import NO_PRICE
+from assay.runs.ending import advised
 from assay.support.places import write_whole, writing
+from assay.support.refused import FULL_DISK
 from assay.testing import scripted_lm
 from assay.testing.chaos import STOPS, Stop, serving, stopped
 from assay.traces import Rollout, Store, Transition
@@ -128,7 +131,12 @@ def test_a_second_ctrl_c_ends_at_once_and_counts_the_calls_in_flight(tmp_path: P
     assert job.returncode == 130
     with sqlite3.connect(tmp_path / ".assay" / "assay.db") as db:
         assert db.execute("SELECT status, unseen FROM runs").fetchall() == [("stopped", 3)]
+        run_id = db.execute("SELECT id FROM runs").fetchone()[0]
         assert db.execute("SELECT count(*) FROM rollouts WHERE status = 'running'").fetchone() == (0,)
+    store = str(tmp_path / ".assay" / "assay.db")
+    run = json.loads(CliRunner().invoke(group, ["runs", "show", run_id, "--store", store, "--json"]).stdout)
+    assert (run["status"], run["unrecorded"]) == ("stopped", 3)
+    assert run["result"]["stopped"]
 
 
 def test_ctrl_c_in_python_keeps_the_calls_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +172,28 @@ def test_ctrl_c_in_python_keeps_the_calls_in_flight(tmp_path: Path, monkeypatch:
             assert connection.execute(sa.text("SELECT status FROM runs")).fetchall() == [("stopped",)]
     assert stats["transitions"] == lm.scripted.calls > 0
     assert {rollout.status for rollout in rollouts} <= {"done", "error"}
+
+
+def test_an_evaluation_of_all_rows_that_a_cap_ended_says_how_many_of_them_were_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RUBRIC)
+    (tmp_path / "p.py").write_text(PROGRAM)
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
+    job: dict[str, Any] = {"rubric": "r.yaml", "data": rows, "split": "all", "preflight": False, "threads": 1}
+    lm = scripted_lm(lambda request: '{"answer": "1"}')
+    data = assay.evaluate("p.py:p", lm=lm, max_calls=10, prompt_format="json", **job).to_dict()
+    assert (data["tasks"], data["result"]["n"]) == (40, 10)
+    assert any("10 of 40" in note for note in data["notes"])
+    data = assay.evaluate("p.py:p", lm=lm, prompt_format="json", **job).to_dict()
+    assert (data["tasks"], data["result"]["n"], data["stopped"]) == (40, 40, None)
+
+
+@pytest.mark.parametrize("reason", [FULL_DISK, f"{FULL_DISK}: free space", f"the cap of $5 {NO_PRICE}: cap calls"])
+def test_only_a_cap_that_was_reached_is_to_be_raised(reason: str) -> None:
+    assert advised(reason) == reason
+    assert advised("the cap of 20 calls is reached") != "the cap of 20 calls is reached"
 
 
 @pytest.fixture

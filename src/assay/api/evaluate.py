@@ -29,6 +29,7 @@ from assay.runs.settings.options import EvaluateOptions
 from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
+from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.store.sealing import SEALED, Openings
@@ -53,13 +54,14 @@ class EvaluationReport(ReportRepr):
     notes: Sequence[str] = ()
     run_id: str = ""
     rows: RowFindings = NO_ROWS
+    tasks: int = 0  # of the split; a cap may have ended the run before all of them were scored
     held_out: bool = False  # only sealed tasks were scored, from which the artifact did not learn
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
             "result": self.unrecorded.priced(self.evaluation.report()), "split": self.split,
-            "held_out": self.held_out, "data": self.rows.to_dict(),
+            "tasks": self.tasks, "held_out": self.held_out, "data": self.rows.to_dict(),
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
@@ -118,8 +120,9 @@ def evaluate(
         tasks = _registered(job, config)
         learned = job.training_splits()
         used = sum(task.key in learned for task in tasks)
-        notes = [*_notes(job, config, progress), *_bias(config, job, used=used, of=len(tasks))]
+        notes = _notes(job, config, progress)
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
+        notes += _bias(config, job, used=used, of=len(tasks), finished=len(evaluation))
         notes += run_notes(evaluation.runs.values())
         corrected = {}
         if job.session.rubric.needs_judge:
@@ -132,7 +135,7 @@ def evaluate(
         FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.not_stored, alarms,
-        corrected, job.openings, notes, job.run_id, job.rows, held_out=split in SEALED and not used,
+        corrected, job.openings, notes, job.run_id, job.rows, len(tasks), held_out=split in SEALED and not used,
     )  # fmt: skip
 
 
@@ -160,12 +163,13 @@ def _notes(job: Job, config: EvaluateSettings, progress: Progress) -> list[str]:
     return notes
 
 
-def _bias(config: EvaluateSettings, job: Job, *, used: int, of: int) -> list[str]:
+def _bias(config: EvaluateSettings, job: Job, *, used: int, of: int, finished: int) -> list[str]:
     """Notes about tasks that are not held out; none without such tasks."""
     notes = []
     if config.split == "all":
         sizes = ", ".join(f"{name} {count}" for name, count in job.splits.sizes().items())
-        notes = [f"the score is of all rows ({sizes}), so it is not held out: train and val are there to learn from"]
+        rows = "all rows" if finished == of else f"{finished} of {counted(of, 'rows')}"
+        notes = [f"the score is of {rows} ({sizes}), so it is not held out: train and val are there to learn from"]
     if not used:
         return notes
     return [

@@ -17,7 +17,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import curriculum_lines
+from assay.cli.wording import curriculum_lines, in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.runs.settings import CollectSettings
 from assay.support.numbers import calls_text, price
@@ -88,7 +88,5 @@ def _show(program: str, data: dict[str, Any]) -> None:
     warn_of_gaps(rich, data)
     for line in curriculum_lines(data["curriculum"]):
         rich.print(line)
-    for note in [*data["notes"], *near_notes(data["data"])]:
-        rich.print(f"note: {note}")
-    if data["stopped"]:
-        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume")
+    for note in [*data["notes"], *near_notes(data["data"]), *stop_note(data["stopped"])]:
+        rich.print(f"note: {in_flags(note)}")

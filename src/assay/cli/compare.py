@@ -7,9 +7,10 @@ import click
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.options import job_options, report_option
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.runs.settings import CompareSettings
+from assay.support.numbers import counted
 from assay.support.terminal import rich_console
 
 __all__ = ["command"]
@@ -46,7 +47,7 @@ def _show(data: dict[str, Any]) -> None:
     from assay.reports.markdown import figure, graded, tool_rows, with_interval
 
     rich, a, b = rich_console(), data["a"], data["b"]
-    table = Table("", "a", "b", title=f"{data['split']}, {b['n']} tasks", title_justify="left")
+    table = Table("", "a", "b", title=f"{data['split']}, {counted(b['n'], 'tasks')}", title_justify="left")
     table.add_row("program", a["program"], b["program"])
     table.add_row("model", a["model"], b["model"])
     table.add_row("score", figure(a["score"]), figure(b["score"]), style="bold")
@@ -58,7 +59,7 @@ def _show(data: dict[str, Any]) -> None:
     rich.print(table)
     paired = [task for task in data["tasks"] if task["a"] is not None and task["b"] is not None]
     better, worse = sum(task["b"] > task["a"] for task in paired), sum(task["b"] < task["a"] for task in paired)
-    rich.print(f"b is better on {better} tasks, worse on {worse}, level on {len(paired) - better - worse}")
+    rich.print(f"b is better on {counted(better, 'tasks')}, worse on {worse}, level on {len(paired) - better - worse}")
     gain = data["gain"]
     verdict = (
         "no significant difference"
@@ -68,6 +69,6 @@ def _show(data: dict[str, Any]) -> None:
         else "a loss"
     )
     rich.print(f"gain of b: {with_interval(gain)}: {verdict}")
-    for note in [*data["notes"], *near_notes(data["data"])]:
+    for note in [*data["notes"], *near_notes(data["data"]), *stop_note(data["stopped"])]:
         rich.print(f"note: {in_flags(note)}")
     print_openings(rich, data["test_openings"])

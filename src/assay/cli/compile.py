@@ -17,11 +17,11 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import CompileSettings
-from assay.support.numbers import calls_text, figure, price, signed
+from assay.support.numbers import calls_text, counted, figure, price, signed
 from assay.support.terminal import rich_console
 
 __all__ = ["command", "print_report", "table_rows"]
@@ -70,7 +70,7 @@ def print_report(data: dict[str, Any]) -> None:
     before, after, gain = (data["test"][key] for key in ("baseline", "compiled", "gain"))
     if before and after and gain:
         sides = [before, after]
-        table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
+        table = Table(title=f"sealed test split, {counted(after['n'], 'tasks')}", title_justify="left")
         table.add_column("", justify="left")
         for column in ("baseline", "compiled"):
             table.add_column(column, justify="right")
@@ -90,8 +90,8 @@ def print_report(data: dict[str, Any]) -> None:
             else "no proof on gate that it is better: the baseline is kept, in the artifact too"
         )
         rich.print(
-            f"gate ({gate['n']} tasks): {signed(gate['mean'])}, 95 % [{signed(gate['low'])}, {signed(gate['high'])}]: "
-            f"{verdict}",
+            f"gate ({counted(gate['n'], 'tasks')}): {signed(gate['mean'])}, "
+            f"95 % [{signed(gate['low'])}, {signed(gate['high'])}]: {verdict}",
         )
     elif data["winner"] != "baseline":
         rich.print(
@@ -110,7 +110,7 @@ def print_report(data: dict[str, Any]) -> None:
     for note in [
         *data["notes"],
         *near_notes(data["data"]),
-        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+        *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
     rich.print(f"artifact: {data['artifact']}", soft_wrap=True)

@@ -17,7 +17,7 @@ from assay.cli.shared import (
     warn_of_gaps,
 )
 from assay.cli.value_types import Number
-from assay.cli.wording import in_flags, thinking_row
+from assay.cli.wording import in_flags, stop_note, thinking_row
 from assay.datasets.rows import near_notes
 from assay.runs.settings import EvaluateSettings
 from assay.support.numbers import calls_text, counted, figure, price
@@ -105,7 +105,5 @@ def print_result(program: str, data: dict[str, Any]) -> None:
     print_openings(rich, data["test_openings"])
     warn_of_failures(rich, result, is_error=True)
     warn_of_gaps(rich, data)
-    for note in [*data["notes"], *near_notes(data["data"])]:
+    for note in [*data["notes"], *near_notes(data["data"]), *stop_note(data["stopped"])]:
         rich.print(f"note: {in_flags(note)}")
-    if data["stopped"]:
-        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume")

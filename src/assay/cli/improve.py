@@ -9,7 +9,7 @@ from assay.cli.flags import command_job, settings_flags
 from assay.cli.options import job_options, name_option
 from assay.cli.repeat import words_of_run
 from assay.cli.shared import Console, dry_run, pop_values, print_json, print_openings, require_coverage
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.runs.settings import ImproveSettings
 from assay.support.terminal import rich_console
@@ -67,7 +67,7 @@ def print_report(report: dict[str, Any]) -> None:
     for note in [
         *report["notes"],
         *near_notes(report["data"]),
-        *([f"stopped early: {report['stopped']}; raise the cap and add --resume"] if report["stopped"] else []),
+        *stop_note(report["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
     if report["test"]:

@@ -95,7 +95,7 @@ def require_stored(result: object) -> None:
     if new.rows:
         raise StoreError(f"{counted(new.rows, 'rows')} could not be stored. What was stored before is intact")
     if new.full_disks:
-        raise StoreError("the disk is full. What was stored is intact: free space, and run the command again")
+        raise StoreError(f"the disk is full: free space. {how_to_continue(sys.argv[1:])}")
 
 
 def _report_end(ctx: click.Context, error: BaseException) -> None:

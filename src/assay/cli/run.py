@@ -65,6 +65,7 @@ def command(
     if out is not None or options.pop("rename"):
         raise click.UsageError("--out and --rename go with --file")
     from assay.api.run import predictor
+    from assay.errors import NoJsonForm, ProgramFailed
     from assay.models.defaults import DEFAULT_MODEL
     from assay.traces.records import RUN_FIELDS
 
@@ -74,9 +75,16 @@ def command(
     with predictor(program, folder=Path.cwd(), store=store, **settings) as predict:
         prediction = predict(pairs(inputs, "input"))
     fields = json_value(dict(prediction.items()), placeholders=True)
-    if as_json:
-        print_json(fields)
-        return
+    print_json(fields) if as_json else _print_fields(fields)
+    try:
+        json_value({name: value for name, value in prediction.items() if name not in RUN_FIELDS})
+    except NoJsonForm as error:
+        raise ProgramFailed(f"the answer is not whole: {error}. Return values that have one") from None
+
+
+def _print_fields(fields: dict[str, Any]) -> None:
+    from assay.traces.records import RUN_FIELDS
+
     for key, value in fields.items():
         if key not in RUN_FIELDS:
             echo(f"{key}: {value_text(value)}")

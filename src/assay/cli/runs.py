@@ -54,11 +54,11 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
     """Show one run: its settings, rollouts by phase and result. RUN_ID may be the first characters of the id."""
     from assay.reports.results import result_lines
     from assay.reports.texts import setting_texts
-    from assay.traces.store.listing import finished_report, show_run
+    from assay.traces.store.listing import result_of, show_run
 
     with open_store(store) as opened:
         run = show_run(opened, run_id)
-    run["result"] = finished_report(store, run["id"])
+    run["result"] = result_of(store, run)
     if as_json:
         print_json(run)
         return
@@ -71,7 +71,12 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
         suffix = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
         phase = {"preflight": "preflight, one task and each judge before the run"}.get(part["phase"], part["phase"])
         echo(f"  {phase or '–'}: {part['n']} {part['status']}{mean}{suffix}")
-    for line in result_lines(run["result"] or {}):
+    if (missed := run["unrecorded"]) != 0:
+        echo(f"  LM calls not recorded: {'an unknown number' if missed is None else missed}")
+    result = run["result"] or {}
+    if result.get("stopped"):
+        echo(f"  stopped early: {result['stopped']}")
+    for line in result_lines(result):
         echo(f"  {line}")
 
 

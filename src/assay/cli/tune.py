@@ -15,7 +15,7 @@ from assay.cli.shared import (
     require_coverage,
     warn_of_failures,
 )
-from assay.cli.wording import curriculum_lines, in_flags
+from assay.cli.wording import curriculum_lines, in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import ImpactSettings, TuneSettings
@@ -156,7 +156,7 @@ def print_report(data: dict[str, Any]) -> None:
     for note in [
         *data["notes"],
         *near_notes(data["data"]),
-        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+        *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
     if data["importance"]:
@@ -177,7 +177,7 @@ def _show_test(rich: Any, data: dict[str, Any]) -> None:
     test = data["test"]
     before, after, gain = (test[key] for key in ("default", "tuned", "gain"))
     if before and after and gain:
-        table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
+        table = Table(title=f"sealed test split, {counted(after['n'], 'tasks')}", title_justify="left")
         for column in ("", "default", "tuned"):
             table.add_column(column, justify="left" if not column else "right")
         table.add_row("score", figure(before["score"]), figure(after["score"]), style="bold")

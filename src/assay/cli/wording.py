@@ -13,7 +13,7 @@ import click
 
 from assay.support.numbers import counted
 
-__all__ = ["curriculum_lines", "in_flags", "message_of", "thinking_row"]
+__all__ = ["curriculum_lines", "in_flags", "message_of", "stop_note", "thinking_row"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
@@ -56,6 +56,13 @@ def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
     yield f"order of the tasks: {report['path']}"
 
 
+def stop_note(stopped: str | None) -> list[str]:
+    """The note on what ended a run early and what to do; none for a run that nothing ended."""
+    from assay.runs.ending import advised
+
+    return [f"stopped early: {advised(stopped)}"] if stopped else []
+
+
 def in_flags(text: str, command: click.Command | None = None) -> str:
     """A message with the flags of a command, by default the running one, in place of Python arguments. A traceback
     stays as it is."""
@@ -92,7 +99,12 @@ def _line(line: str, options: dict[str, click.Option]) -> str:
     line = _PYTHON_ONLY.sub("", line)
 
     def assigned(match: re.Match[str]) -> str:
-        return match[0] if _in_call(line, match.start()) else _flag(match["name"], match["value"], options) or match[0]
+        shown = f"'{match['name']}': " in line  # as a key of a mapping, such as arguments of a check
+        return (
+            match[0]
+            if shown or _in_call(line, match.start())
+            else _flag(match["name"], match["value"], options) or match[0]
+        )
 
     def bare(match: re.Match[str]) -> str:
         return max(options[match[0]].opts, key=len) if match[0] in options else match[0]
@@ -156,8 +168,7 @@ def _as_typed(value: str) -> list[str]:
         parsed = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return [value]
-    if isinstance(parsed, str) and not parsed.strip():
-        return [value]  # with its quotes: nothing would be seen
-    if not isinstance(parsed, list | tuple):
-        return [str(parsed)]
-    return [repr(item) if isinstance(item, str) and not item.strip() else str(item) for item in parsed]
+    items = parsed if isinstance(parsed, list | tuple) else [parsed]
+    # with quotes where a text alone would not be seen, or would break the line
+    hidden = [isinstance(item, str) and not (item.strip() and item.isprintable()) for item in items]
+    return [repr(item) if quoted else str(item) for item, quoted in zip(items, hidden, strict=True)]

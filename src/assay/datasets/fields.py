@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import mimetypes
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fields", "allows_none"]
 
+_UNTYPED = ("data:application/octet-stream", "data:;")  # the bytes show what it is
 _DSPY, _MEDIA = "dspy.adapters.types", ("Image", "Audio", "File", "History")
 _BEGIN, _END = "<<CUSTOM-TYPE-START-IDENTIFIER>>", "<<CUSTOM-TYPE-END-IDENTIFIER>>"  # around a medium in DSPy's JSON
 _PARTS = {"image_url": "image_url", "input_audio": "input_audio", "file": "file"}  # of messages: type -> field
@@ -297,12 +299,14 @@ def _of_medium(value: Any, medium: str, kind: type, folder: Path | None) -> Any:
         return {"messages": value} if isinstance(value, Sequence) and not isinstance(value, str) else value
     if type(value).__module__.startswith("PIL."):
         return kind(value)
+    for uri in value.values() if isinstance(value, Mapping) else (value,):
+        _check_type(uri, medium)
     if isinstance(value, str):
         if value.startswith(("http://", "https://", "gs://")):
             if medium != "Image":
                 raise ValueError(f"{value[:80]!r} is a URL; {medium} takes a path, a data URI, base64 or bytes")
             return {"url": value}
-        if value.startswith("data:") and not value.startswith("data:application/octet-stream"):
+        if value.startswith("data:") and not value.startswith(_UNTYPED):
             return _of_uri(value, medium)
         name, value = value, _data_of(value) or _read(value, medium, folder)
         if value is None and medium != "File":  # any content is a file: a name that is none would be taken for base64
@@ -313,6 +317,15 @@ def _of_medium(value: Any, medium: str, kind: type, folder: Path | None) -> Any:
             raise ValueError(f"{name[:80]!r} is not {forms} of {medium}{places}")
         return _of_bytes(value, medium, name)
     return _of_bytes(value, medium, "") if isinstance(value, bytes) else value
+
+
+def _check_type(uri: Any, medium: str) -> None:
+    """Refuses a data URI of another medium, such as a page as an image."""
+    if medium == "File" or not isinstance(uri, str) or not uri.startswith("data:") or uri.startswith(_UNTYPED):
+        return
+    kind = re.split("[;,]", uri[len("data:") :], maxsplit=1)[0]
+    if not kind.lower().startswith(f"{medium.lower()}/"):
+        raise ValueError(f"a data URI of the type {kind[:80]!r} is not {medium} data")
 
 
 def _of_uri(uri: str, medium: str) -> dict[str, str]:

@@ -19,8 +19,9 @@ _NO_LABEL = frozenset(
      "unlabeled", "unlabelled")
 )  # fmt: skip
 _YES, _NO = frozenset(("yes", "true", "y", "t", *"✓✔☑✅")), frozenset(("no", "false", "n", "f", *"✗✘☒❌"))
-_YES_LABELS = _YES | {"1", "pass", "passed", "correct", "right", "good", "accept", "accepted", "positive"}
-_NO_LABELS = _NO | {"0", "fail", "failed", "incorrect", "wrong", "bad", "reject", "rejected", "negative"}
+_GOOD = frozenset(("pass", "passed", "correct", "right", "good", "accept", "accepted"))
+_BAD = frozenset(("fail", "failed", "incorrect", "wrong", "bad", "reject", "rejected"))
+_YES_LABELS, _NO_LABELS = _YES | _GOOD | {"1", "positive"}, _NO | _BAD | {"0", "negative"}
 _QUOTES = "\"'“”„‘’‚«»"
 _OUT_OF = re.compile(r"(.+?)\s*(?:/|out of|of)\s*(.+)")
 _NUMBER_AND_NAME = re.compile(r"([-+]?\d+(?:[.,]\d+)?)(?:\s*[-–:=.(]\s*|\s+)[^\W\d_][^\d]*")
@@ -85,7 +86,9 @@ def read_label(value: Any, labels: Sequence[str], anchors: Mapping[str, str] | N
     - On a scale of numbers: `4.0`, `4,0`, `4/5` and `4 out of 5` (of the highest label), `80 %` (on a scale up to 1 or
       100), and a number with its name, as in `4 - good`.
     - `true`, `yes`, `y`, `t`, a check mark and `false`, `no`, `n`, `f`, a cross are the one label for yes and the one
-      for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too, and words such as `passed`, `wrong`.
+      for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too.
+    - On a scale of two labels for quality, such as `pass` and `fail`, other words for quality are read: `passed`,
+      `wrong`. A yes to "Is it harmful?" is no `good`, so that they are refused on other scales.
     - The meaning of a label in `anchors` is the label.
 
     Raises:
@@ -151,7 +154,8 @@ def _yes_or_no(text: str, labels: Sequence[str]) -> str | None:
         return None
     if len(labels) > 2:
         return yes[0] if text in _YES else no[0] if text in _NO else None
+    quality = _normal(yes[0]) in _GOOD and _normal(no[0]) in _BAD
     digit = whole_number(text)
-    if text in _YES_LABELS or digit == 1:
+    if text in _YES or digit == 1 or (quality and text in _GOOD):
         return yes[0]
-    return no[0] if text in _NO_LABELS or digit == 0 else None
+    return no[0] if text in _NO or digit == 0 or (quality and text in _BAD) else None

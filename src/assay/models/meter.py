@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
 from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
+from assay.support.numbers import counted
 
-__all__ = ["Caps", "Meter", "Reservation", "Usage", "spent_before"]
+__all__ = ["NO_PRICE", "Caps", "Meter", "Reservation", "Usage", "spent_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,15 @@ class Reservation:
 
     Attributes:
         exact: the request limits its answer (`max_tokens`). Otherwise the amounts are an estimate.
+        least_tokens: tokens of the prompt's texts, which the call takes in any case.
+        least_cost_usd: their price, or the fixed price of a call.
     """
 
     tokens: int = 0
     cost_usd: float = 0.0
     exact: bool = False
+    least_tokens: int = 0
+    least_cost_usd: float = 0.0
 
 
 @dataclass(eq=False)
@@ -91,6 +96,7 @@ class _Flight:
     run: LimitedCall | None  # limited call that it belongs to
 
 
+NO_PRICE = "cannot be enforced"  # is in the reason of a run that calls without a known price stopped
 _ROUNDING = 1e-9  # share of a cap; sums of prices are not exact
 _CHECK_S = 0.1  # interval at which a waiting call checks whether it was cancelled, and the meters that share its caps
 _nested: ContextVar[tuple[_Flight, ...]] = ContextVar("assay_flights", default=())  # calls that this code runs inside
@@ -328,7 +334,8 @@ class Meter:
 
         Args:
             counted: the call is already in `calls`, because an earlier process of this run sent it.
-            reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight.
+            reserved: what the call may cost. An estimate (not `exact`) stops no call that is alone in flight. The first
+                call is stopped if what it takes at least does not fit.
         """
         if self._cancelled:
             raise Cancelled("the run was cancelled")
@@ -342,7 +349,7 @@ class Meter:
             search = self.of("search").calls if self.phase == "search" else 0
             if self.caps.cost_usd is not None and used.unpriced:
                 raise BudgetExceeded(
-                    f"the cap of ${self.caps.cost_usd:g} cannot be enforced: {used.unpriced} calls had no known price. "
+                    f"the cap of ${self.caps.cost_usd:g} {NO_PRICE}: {used.unpriced} calls had no known price. "
                     "Cap calls or tokens instead",
                     what="dollars",
                 )
@@ -350,7 +357,9 @@ class Meter:
             searches = None if counted or self.phase != "search" else self.caps.search_calls
             self._fit("calls", used.calls + self.unrecorded(), calls, later.calls)
             self._fit("search calls", search, searches, self._aside.calls)
-            amounts = Reservation() if not flights and not call.exact else call
+            amounts = call if flights or call.exact else Reservation()
+            if not flights and not call.exact and not used.tokens and not used.cost_usd:
+                amounts = Reservation(call.least_tokens, call.least_cost_usd)
             tokens, usd = sum(f.reserved.tokens for f in flights), sum(f.reserved.cost_usd for f in flights)
             self._fit("tokens", used.tokens, self.caps.tokens, later.tokens, tokens, amounts.tokens)
             self._fit("dollars", used.cost_usd, self.caps.cost_usd, later.cost_usd, usd, amounts.cost_usd)
@@ -369,20 +378,22 @@ class Meter:
         if amount > cap and not value and not held:
             raise ConfigError(
                 f"max_{'cost_usd' if unit == 'dollars' else unit}={cap:g} is less than one call may take: "
-                f"{amount:g} {unit} for its prompt and an answer of max_tokens. Raise the cap, or lower the model's "
-                "max_tokens",
+                f"{counted(amount, unit)} for its prompt, and for its answer if the request limits its length. "
+                "Raise the cap",
                 flag=f"--max-{'cost-usd' if unit == 'dollars' else unit}",
             )
         if kept and value < cap:  # the search's part of the cap is spent, the rest is not
             raise BudgetExceeded(
-                f"{value:g} of {cap:g} {unit} are spent; the rest is reserved for {self._later()}", what="search calls"
+                f"{value:g} of {counted(cap, unit)} are spent; the rest is reserved for {self._later()}",
+                what="search calls",
             )
         if value < cap:
             raise BudgetExceeded(
-                f"the cap of {cap:g} {unit} is reached: {value:g} are spent, and the next call may take {amount:g}",
+                f"the cap of {counted(cap, unit)} is reached: {value:g} are spent, and the next call may take "
+                f"{amount:g}",
                 what=unit,
             )
-        raise BudgetExceeded(f"the cap of {cap:g} {unit} is reached", what=unit)
+        raise BudgetExceeded(f"the cap of {counted(cap, unit)} is reached", what=unit)
 
     def add(self, spent: Usage, *, name: str = "") -> None:
         """Add the usage of another meter to the current phase.

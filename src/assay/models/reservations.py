@@ -30,12 +30,12 @@ def reservation_of(
         own: the user's price of the model.
     """
     limit = (request.get("config") or {}).get("max_tokens")
-    prompt = _prompt_tokens(backend, request)
-    answer = (longest or FIRST_ANSWER) if limit is None else int(limit)
-    cost = price(model, prompt, answer, own=own)
+    text = _count(backend, "\n".join(_texts(request)))
+    prompt, answer = text + _format_tokens(request), (longest or FIRST_ANSWER) if limit is None else int(limit)
+    cost, least = price(model, prompt, answer, own=own), price(model, text, 0, own=own)
     if own is None and isinstance(backend, CustomBackend):
-        cost = getattr(backend.engine, "price_usd", cost)
-    return Reservation(prompt + answer, cost or 0.0, limit is not None)
+        cost, least = (getattr(backend.engine, "price_usd", value) for value in (cost, least))
+    return Reservation(prompt + answer, cost or 0.0, limit is not None, text, least or 0.0)
 
 
 def counted(backend: Any, request: Mapping[str, Any], response: lm15.Response) -> lm15.Response:
@@ -43,14 +43,13 @@ def counted(backend: Any, request: Mapping[str, Any], response: lm15.Response) -
     usage, text = response.usage, "\n".join(_strings(response_to_dict(response)["message"]["parts"]))
     if usage.input_tokens and (usage.output_tokens or not text):
         return response
-    prompt = usage.input_tokens or _prompt_tokens(backend, request)
+    prompt = usage.input_tokens or _count(backend, "\n".join(_texts(request))) + _format_tokens(request)
     answer = usage.output_tokens or (_count(backend, text) if text else 0)
     return replace(response, usage=replace(usage, input_tokens=prompt, output_tokens=answer))
 
 
-def _prompt_tokens(backend: Any, request: Mapping[str, Any]) -> int:
-    messages = request.get("messages") or ()
-    return _count(backend, "\n".join(_texts(request))) + _FORMAT * (len(messages) + 1)
+def _format_tokens(request: Mapping[str, Any]) -> int:
+    return _FORMAT * (len(request.get("messages") or ()) + 1)
 
 
 def _count(backend: Any, text: str) -> int:

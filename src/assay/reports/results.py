@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.reports.markdown import with_interval
-from assay.support.numbers import figure
+from assay.support.numbers import counted, figure
 
 __all__ = ["RunScores", "result_lines", "run_scores"]
 
@@ -41,7 +41,7 @@ def result_lines(report: Mapping[str, Any]) -> Iterator[str]:
     test = report.get("test") or {}
     after = test.get("compiled") or test.get("tuned") or {}
     if isinstance(after.get("score"), float):
-        yield f"score on test: {after['score']:.3f} ({after['n']} tasks)"
+        yield f"score on test: {after['score']:.3f} ({counted(after['n'], 'tasks')})"
     if (card := report.get("card")) and (measure := card.get("objective")):
         name, agreement = measure.replace("_", " "), card["agreement"]
         value, reach = figure(agreement[measure]), figure(card["ceiling"][measure])

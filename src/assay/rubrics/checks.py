@@ -17,7 +17,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN
 from assay.rubrics.comparison import same
-from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
+from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, not_expected
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
 from assay.support.number_texts import parse_number
 from assay.support.thoughts import without_thoughts
@@ -76,9 +76,7 @@ def _expected(task: Task, field: str | None) -> tuple[str, Any]:
     only = next(iter(names)) if len(names) == 1 else "answer"
     name = field or str(task.metadata.get(UNKNOWN, only))
     if name not in task.expected:
-        way = "" if task.expected else ". Give the row as {'inputs': {…}, 'expected': {…}}"
-        text = f"task {task.id!r} has no expected {name!r}; it has {', '.join(sorted(task.expected)) or 'none'}{way}"
-        raise NoGrade(text, missing_field=name)
+        raise not_expected(task, name)
     return name, task.expected[name]
 
 
@@ -158,7 +156,7 @@ def fields_match(
     other = set(task.metadata.get(OTHER_COLUMNS, ())) - prediction.keys()
     wanted = {name: value for name, value in task.expected.items() if name not in other}
     if not wanted:
-        raise NoGrade(f"task {task.id!r} expects no fields")
+        raise NoGrade(f"task {task.id!r} expects no fields{f' ({task.where})' if task.where else ''}")
     wrong = [
         f"{name}: {_difference(prediction, name, expected)}"
         for name, expected in wanted.items()

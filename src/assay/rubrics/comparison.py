@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, time
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +15,8 @@ from assay.support.values import json_value, value_text
 __all__ = ["equality_of", "same"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d.{0,24}", re.ASCII)
+_MOMENT = re.compile(r"\d{4}(-?)\d\d\1\d\d[Tt ]\d\d:?\d\d.{0,24}", re.ASCII)
+_TIME = re.compile(r"\d\d:\d\d.{0,24}", re.ASCII)
 _STRUCTURE = re.compile(r"\s*[\[{]")
 
 
@@ -25,8 +26,8 @@ def same(found: Any, expected: Any, *, case: bool = False) -> bool:
     - Numbers are equal by their value: 3, 3.0 and `Decimal("3")`, and a text that is one number: "3". True and false
       are no numbers; they equal the texts "true" and "false".
     - Texts are equal if they differ in runs of white space or, without `case`, in case only. A date equals its ISO
-      text, an enum member its value. Dates with a time are equal if they are the same moment, in any ISO form:
-      `2024-02-29T12:30:00Z` and `2024-02-29 13:30+01:00`.
+      text, an enum member its value. Times, with or without a date, are equal if they are the same moment, in any ISO
+      form: `2024-02-29T12:30:00Z` and `2024-02-29 13:30+01:00`, `12:30Z` and `13:30:00+01:00`.
     - Objects are equal if each of their fields is, in any order; a field that is null equals a missing one. Lists are
       equal item by item; both also equal a text with their JSON.
     """
@@ -76,10 +77,13 @@ def _number(value: int | float | str) -> Any:
     return Decimal(text) if _NUMBER.fullmatch(text := value.strip()) else None
 
 
-def _moment(text: str) -> datetime | None:
-    """The date and time that a text is in ISO 8601; None for any other text."""
+def _moment(text: str) -> datetime | time | None:
+    """The time, with or without a date, that a text is in ISO 8601; None for any other text."""
+    text = text.strip()
     try:
-        return datetime.fromisoformat(text.strip()) if _MOMENT.fullmatch(text.strip()) else None
+        if _MOMENT.fullmatch(text):
+            return datetime.fromisoformat(text)
+        return time.fromisoformat(text) if _TIME.fullmatch(text) else None
     except ValueError:
         return None
 

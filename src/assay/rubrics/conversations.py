@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.comparison import same
-from assay.rubrics.criteria import Grade, NoGrade
+from assay.rubrics.criteria import Grade, NoGrade, not_expected
 from assay.rubrics.steps import plain_text
 from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.records import Rollout, Transition
@@ -101,10 +101,7 @@ def filled(task: Task, prediction: dict[str, Any], rollout: Rollout | None, fiel
 def _differences(task: Task, prediction: Mapping[str, Any], field: str) -> list[str]:
     expected = task.expected.get(field)
     if not isinstance(expected, Mapping) or not expected:
-        raise NoGrade(
-            f"task {task.id!r} has no expected {field!r} with values by name; it has {sorted(task.expected)}",
-            missing_field=field,
-        )
+        raise not_expected(task, field, with_what=" with values by name")
     made = prediction.get(field)
     if not isinstance(made, Mapping):
         return [f"{field} is no mapping of names to values"] * len(expected)

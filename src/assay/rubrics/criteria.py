@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
+from assay.datasets import Task
 from assay.errors import FailureKind, RubricError
 from assay.rubrics.calling import MetricCheck, as_check, definition_of
 from assay.rubrics.spelling import named_keywords, unfit_arguments
@@ -71,6 +72,17 @@ class NoGrade(Exception):
     def __init__(self, *args: object, missing_field: str = "") -> None:
         super().__init__(*args)
         self.missing_field = missing_field
+
+
+def not_expected(task: Task, name: str, *, with_what: str = "") -> NoGrade:
+    """The error of a check on an expected output that a task lacks: its row, if a file has it, is named."""
+    way = ""
+    if ":" in task.where:
+        way = f". Give it a value in {task.where}"
+    elif task.where and not task.expected:
+        way = ". Give the row as {'inputs': {…}, 'expected': {…}}"
+    names = ", ".join(sorted(task.expected)) or "none"
+    return NoGrade(f"task {task.id!r} has no expected {name!r}{with_what}; it has {names}{way}", missing_field=name)
 
 
 class NotApplicable(NoGrade):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.datasets import Task
-from assay.rubrics.criteria import Grade, NoGrade, NotApplicable
+from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, not_expected
 from assay.rubrics.steps import plain_text
 from assay.support.number_texts import with_plain_numbers
 from assay.support.thoughts import without_thoughts
@@ -89,9 +89,7 @@ def answer_correct(task: Task, prediction: dict[str, Any], rollout: Rollout | No
     if not is_answerable(task):
         raise NotApplicable("the documents have no answer")
     if "answer" not in task.expected:
-        raise NoGrade(
-            f"task {task.id!r} has no expected 'answer'; it has {sorted(task.expected)}", missing_field="answer"
-        )
+        raise not_expected(task, "answer")
     answer = "" if has_abstained(prediction) else _answer(prediction)
     right = _is_right(task.expected["answer"], answer, spare_words)
     return Grade(
@@ -127,7 +125,7 @@ def retrieved(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -
             raise NoGrade("the sources of the retrieved passages are unknown: none has a 'source'")
         missing = [name for name in wanted if not any(passage.get("source") == name for passage in passages)]
     else:
-        raise NoGrade(f"task {task.id!r} has no expected 'passages' or 'source'", missing_field="passages")
+        raise not_expected(task, "passages", with_what=" or 'source'")
     reason = f"Not retrieved: {', '.join(part[:100] for part in missing)}." if missing else ""
     return Grade(value=1 - len(missing) / len(wanted), reason=reason)
 

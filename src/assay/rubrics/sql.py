@@ -12,7 +12,7 @@ from assay.datasets import Task
 from assay.errors import AssayError, EnvironmentFailed
 from assay.programs.sql.database import QueryError, QueryLimits, QueryResult
 from assay.programs.sql.opening import open_database
-from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number
+from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number, not_expected
 from assay.traces.records import Rollout
 
 __all__ = ["query_cost", "query_runs", "rows_match"]
@@ -58,7 +58,7 @@ def _changed(database: str) -> tuple[int, int] | None:
 def _wanted(task: Task) -> QueryResult:
     sql = task.expected.get("sql")
     if not isinstance(sql, str):
-        raise NoGrade(f"task {task.id!r} has no expected 'sql'; it has {sorted(task.expected)}", missing_field="sql")
+        raise not_expected(task, "sql")
     wanted = _result(task, sql)
     if isinstance(wanted, str):
         raise NoGrade(f"the expected query of task {task.id!r} failed: {wanted}")

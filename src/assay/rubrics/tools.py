@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.call_matching import expected_calls, matched_calls
-from assay.rubrics.criteria import Grade, NoGrade, NotApplicable
+from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, not_expected
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -104,9 +104,7 @@ def argument_exactness(
     """
     listed = task.expected.get("calls")
     if not isinstance(listed, list | tuple):
-        raise NoGrade(
-            f"task {task.id!r} has no expected 'calls'; it has {sorted(task.expected)}", missing_field="calls"
-        )
+        raise not_expected(task, "calls")
     if not listed:
         raise NotApplicable("the task needs no tool")
     try:

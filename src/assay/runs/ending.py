@@ -14,16 +14,24 @@ from typing import Any
 from assay.evaluation import Progress
 from assay.models import Meter
 from assay.models.limits import LAST_CALLS_S
+from assay.models.meter import NO_PRICE
 from assay.support.numbers import counted
 from assay.support.refused import FULL_DISK
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Store
 
-__all__ = ["cancelled_by_signals", "ended_in_order", "ending_signals"]
+__all__ = ["advised", "cancelled_by_signals", "ended_in_order", "ending_signals"]
 
 _QUIET_S = 1.0  # of waiting, before the user is told
 _LAST_STEPS_S = 0.5  # for rollouts whose last call was answered
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def advised(stopped: str) -> str:
+    """The reason of a run that ended early, with what to do: a cap is raised; other reasons say it themselves."""
+    if FULL_DISK in stopped or NO_PRICE in stopped:
+        return stopped
+    return f"{stopped}; raise the cap and add resume=True"
 
 
 def ending_signals() -> list[signal.Signals]:

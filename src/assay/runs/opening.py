@@ -136,7 +136,7 @@ def open_run(
 
 
 def _flushed(store: Store) -> None:
-    with suppress(StoreError):  # its rows are counted
+    with suppress(StoreError, KeyboardInterrupt):  # its rows are counted; how the run ended is still to be written
         store.flush()
 
 

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from assay.support.thoughts import without_thoughts
@@ -18,12 +19,25 @@ __all__ = ["parse_number", "whole_number", "with_plain_numbers"]
 _STR_ERRORS = (Exception, SystemExit, GeneratorExit)  # `__str__` of an agent's own class may raise any of these
 _MOST = 2000  # characters at the end of a text that are read
 _MOST_BITS = 14_000  # of a power
-_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_WORDS = {
+    12: "dozen",
+    10**2: "hundreds? hundert",
+    10**3: "thousands? tausend mille?",
+    10**5: "lakhs? lacs?",
+    10**6: "millions? millionen mill(?:ón|ones) milion[ei] milh(?:ão|ões) miljoen mio mln mn",
+    10**7: "crores?",
+    10**9: "billions? milliard(?:s|en?)? miljard mrd bln bn",
+    10**12: "trillions? billionen trn tn",
+}
+_IDEOGRAPHS = {"百": 100, "千": 10**3, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8}
+_LETTERS_OF_SCALES = {"k": 10**3, "m": 10**6, "mm": 10**6, "b": 10**9, "t": 10**12}
 _EXPRESSION = "\0"  # replaces what has a value that is not computed, such as a root
 _CHARACTERS = str.maketrans(
-    {"−": "-", "–": "-", "‐": "-", "‑": "-", "‒": "-", "٫": ".", "٬": ",", "’": "'", "×": "*", "·": "*", "⋅": "*",
-     "⁄": "/", "∕": "/", "÷": "/", "π": _EXPRESSION, "√": _EXPRESSION, "€": "$", "£": "$", "¥": "$", "₹": "$"}
+    {"−": "-", "﹣": "-", "➖": "-", "–": "-", "‐": "-", "‑": "-", "‒": "-", "∓": "±", "٫": ".", "٬": ",", "’": "'",
+     "×": "*", "·": "*", "⋅": "*", "⁄": "/", "∕": "/", "÷": "/", "π": _EXPRESSION,
+     "√": _EXPRESSION, "€": "$", "£": "$", "¥": "$", "₹": "$"}
 )  # fmt: skip
+_MINUS_AND_SPACE = re.compile(r"([−﹣➖])[^\S\n]+(?=[\d.$€£¥₹])")
 _CURRENCY = re.compile(r"(?<!\w)(?:USD|EUR|GBP|CHF|JPY|CNY|INR|US\$|R\$|Rs\.?)(?=\s?[-+\d])")
 
 _LATEX: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -49,15 +63,31 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 
 _DIGITS = r"(?:(?:(?<!\d )[1-9]\d{0,2}(?:\ \d{3})+(?!\d)|\d+)(?:[.,'_]\d+)*|(?<![.\w])\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?"
 _CHAIN = re.compile(
-    rf"(?P<sign>(?:(?<==)-\s|(?<==\s)-\s|[-+]?\$\s?[-+]?|[-+])?)(?P<first>{_DIGITS})"
+    rf"(?P<sign>(?:[-+]?\$\s?[-+]?|[-+])?)(?P<first>{_DIGITS})"
     rf"(?P<rest>(?:[-+*/^:—年月]\$?[-+]?{_DIGITS}|\ ?/\ ?\$?{_DIGITS}|\ ?[*x]\ ?10\^[-+]?\d+"
     r"|\ \d+\ ?/\ ?\d+(?!\ ?[/\d]))*)"
 )
 # letters of scripts that put a space between a word and a number
 _LETTERS = r"A-Za-z_\u00c0-\u024f\u0370-\u052f"
 _JOINED_BEFORE = re.compile(rf"[\d{_LETTERS}]$|[\d{_LETTERS})\]}}][-+*/^]$|\0[\s*/^+-]*$")
-_JOINED_AFTER = re.compile(r"[A-Za-z]+\d|\^|[ *]*(?:\0|pi\b)")
-_SCALED = re.compile(rf"\s*({'|'.join(_SCALES)})s?\b", re.IGNORECASE)
+_JOINED_AFTER = re.compile(r"[A-Za-z]+-?\d|\^|[ *]*(?:\0|pi\b)")
+_SIGN_BEFORE = re.compile(
+    r"(?:(?<![\w-])(minus|negative)[ \t]+|(?<![-—\w])-[ \t]+|(?<!\w)(?:\+[ \t]+|—)|±[ \t]*)$", re.I
+)
+_BEFORE_A_SIGN = re.compile(r"(?:\A\s*|[=:(\[{<>≈~|*_`\"'$][ \t]*|\b(?:is|are|was|be|equals?)[ \t]+)$")
+_LIST_ITEM = re.compile(r"\n[ \t]*$")
+_ONE_OF = "|".join("(?P<x{}>{})".format(scale, words.replace(" ", "|")) for scale, words in _WORDS.items())
+_SCALED = re.compile(rf"[\s-]*(?:{_ONE_OF})\b\.?", re.I)
+_IDEOGRAPH = re.compile(rf"\s?([{''.join(_IDEOGRAPHS)}])")
+_LETTER = re.compile(r"( ?)([kKmMbBtT]|MM|mm)(?![\w^]|[-'’]\w)")
+_PART = re.compile(r"[\s-]*(?:thirds|(?:ten|hundred|thousand|million|billion)ths?)\b", re.I)  # of one
+_AND_A_HALF = re.compile(r"\s+and (?:a|one) half\b", re.I)
+_AFTER_CURRENCY = re.compile(r"\s?(?:\$|(?:USD|EUR|GBP|CHF|JPY|CNY|INR|Euros?|dollars?)\b)", re.I)
+# between numbers that are not read alone: an operation, a range or a ratio; a list
+_OPERATION = re.compile(
+    r"[ \t]*[%°]?(?:[ \t]*[-+*/^—±][ \t]*|[ \t]+(?::|x|e|to|or|plus|times|divided by|(?:out )?of(?: the)?)[ \t]+)", re.I
+)
+_LISTED = re.compile(r"[ \t]*(?:[,;]\s+(?:and\s+|or\s+)?|[ \t](and|&)[ \t]+)", re.I)
 _MIXED = re.compile(r"(?:(\d+) (?!0))?(\d[^ /^]*|\.\d+)/([^ /^]+)")
 _POWER = re.compile(r"(?:([^*x^/:]+?) ?[*x] ?)?([^*x^/: ]+)\^([-+]?\d{1,5})")
 # digits in groups with a decimal point; in groups of India; with a decimal comma
@@ -71,6 +101,9 @@ class _Found(NamedTuple):
     start: int
     end: int
     value: Fraction
+    signed: bool
+    scaled: bool
+    clear: bool  # False: its sign or its scale can be read in two ways
 
 
 def parse_number(value: Any) -> int | float | None:
@@ -83,13 +116,19 @@ def parse_number(value: Any) -> int | float | None:
       is 1234, `0,125` is 0.125. If both occur, the last one is decimal: `1.234,5` is 1234.5. Points are group
       separators where there are several: `1.234.567`. Further group separators are a space of any width, an
       apostrophe and an underscore: `1 000 000`.
-    - Read too: `3/4`, `3 / 4`, `1 1/2`, `½`, `\frac{3}{4}`, `1e-3`, `5 × 10^3`, `10⁶`, `3 million` (also hundred,
-      thousand, billion, trillion), digits of any script. The signs `−` and `–` are minus. Currencies, units, `%` and
-      ordinals (`12th`) are ignored: `50 %` is 50.
+    - Read too: `3/4`, `3 / 4`, `1 1/2`, `½`, `4 and a half`, `\frac{3}{4}`, `1e-3`, `5 × 10^3`, `10⁶`, digits of any
+      script. Currencies, units, `%` and ordinals (`12th`) are ignored: `50 %` is 50.
+    - Scales: `3 million` (also dozen, hundred, thousand, billion, trillion, lakh, crore, `bn`, `Mio.`, `Mrd.` and the
+      words of some other languages, `3万`), `1.5k`, `2M`, `7B`; with a currency also `$5 M`, `$5m`, `5m €`.
+    - The signs `-`, `−` and `–` and the words `minus` and `negative` are minus, also before a space where nothing but
+      the beginning, `=`, `:`, `is` or a bracket is before them: `– 4`, `x = - 4`. At the beginning of a later line,
+      `- 4` is an item of a list.
     - Not numbers, and passed over: dates, times, versions, addresses, phone numbers, ranges, ratios, sums and products
-      (`2024-02-29`, `12:30`, `1.2.3`, `5–7`, `10-5`), names (`GPT-4`, `x2`, `0x1F`), lists without spaces (`1,2,3`),
-      and numbers in an expression whose value is not computed (`2\pi`, `\sqrt{2}`, `x^2`). Numbers in words are not
-      read.
+      with and without spaces (`2024-02-29`, `12:30`, `1.2.3`, `5–7`, `5 to 7`, `4 out of 5`, `10 - 5`, `1-1/2`,
+      `5 ± 2`), names (`GPT-4`, `x2`, `0x1F`), lists (`1,2,3`, `1, 2, 3`, `1 and 2`, `(1, 2)`), and numbers in an
+      expression whose value is not computed (`2\pi`, `\sqrt{2}`, `x^2`). Numbers in words are not read.
+    - If the last number can be read in two ways, the text states none: `Total – 4` (a dash or a minus), `±4`, `5 M`
+      without a currency (a scale or a unit), `3 hundredths`.
     """
     if isinstance(value, bool | None):
         return None
@@ -106,15 +145,16 @@ def parse_number(value: Any) -> int | float | None:
     text = text if boxed is None else boxed
     if len(text) > _MOST:
         text = re.sub(r"\A\S*", "", text[-_MOST:])  # without a number that was cut
-    numbers = list(_numbers(_plain(text)))
-    return _rounded(numbers[-1].value) if numbers else None
+    plain = _plain(text)
+    numbers = _alone(plain, list(_numbers(plain)))
+    return _rounded(numbers[-1].value) if numbers and numbers[-1].clear else None
 
 
 def whole_number(text: str) -> int | float | None:
     """The number that a text consists of, with at most a currency, `%` or a full stop; otherwise None."""
     plain = _plain(text[:_MOST]).strip()
     found = next(_numbers(plain), None)
-    whole = found is not None and found.start == 0 and plain[found.end :].strip() in ("", "%", ".", "$")
+    whole = found is not None and found.clear and found.start == 0 and plain[found.end :].strip() in ("", "%", ".", "$")
     return _rounded(found.value) if whole and found is not None else None
 
 
@@ -125,7 +165,8 @@ def with_plain_numbers(text: str) -> str:
     """
     plain, parts, at = _plain(text), list[str](), 0
     for found in _numbers(plain):
-        value = _rounded(found.value) if found.value.numerator.bit_length() <= _MOST_BITS else None
+        small = found.clear and found.value.numerator.bit_length() <= _MOST_BITS
+        value = _rounded(found.value) if small else None
         if value is not None:
             parts += [plain[at : found.start], f"{value}"]
             at = found.end
@@ -157,6 +198,7 @@ def _boxed(text: str) -> str | None:
 def _plain(text: str) -> str:
     """The text in ASCII as far as numbers need it, without LaTeX."""
     if not text.isascii():
+        text = _MINUS_AND_SPACE.sub(r"\1", text)
         text = "".join(map(_ascii, text, " " + text)).translate(_CHARACTERS)
     text = _CURRENCY.sub("$", re.sub(r"(?<=[\d)])\*\*(?=[-+\d])", "^", text))
     if "\\" not in text and "{" not in text:
@@ -200,12 +242,65 @@ def _numbers(plain: str) -> Iterator[_Found]:
         value = _value(match["first"] + match["rest"])
         if value is None:
             continue
-        if match["sign"].count("-") == 1:
-            value = -value
-        scaled = _SCALED.match(plain, match.end())
-        if scaled:
-            value *= _SCALES[scaled[1].lower()]
-        yield _Found(match.start(), scaled.end() if scaled else match.end(), value)
+        at, clear, negative = match.start(), True, match["sign"].count("-") == 1
+        before = _SIGN_BEFORE.search(plain, start, at)
+        if before and not _LIST_ITEM.search(plain, start, before.start()):
+            at, opens = before.start(), _BEFORE_A_SIGN.search(plain, start, before.start())
+            clear = not match["sign"].strip("$ ") and (
+                bool(before[1]) or (before[0].strip() in "+-" and opens is not None)
+            )
+            negative = before[0].strip() != "+"
+        end, scale = _scaled(plain, match.end(), "$" in match["sign"])
+        if half := _AND_A_HALF.match(plain, match.end()):
+            value += Fraction(1, 2)
+            end, scale = _scaled(plain, half.end(), False)
+        yield _Found(
+            at, end, (-value if negative else value) * (scale or 1),
+            signed=at < match.start() or match["sign"].strip("$ ") != "",
+            scaled=scale != 1, clear=clear and scale is not None,
+        )  # fmt: skip
+
+
+def _scaled(plain: str, end: int, currency: bool) -> tuple[int, int | None]:
+    """End and value of the words and signs for thousands and the like after a number; None: it can be read in two ways.
+
+    `M`, `K` and `B` next to a number are scales; after a space, as units are written, and in small letters only with a
+    currency.
+    """
+    scale = 1
+    while (word := _SCALED.match(plain, end)) and word.lastgroup:
+        scale, end = scale * int(word.lastgroup[1:]), word.end()
+    if sign := _IDEOGRAPH.match(plain, end):
+        return sign.end(), scale * _IDEOGRAPHS[sign[1]]
+    if _PART.match(plain, end):
+        return end, None
+    if scale == 1 and (letter := _LETTER.match(plain, end)):
+        if letter[2] == "k" or currency or _AFTER_CURRENCY.match(plain, letter.end()):
+            return letter.end(), _LETTERS_OF_SCALES[letter[2].lower()]
+        if letter[2] in "KMBT":
+            clear = not letter[1] and letter[2] != "T"
+            return letter.end(), _LETTERS_OF_SCALES[letter[2].lower()] if clear else None
+    return end, scale
+
+
+def _alone(plain: str, numbers: list[_Found]) -> list[_Found]:
+    """The numbers that are not part of an operation, a range, a ratio or a list."""
+    joined = set[int]()
+    run = 0  # numbers of the list so far
+    for index, (left, right) in enumerate(pairwise(numbers)):
+        between = plain[left.end : right.start]
+        if not between or _OPERATION.fullmatch(between) or (between.isspace() and (right.signed or left.scaled)):
+            joined |= {index, index + 1}
+        listed = _LISTED.fullmatch(between)
+        run = run + 1 if listed else 0
+        first = numbers[index + 1 - run]
+        enclosed = plain[: first.start].rstrip()[-1:] in ("", *"([{") and plain[right.end :].lstrip(" $.")[:1] in (
+            "",
+            *")]}",
+        )
+        if listed and (run > 1 or listed[1] or enclosed):
+            joined |= set(range(index + 1 - run, index + 2))
+    return [number for index, number in enumerate(numbers) if index not in joined]
 
 
 def _value(written: str) -> Fraction | None:

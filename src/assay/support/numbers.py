@@ -1,11 +1,14 @@
 """Numbers as text. A number that rounds to zero has no minus sign: `-0.000` reads as a loss."""
 
+from decimal import Decimal
+
 __all__ = ["calls_text", "counted", "figure", "price", "signed"]
 
 
-def counted(number: int, things: str) -> str:
-    """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
-    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+def counted(number: float, things: str) -> str:
+    """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`, `0.0000021 dollars`."""
+    figures = f"{number:,}" if isinstance(number, int) else format(Decimal(f"{number:.6g}"), ",f")
+    return f"{figures} {things.removesuffix('s') if number == 1 else things}"
 
 
 def calls_text(calls: int, cached: int) -> str:

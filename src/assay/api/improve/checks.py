@@ -30,6 +30,7 @@ from assay.runs.loading import load_rubric
 from assay.runs.preflight import checked, preflight, require_predictors
 from assay.runs.settings import CompileSettings
 from assay.runs.unused import unused_settings
+from assay.support.numbers import counted
 
 __all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "of_part", "remaining_caps", "spent_in"]
 
@@ -172,7 +173,8 @@ def remaining_caps(
             raise BudgetExceeded(reason, what=_CAP_UNITS[name])
         if unspent <= 0:
             raise BudgetExceeded(
-                f"the cap of {cap:g} {_CAP_UNITS[name]} of the whole improvement is reached", what=_CAP_UNITS[name]
+                f"the cap of {counted(cap, _CAP_UNITS[name])} of the whole improvement is reached",
+                what=_CAP_UNITS[name],
             )
         if unspent + ROUNDING < needed:
             reason = (
@@ -278,7 +280,7 @@ def _compare_jobs(before: Job, after: Job, split: str, plan: ReportPlan | None) 
         rule=rule,
     )
     if len(tasks) < len(planned) and not comparison.ended:
-        cap = BudgetExceeded(f"the caps leave {len(tasks)} tasks for {split}")
+        cap = BudgetExceeded(f"the caps leave {counted(len(tasks), 'tasks')} for {split}")
         comparison = replace(comparison, planned=len(planned), cap=cap)
     return comparison
 

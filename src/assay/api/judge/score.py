@@ -20,12 +20,12 @@ from assay.judges import Item, Judge
 from assay.judges.labels import make_items
 from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
 from assay.runs.anchors import replay_changed, values_of
+from assay.runs.ending import advised
 from assay.runs.settings import JudgeScoreSettings
 from assay.runs.settings.options import JudgeScoreOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.places import check_writable, writing
-from assay.support.refused import FULL_DISK
 from assay.support.reprs import ReportDict
 from assay.support.scrubbing import results
 from assay.support.values import json_text
@@ -74,9 +74,7 @@ def score_rows(
             alarms = replay_changed(judge, judge_, session)
             judged = judge_items(judge_, items, session, name="score")
         except BudgetExceeded as cap:
-            if str(cap).startswith(FULL_DISK):  # which says how to continue
-                raise
-            raise BudgetExceeded(f"{cap}; add resume=True with a higher cap to continue from here") from None
+            raise BudgetExceeded(advised(str(cap))) from None
         spent = spent_by(session)
     values = values_of(judged.answers, judge_)
     if out is not None:

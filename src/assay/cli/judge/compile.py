@@ -8,11 +8,11 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_card
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
-from assay.cli.wording import in_flags
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.reports.markdown import cost_words
 from assay.runs.settings import JudgeCompileSettings
-from assay.support.numbers import calls_text
+from assay.support.numbers import calls_text, counted
 from assay.support.terminal import rich_console
 
 __all__ = ["compile_command"]
@@ -74,7 +74,7 @@ def _show(data: dict[str, Any]) -> None:
     if data["gate"]:
         unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
-        rich.print(f"gate ({data['gate']['n']} items): {gain_text(data['gate'])}: {verdict}")
+        rich.print(f"gate ({counted(data['gate']['n'], 'items')}): {gain_text(data['gate'])}: {verdict}")
     rich.print(
         f"winner: {data['winner']}; LM calls: {calls_text(data['calls'], data['cached'])}, "
         f"{cost_words(data['cost_usd'])}",
@@ -82,7 +82,7 @@ def _show(data: dict[str, Any]) -> None:
     for note in [
         *data["notes"],
         *near_notes(data["data"]),
-        *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else []),
+        *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
     for key in ("picture", "artifact"):

@@ -95,15 +95,20 @@ class ReportPlan:
             return None
         test = f" and {self.test} for test" if self.tested else ""
         each = " of each" if test else ""
-        return f"the caps leave {self.gate} tasks for gate{test}, and a decision needs {fewest}{each}"
+        return f"the caps leave {counted(self.gate, 'tasks')} for gate{test}, and a decision needs {fewest}{each}"
 
     @property
     def detectable_gain(self) -> str:
         """A message that says which gain the gate can detect with its size."""
         if self.gate < fewest_to_accept():
-            return f"gate: {self.gate} tasks, too few to show any gain: at least {fewest_to_accept()} are needed"
+            return (
+                f"gate: {counted(self.gate, 'tasks')}, too few to show any gain: "
+                f"at least {fewest_to_accept()} are needed"
+            )
         gain = detectable_difference(self.gate)
-        return f"gate: up to {self.gate} tasks, which show a gain of {gain:.2f} or more with {POWER:.0%} power"
+        return (
+            f"gate: up to {counted(self.gate, 'tasks')}, which show a gain of {gain:.2f} or more with {POWER:.0%} power"
+        )
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "ReportPlan":

@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from assay.errors import DataError, StoreError
 from assay.support.names import is_name, place_in
+from assay.traces.missed import Unrecorded
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -18,8 +19,7 @@ from assay.traces.store.rows import rollout_of
 
 __all__ = [
     "FAILURE", "check_run", "failure_of", "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs",
-    "phases_of",
-    "run_folder", "show_run",
+    "phases_of", "result_of", "run_folder", "show_run",
 ]  # fmt: skip
 
 FAILURE = "failure.txt"  # in the folder of a run that did not end well: why
@@ -95,7 +95,7 @@ def list_runs(
     since: float | None = None,
     before: tuple[float, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs, newest first: id, kind, status, program, model, times, settings.
+    """Runs, newest first: id, kind, status, program, model, times, settings, number of unrecorded calls.
 
     Args:
         kind: the command, such as `compile`.
@@ -210,6 +210,14 @@ def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | N
     return content.get("report")
 
 
+def result_of(where: str | Path | None, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The report of a run, with `stopped` for one that ended before its report; None if it is in progress."""
+    report, reason = finished_report(where, run["id"]), failure_of(where, run["id"])
+    if reason is None and (report is not None or run["status"] not in ("stopped", "failed")):
+        return report
+    return {**(report or {}), "stopped": reason or "by the user"}
+
+
 def failure_of(where: str | Path | None, run_id: str) -> str | None:
     """Why a run failed or was stopped, from its folder next to the store; None if that is not known."""
     path = run_folder(where, run_id) / FAILURE
@@ -227,6 +235,7 @@ def _run(row: Any) -> dict[str, Any]:
         "program": config.get("program") or config.get("judge"), "model": config.get("model"),
         "started_at": row["started_at"], "resumed_at": resumed, "ended_at": ended,
         "seconds": None if ended is None else ended - begun, "config": config,
+        **Unrecorded(int(row["unseen"] or 0), row["unrecorded_reason"]).to_dict(),
     }  # fmt: skip
 
 
