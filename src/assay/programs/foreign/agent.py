@@ -39,6 +39,9 @@ class ForeignAgent(dspy.Module):  # type: ignore[misc]
         self.counts, self.other_models = Counter[str](), set[str]()
         self.reached = threading.Event()  # the agent has called the model once
 
+    def __deepcopy__(self, memo: object) -> "ForeignAgent":
+        return self  # one agent, of which the runs are counted
+
     def forward(self, **inputs: Any) -> Any:
         lm, rollout = dspy.settings.lm, current_rollout()
         if self.gateway is None or rollout is None or not isinstance(lm, LanguageModel):
