@@ -18,8 +18,9 @@ RUN = "compile-1-abc"
 # A plan that scans a table reads all of it, unless a covering index answers. Exports read rollouts in index order, a
 # list ends at its limit, the index of failed calls holds no others, and there are few runs.
 FULL_SCAN = re.compile(r"^SCAN (transitions|rollouts|labels|runs)\b(?!.* USING COVERING INDEX)")
+# Exports read all rollouts in order of their groups, and the personal values that any of them declares.
 ALLOWED = re.compile(
-    r"^SCAN (rollouts USING INDEX rollouts_by_(group|time)|transitions USING INDEX transitions_failed|runs$)"
+    r"^SCAN (rollouts USING INDEX rollouts_by_(group|subject|time)|transitions USING INDEX transitions_failed|runs$)"
 )
 
 
