@@ -10,17 +10,17 @@ Module globals and the variables that functions enclose are neither copied nor c
 """
 
 import copy
+import functools
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from pathlib import Path
-from types import CellType, FunctionType, GeneratorType, MethodType
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import dspy
 import pydantic
@@ -34,6 +34,7 @@ __all__ = ["running"]
 
 _LARGE = 1_000  # entries of a container
 _LARGE_BYTES = 1 << 20
+_PLANS = 32  # programs whose plans are kept
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, type(Ellipsis))
 _COUNTERS = ("__len__", "qsize", "total_changes")  # readable state of objects that cannot be copied, such as queues
@@ -76,8 +77,7 @@ class _Plan:
     """What the copies of a program share, and what they replace."""
 
     shared: dict[int, Any] = field(default_factory=dict)  # by id, as they are
-    large: list[Any] = field(default_factory=list)  # containers of which only the entries are shared
-    models: list[dspy.BaseLM] = field(default_factory=list)
+    made: list[tuple[Any, Callable[[], Any]]] = field(default_factory=list)  # parts with a copy of another kind
     functions: list[FunctionType] = field(default_factory=list)  # with parts of the program, or default arguments
     modules: list[dspy.Module] = field(default_factory=list)
     parts: set[int] = field(default_factory=set)  # ids of all parts of the program
@@ -103,9 +103,7 @@ class _Plan:
         return {name: _reading(read()) for name, read in self.watched.items()}
 
     def _memo(self) -> dict[int, Any]:
-        memo = dict(self.shared)
-        memo |= {id(value): copy.copy(value) for value in self.large}
-        memo |= {id(model): model.copy() for model in self.models}
+        memo = self.shared | {id(part): make() for part, make in self.made}
         return memo | {id(function): self._like(function) for function in self.functions}
 
     def _like(self, function: FunctionType) -> FunctionType:
@@ -138,14 +136,11 @@ class _Plan:
             if isinstance(part, _ATOMS) or id(part) in self.parts:
                 continue
             self.parts.add(id(part))
-            if isinstance(part, dspy.BaseLM):
-                self.models.append(part)
+            if (make := _copying(part)) is not None:
+                self.made.append((part, make))
                 continue
-            if _bytes_of(part) >= _LARGE_BYTES:
+            if isinstance(part, dspy.BaseLM | ModuleType) or _bytes_of(part) >= _LARGE_BYTES:
                 self.shared[id(part)] = part
-                continue
-            if isinstance(part, _CONTAINERS) and len(part) > _LARGE:
-                self.large.append(part)
                 continue
             if isinstance(part, FunctionType) and _is_user_function(part):
                 functions.append(part)
@@ -210,14 +205,14 @@ class _Plan:
         self.class_attributes = [entry for entry in self.class_attributes if self._copies(entry[-1])]
 
 
-_plans: "WeakKeyDictionary[dspy.Module, _Plan]" = WeakKeyDictionary()
+_plans: "OrderedDict[int, tuple[dspy.Module, _Plan]]" = OrderedDict()  # by id of the program, which may have no hash
 _lock = threading.Lock()
 
 
 def _copied(program: dspy.Module) -> tuple[_Plan, dspy.Module, dict[int, dspy.Module]]:
     """The plan of a program, a copy, and the program's modules by the id of their copies."""
     with _lock:
-        plan = _plans.get(program)
+        _, plan = _plans.get(id(program), (None, None))
     if plan is not None:
         try:
             return plan, *plan.copy(program)
@@ -226,8 +221,28 @@ def _copied(program: dspy.Module) -> tuple[_Plan, dspy.Module, dict[int, dspy.Mo
     plan = _Plan()
     plan.finish(program)
     with _lock:
-        _plans[program] = plan
+        _plans[id(program)] = program, plan
+        while len(_plans) > _PLANS:
+            _plans.popitem(last=False)
     return plan, *plan.copy(program)
+
+
+def _copying(part: Any) -> Callable[[], Any] | None:
+    """How a part is copied that a deep copy cannot copy, or copies more of than is needed; None for other parts."""
+    make: Callable[[], Any]
+    if isinstance(part, dspy.BaseLM):
+        make = part.copy
+    elif isinstance(part, threading.local):  # empty, as in a new thread
+        make = type(part)
+    elif isinstance(part, _CONTAINERS) and len(part) > _LARGE:
+        return partial(copy.copy, part)
+    else:
+        return None
+    try:
+        make()
+    except Exception:  # of the user's class, such as a model that makes a deep copy of its client
+        return None
+    return make
 
 
 def _is_user_class(kind: type) -> bool:
@@ -236,7 +251,10 @@ def _is_user_class(kind: type) -> bool:
     if name.partition(".")[0] in {"builtins", "assay", "dspy"}:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or is_user_file(Path(file))
+    return file is None or _is_user_file(file)
+
+
+_is_user_file = functools.cache(lambda file: is_user_file(Path(file)))  # asked for every object of every run
 
 
 def _bytes_of(value: Any) -> int:
@@ -244,7 +262,9 @@ def _bytes_of(value: Any) -> int:
     if not hasattr(type(value), "__array__"):
         return 0
     size = getattr(value, "nbytes", None)
-    return size if isinstance(size, int) else 8 * int(value.size)
+    if size is None and isinstance(count := getattr(value, "size", None), int):  # a table of pandas
+        size = 8 * count
+    return size if isinstance(size, int) else 0
 
 
 def _parts(value: Any) -> dict[str, Any]:
@@ -264,7 +284,14 @@ def _parts(value: Any) -> dict[str, Any]:
         return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
     if getattr(type(value), "__deepcopy__", None) not in (None, pydantic.BaseModel.__deepcopy__):
         return {}
-    return {f".{name}": part for name, part in getattr(value, "__dict__", {}).items()}
+    return {f".{name}": part for name, part in _attributes(value).items()}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in `__slots__` included."""
+    state = object.__getstate__(value)
+    slots = state[1] if isinstance(state, tuple) else {}
+    return {**getattr(value, "__dict__", {}), **slots}
 
 
 def _own_parts(value: Any) -> dict[str, Any]:
@@ -307,8 +334,8 @@ def _reading(value: Any, depth: int = 6) -> Any:
         if isinstance(value, dict):
             return {repr(key): _reading(item, depth - 1) for key, item in value.items()}
         return [_reading(item, depth - 1) for item in value]
-    if depth and _is_user_class(type(value)) and hasattr(value, "__dict__"):
-        return {f".{name}": _reading(part, depth - 1) for name, part in vars(value).items()}
+    if depth and _is_user_class(type(value)) and (attributes := _attributes(value)):
+        return {f".{name}": _reading(part, depth - 1) for name, part in attributes.items()}
     return [id(value), *(_count(value, name) for name in _COUNTERS)]
 
 
