@@ -99,6 +99,23 @@ def test_files_that_a_program_opens_next_to_itself_are_found_from_any_folder(
         assert assay.load(report.artifact)(question="?").answer == "F4"
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_a_database_that_a_program_writes_is_not_carried(
+    home: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    if before:
+        sqlite3.connect(home / "project" / "calls.db").close()
+        (home / "project" / "calls.db").touch()
+    log = "['create table if not exists t (q)', 'insert into t values (1)', 'select count(*) from t']"
+    mark = f"[sqlite3.connect('calls.db', isolation_level=None).execute(s) for s in {log}] and 'F'"
+    report = compiled_in(home, {"agent.py": program(mark), **DATA}, "agent.py:QA")
+    assert [*Path(report.artifact).rglob("calls.db")] == []
+    shutil.rmtree(home / "project")
+    monkeypatch.chdir(home / "far")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(report.artifact)(question="?").answer == "F4"
+
+
 COMMON = "MARK = 'F'\n"
 
 
