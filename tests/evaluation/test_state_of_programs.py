@@ -380,6 +380,30 @@ def test_a_change_of_what_cannot_be_copied_is_refused_with_its_name(build: Calla
     assert attribute in str(error.value)
 
 
+class WithPool(Notes):
+    """Its runs take from a pool at the same time, and give back what they took."""
+
+    def prepare(self) -> None:
+        self.pool, self.together = queue.Queue[int](), threading.Barrier(2, timeout=10)
+        for number in range(3):
+            self.pool.put(number)
+
+    def note(self, question: str) -> None:
+        if question in (TASKS[0].inputs["question"], TASKS[1].inputs["question"]):
+            number = self.pool.get()
+            self.together.wait()
+            if question == TASKS[0].inputs["question"]:
+                threading.Event().wait(0.2)
+            self.pool.put(number)
+
+    def notes(self) -> Any:
+        return []
+
+
+def test_what_another_run_has_taken_from_a_pool_is_no_change() -> None:
+    assert len(prompts_of(WithPool(), threads=6)) == len(TASKS)
+
+
 class Shared:
     """Counts its uses; meant to be one for all runs."""
 

@@ -51,7 +51,7 @@ def running(program: dspy.Module) -> Iterator[dspy.Module]:
         ProgramError: the run changed an attribute that all runs share.
     """
     plan, own, copies = _copied(program)
-    before = plan.readings()
+    before = plan.begun()
     lm, trace = dspy.settings.lm, dspy.settings.trace
     settings: dict[str, Any] = {"disable_history": False, "caller_modules": []}
     if isinstance(lm, dspy.BaseLM):
@@ -62,13 +62,14 @@ def running(program: dspy.Module) -> Iterator[dspy.Module]:
         with streaming_as(program, own), dspy.context(**settings), settings_for_threads():
             yield own
     finally:
+        changed = plan.ended(before)
         if trace is not None:
             trace.extend((copies.get(id(part), part), *call) for part, *call in settings["trace"])
-    if (name := _changed(before, plan.readings())) is not None:
+    if changed is not None:
         raise ProgramError(
-            f"a run of {type(program).__name__} changed {name}, which cannot be copied for each run: later runs would "
-            "see data of earlier tasks. Create it in forward, or keep the data in an attribute of the instance that "
-            "copy.deepcopy copies. A class whose __deepcopy__ returns self is shared without this check"
+            f"a run of {type(program).__name__} changed {changed}, which cannot be copied for each run: later runs "
+            "would see data of earlier tasks. Create it in forward, or keep the data in an attribute of the instance "
+            "that copy.deepcopy copies. A class whose __deepcopy__ returns self is shared without this check"
         )
 
 
@@ -83,6 +84,8 @@ class _Plan:
     parts: set[int] = field(default_factory=set)  # ids of all parts of the program
     class_attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (object, name, value)
     watched: dict[str, Callable[[], Any]] = field(default_factory=dict)  # by name
+    runs: int = 0  # under way
+    idle: dict[str, Any] = field(default_factory=dict)  # readings before the first of them
 
     def copy(self, program: dspy.Module) -> tuple[dspy.Module, dict[int, dspy.Module]]:
         """A copy, and the modules of `program` by the id of their copies."""
@@ -99,8 +102,23 @@ class _Plan:
                 copies[id(other)] = module
         return own, copies
 
-    def readings(self) -> dict[str, Any]:
-        return {name: _reading(read()) for name, read in self.watched.items()}
+    def begun(self) -> dict[str, Any]:
+        """Readings before a run, without counts: those of a pool are right only while no run has taken from it."""
+        with _lock:
+            if not self.runs:
+                self.idle = self._readings(counts=True)
+            self.runs += 1
+            return self._readings(counts=False)
+
+    def ended(self, before: Mapping[str, Any]) -> str | None:
+        """Name of a value that changed in a run, or in the runs at the same time if it is the last of them."""
+        with _lock:
+            self.runs -= 1
+            changed = _changed(before, self._readings(counts=False))
+            return changed if changed or self.runs else _changed(self.idle, self._readings(counts=True))
+
+    def _readings(self, *, counts: bool) -> dict[str, Any]:
+        return {name: _reading(read(), counts=counts) for name, read in self.watched.items()}
 
     def _memo(self) -> dict[int, Any]:
         memo = self.shared | {id(part): make() for part, make in self.made}
@@ -206,25 +224,29 @@ class _Plan:
 
 
 _plans: "OrderedDict[int, tuple[dspy.Module, _Plan]]" = OrderedDict()  # by id of the program, which may have no hash
-_lock = threading.Lock()
+_planning, _lock = threading.Lock(), threading.Lock()
 
 
 def _copied(program: dspy.Module) -> tuple[_Plan, dspy.Module, dict[int, dspy.Module]]:
     """The plan of a program, a copy, and the program's modules by the id of their copies."""
-    with _lock:
+    plan = _plan_of(program)
+    try:
+        return plan, *plan.copy(program)
+    except Exception:  # the program was given an attribute that cannot be copied
+        plan = _plan_of(program, outdated=plan)
+        return plan, *plan.copy(program)
+
+
+def _plan_of(program: dspy.Module, outdated: _Plan | None = None) -> _Plan:
+    with _planning:
         _, plan = _plans.get(id(program), (None, None))
-    if plan is not None:
-        try:
-            return plan, *plan.copy(program)
-        except Exception:  # the program was given an attribute that cannot be copied
-            pass
-    plan = _Plan()
-    plan.finish(program)
-    with _lock:
-        _plans[id(program)] = program, plan
-        while len(_plans) > _PLANS:
-            _plans.popitem(last=False)
-    return plan, *plan.copy(program)
+        if plan is None or plan is outdated:
+            plan = _Plan()
+            plan.finish(program)
+            _plans[id(program)] = program, plan
+            while len(_plans) > _PLANS:
+                _plans.popitem(last=False)
+        return plan
 
 
 def _copying(part: Any) -> Callable[[], Any] | None:
@@ -321,22 +343,22 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _reading(value: Any, depth: int = 6) -> Any:
+def _reading(value: Any, depth: int = 6, *, counts: bool) -> Any:
     """What can be compared of a value: its contents, as far as they are texts, or objects of the user's with them."""
     if isinstance(value, _ATOMS):
         return repr(value) if isinstance(value, str | bytes | None) else ""
     if isinstance(value, GeneratorType):
         frame = value.gi_frame
-        return None if frame is None else [frame.f_lasti, _reading(frame.f_locals, depth - 1)]
+        return None if frame is None else [frame.f_lasti, _reading(frame.f_locals, depth - 1, counts=counts)]
     if isinstance(value, _CONTAINERS):
         if len(value) > _LARGE or not depth:
             return len(value)
         if isinstance(value, dict):
-            return {repr(key): _reading(item, depth - 1) for key, item in value.items()}
-        return [_reading(item, depth - 1) for item in value]
+            return {repr(key): _reading(item, depth - 1, counts=counts) for key, item in value.items()}
+        return [_reading(item, depth - 1, counts=counts) for item in value]
     if depth and _is_user_class(type(value)) and (attributes := _attributes(value)):
-        return {f".{name}": _reading(part, depth - 1) for name, part in attributes.items()}
-    return [id(value), *(_count(value, name) for name in _COUNTERS)]
+        return {f".{name}": _reading(part, depth - 1, counts=counts) for name, part in attributes.items()}
+    return [id(value), *(_count(value, name) for name in _COUNTERS if counts)]
 
 
 def _count(value: Any, name: str) -> Any:
