@@ -1,5 +1,6 @@
 """Each run of a program works on a copy of its own: no prompt shows another task, and nothing of a run stays."""
 
+import copy
 import queue
 import sqlite3
 import threading
@@ -117,6 +118,69 @@ class BesideLockOfObject(Notes):
         self.seen = self.desk.seen
 
 
+class Slotted:
+    __slots__ = ("lock", "seen")
+
+    def __init__(self) -> None:
+        self.lock, self.seen = threading.Lock(), list[str]()
+
+
+class BesideLockInSlots(Notes):
+    def prepare(self) -> None:
+        self.desk = Slotted()
+        self.seen = self.desk.seen
+
+
+class Vector:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        import numpy as np
+
+        return np.zeros(3)
+
+
+class InLocal(Notes):
+    def prepare(self) -> None:
+        self.local = threading.local()
+
+    def note(self, question: str) -> None:
+        self.local.seen = [*getattr(self.local, "seen", []), question]
+
+    def notes(self) -> Any:
+        return self.local.seen
+
+
+class BesideVector(Notes):
+    def prepare(self) -> None:
+        self.seen, self.vector = [], Vector()
+
+
+class CopiedWithItsLock(dspy.BaseLM):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(model="own")
+        self.lock = threading.Lock()
+
+    def copy(self, **_: Any) -> Any:
+        return copy.deepcopy(self)
+
+
+class BesideModule(Notes):
+    def prepare(self) -> None:
+        self.seen, self.library = [], queue
+
+    def notes(self) -> Any:
+        return self.seen if self.library is queue else None
+
+
+class BesideModelWithoutCopy(Notes):
+    def prepare(self) -> None:
+        self.seen, self.model = [], CopiedWithItsLock()
+
+
+class WithoutHash(Notes):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WithoutHash)
+
+
 class ThroughItsOwnMethod(Notes):
     def prepare(self) -> None:
         self.seen = []
@@ -209,8 +273,9 @@ def tasks_in(prompt: str) -> int:
     "build",
     [
         Notes, InDictionary, InText, InNestedTuple, InSubmodule, InDemos, InClassThroughSelf, BesideLock,
-        BesideLockOfObject, WrappedTool, ThroughItsOwnMethod, InLongList, InHistories, Executing,
-        function_around_module, function_with_default,
+        BesideLockOfObject, BesideLockInSlots, InLocal, BesideVector, BesideModelWithoutCopy, BesideModule,
+        WithoutHash, WrappedTool, ThroughItsOwnMethod, InLongList, InHistories, Executing, function_around_module,
+        function_with_default,
     ],
 )  # fmt: skip
 def test_no_prompt_shows_another_task(build: Callable[[], Any]) -> None:
@@ -258,6 +323,24 @@ class InUncopied(Notes):
         self.seen.questions.append(question)
 
 
+class UncopiedInSlots:
+    __slots__ = ("last", "lock")
+
+    def __init__(self) -> None:
+        self.last = "none"
+
+    def __deepcopy__(self, memo: object) -> Any:
+        raise TypeError("no copies")
+
+
+class InUncopiedSlots(Notes):
+    def prepare(self) -> None:
+        self.seen = UncopiedInSlots()
+
+    def note(self, question: str) -> None:
+        self.seen.last = question
+
+
 class InQueue(Notes):
     def prepare(self) -> None:
         self.seen = queue.Queue[str]()
@@ -287,13 +370,38 @@ class InGenerator(Notes):
     ("build", "attribute"),
     [
         (InClass, "InClass.shared"), (LastInClass, "LastInClass.last"), (InDefaultArgument, "note"),
-        (InUncopied, "seen.questions"), (InQueue, "seen"), (InDatabase, "seen"), (InGenerator, "seen"),
+        (InUncopied, "seen.questions"), (InUncopiedSlots, "seen.last"), (InQueue, "seen"),
+        (InDatabase, "seen"), (InGenerator, "seen"),
     ],
 )  # fmt: skip
 def test_a_change_of_what_cannot_be_copied_is_refused_with_its_name(build: Callable[[], Any], attribute: str) -> None:
     with pytest.raises(ProgramError) as error:
         prompts_of(build(), threads=1)
     assert attribute in str(error.value)
+
+
+class WithPool(Notes):
+    """Its runs take from a pool at the same time, and give back what they took."""
+
+    def prepare(self) -> None:
+        self.pool, self.together = queue.Queue[int](), threading.Barrier(2, timeout=10)
+        for number in range(3):
+            self.pool.put(number)
+
+    def note(self, question: str) -> None:
+        if question in (TASKS[0].inputs["question"], TASKS[1].inputs["question"]):
+            number = self.pool.get()
+            self.together.wait()
+            if question == TASKS[0].inputs["question"]:
+                threading.Event().wait(0.2)
+            self.pool.put(number)
+
+    def notes(self) -> Any:
+        return []
+
+
+def test_what_another_run_has_taken_from_a_pool_is_no_change() -> None:
+    assert len(prompts_of(WithPool(), threads=6)) == len(TASKS)
 
 
 class Shared:

@@ -85,6 +85,20 @@ def test_invalid_training_data_is_refused(tmp_path: Path, rows: list[Any], messa
         read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
 
 
+def test_messages_beside_their_prompt_are_a_conversation(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": f"How much is {at} + 1?",
+            "prompt_id": str(at),
+            "messages": [*row(at)["prompt"], *row(at)["completion"]],
+        }
+        for at in range(4)
+    ]
+    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0, seed=0)
+    assert [r["prompt"] for r in data.train] == [row(at)["prompt"] for at in range(4)]
+    assert all(r["whole"] for r in data.train)
+
+
 def test_export_of_another_kind_or_modified_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_sft(tmp_path / "none.jsonl", min_quality=0.8, eval_fraction=0.1, seed=0)

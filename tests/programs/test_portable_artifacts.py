@@ -44,8 +44,9 @@ def compiled_in(home: Path, files: dict[str, str], name: str, **options: Any) ->
         (home / "project" / place).write_text(text)
     (home / "r.yaml").write_text(RUBRIC)
     return assay.compile(
-        name, rubric=home / "r.yaml", data=options.pop("data", None) or rows(home), out=home / "artifact",
-        store=home / "a.db", lm=scripted_lm(answer), optimizer="labeled", **options,
+        name, rubric=home / "r.yaml", data=options.pop("data", None) or rows(home),
+        out=home / options.pop("out", "artifact"), store=home / "a.db", lm=scripted_lm(answer), optimizer="labeled",
+        **options,
     )  # fmt: skip
 
 
@@ -93,6 +94,23 @@ def test_files_that_a_program_opens_next_to_itself_are_found_from_any_folder(
         database.execute("insert into facts values ('F')")
     database.close()
     report = compiled_in(home, {"agent.py": program(mark, **parts), **DATA, "data/other.txt": ""}, "agent.py:QA")
+    shutil.rmtree(home / "project")
+    monkeypatch.chdir(home / "far")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(report.artifact)(question="?").answer == "F4"
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_database_that_a_program_writes_is_not_carried(
+    home: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    if before:
+        sqlite3.connect(home / "project" / "calls.db").close()
+        (home / "project" / "calls.db").touch()
+    log = "['create table if not exists t (q)', 'insert into t values (1)', 'select count(*) from t']"
+    mark = f"[sqlite3.connect('calls.db', isolation_level=None).execute(s) for s in {log}] and 'F'"
+    report = compiled_in(home, {"agent.py": program(mark), **DATA}, "agent.py:QA")
+    assert [*Path(report.artifact).rglob("calls.db")] == []
     shutil.rmtree(home / "project")
     monkeypatch.chdir(home / "far")
     with dspy.context(lm=scripted_lm(answer)):
@@ -186,7 +204,7 @@ def test_the_data_and_files_of_its_format_next_to_it_are_not_copied_unopened(hom
     (home / "project" / "sets").mkdir()
     data = rows(home / "project" / "sets")
     files = {"agent.py": program("''", top=top), "sets/facts.txt": "F"}
-    assert source(compiled_in(home, files, "agent.py:QA", data=data).artifact) == ["agent.py"]
+    assert source(compiled_in(home, files, "agent.py:QA", data=data, out="second").artifact) == ["agent.py"]
 
 
 def test_environments_and_tools_folders_are_not_copied(home: Path) -> None:
@@ -202,4 +220,8 @@ def test_what_is_compiled_from_an_artifact_carries_all_its_files_on(home: Path) 
     first = compiled_in(home, files, "agent.py:QA").artifact
     for file in (home / "project").iterdir():
         file.unlink()
-    assert source(compiled_in(home, {}, str(first)).artifact) == source(first) == ["a?.txt", "agent.py", "b.txt"]
+    assert (
+        source(compiled_in(home, {}, str(first), out="second").artifact)
+        == source(first)
+        == ["a?.txt", "agent.py", "b.txt"]
+    )

@@ -120,6 +120,11 @@ def test_a_value_out_of_the_declared_range_is_an_error(value: Any) -> None:
         load_rubric(lambda example, pred: value).score(TASK, RIGHT)
 
 
+@pytest.mark.parametrize(("value", "grade"), [(np.float32(1.0000005), 1.0), (np.float32(-1e-7), 0.0), (1 + 1e-12, 1.0)])
+def test_a_value_that_leaves_the_range_by_rounding_is_its_end(value: Any, grade: float) -> None:
+    assert load_rubric(lambda example, pred: value).score(TASK, RIGHT).value == grade
+
+
 def test_a_declared_range_makes_grades_of_values() -> None:
     def stars(task: Any, prediction: Any) -> int:
         return 2 if prediction["answer"] == "2" else 0

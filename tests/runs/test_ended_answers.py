@@ -17,6 +17,7 @@ from assay.traces.messages.endings import ending_of
 
 ROWS = [{"question": f"{n}", "answer": "a"} for n in range(5)]
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+THOUGHT = {**USAGE, "completion_tokens_details": {"reasoning_tokens": 1}}
 CLAUDE = {
     "id": "m",
     "type": "message",
@@ -87,6 +88,15 @@ def test_the_failure_of_a_run_says_what_ended_its_answer(
         ("gemini", {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}, ["filter", "PROHIBITED_CONTENT"]),
         ("gemini", {"candidates": [{"finishReason": "MAX_TOKENS"}]}, ["cut", "MAX_TOKENS"]),
         ("chat", chat("content_filter"), ["content filter", "content_filter"]),
+        ("chat", chat("safety", content=""), ["content filter", "safety"]),
+        ("chat", chat("sensitive", content=""), ["content filter", "sensitive"]),
+        ("chat", chat("guardrail_intervened"), ["content filter", "guardrail_intervened"]),
+        ("chat", chat("model_length", content=""), ["cut", "model_length"]),
+        ("chat", chat("insufficient_system_resource", content=""), ["ended", "insufficient_system_resource"]),
+        ("chat", {**chat("stop", content=""), "usage": THOUGHT}, ["reasoning", "stop"]),
+        ("messages", {**CLAUDE, "content": [], "stop_reason": "model_context_window_exceeded"}, ["cut", "window"]),
+        ("messages", {**CLAUDE, "content": [], "stop_reason": "pause_turn"}, ["ended", "pause_turn"]),
+        ("gemini", {"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL"}]}, ["MALFORMED_FUNCTION_CALL"]),
         ("responses", {"output": [], "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
          ["cut", "max_output_tokens"]),
         ("responses", {"output": [], "status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
@@ -104,5 +114,6 @@ def test_an_empty_answer_of_a_recorded_agent_says_what_ended_it(
     assert [word for word in words if word not in result.failed] == []
 
 
-def test_an_answer_that_ended_as_usual_has_no_ending() -> None:
-    assert ending_of(Transition(t=0, model="m", request={"dialect": "chat"}, response=chat("stop", content="a"))) == ""
+@pytest.mark.parametrize("word", ["stop", "eos", "tool_calls", "a_word_of_no_provider"])
+def test_an_answer_that_ended_as_usual_has_no_ending(word: str) -> None:
+    assert ending_of(Transition(t=0, model="m", request={"dialect": "chat"}, response=chat(word, content="a"))) == ""

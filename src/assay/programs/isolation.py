@@ -10,17 +10,17 @@ Module globals and the variables that functions enclose are neither copied nor c
 """
 
 import copy
+import functools
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from pathlib import Path
-from types import CellType, FunctionType, GeneratorType, MethodType
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import dspy
 import pydantic
@@ -34,6 +34,7 @@ __all__ = ["running"]
 
 _LARGE = 1_000  # entries of a container
 _LARGE_BYTES = 1 << 20
+_PLANS = 32  # programs whose plans are kept
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, type(Ellipsis))
 _COUNTERS = ("__len__", "qsize", "total_changes")  # readable state of objects that cannot be copied, such as queues
@@ -50,7 +51,7 @@ def running(program: dspy.Module) -> Iterator[dspy.Module]:
         ProgramError: the run changed an attribute that all runs share.
     """
     plan, own, copies = _copied(program)
-    before = plan.readings()
+    before = plan.begun()
     lm, trace = dspy.settings.lm, dspy.settings.trace
     settings: dict[str, Any] = {"disable_history": False, "caller_modules": []}
     if isinstance(lm, dspy.BaseLM):
@@ -61,13 +62,14 @@ def running(program: dspy.Module) -> Iterator[dspy.Module]:
         with streaming_as(program, own), dspy.context(**settings), settings_for_threads():
             yield own
     finally:
+        changed = plan.ended(before)
         if trace is not None:
             trace.extend((copies.get(id(part), part), *call) for part, *call in settings["trace"])
-    if (name := _changed(before, plan.readings())) is not None:
+    if changed is not None:
         raise ProgramError(
-            f"a run of {type(program).__name__} changed {name}, which cannot be copied for each run: later runs would "
-            "see data of earlier tasks. Create it in forward, or keep the data in an attribute of the instance that "
-            "copy.deepcopy copies. A class whose __deepcopy__ returns self is shared without this check"
+            f"a run of {type(program).__name__} changed {changed}, which cannot be copied for each run: later runs "
+            "would see data of earlier tasks. Create it in forward, or keep the data in an attribute of the instance "
+            "that copy.deepcopy copies. A class whose __deepcopy__ returns self is shared without this check"
         )
 
 
@@ -76,13 +78,14 @@ class _Plan:
     """What the copies of a program share, and what they replace."""
 
     shared: dict[int, Any] = field(default_factory=dict)  # by id, as they are
-    large: list[Any] = field(default_factory=list)  # containers of which only the entries are shared
-    models: list[dspy.BaseLM] = field(default_factory=list)
+    made: list[tuple[Any, Callable[[], Any]]] = field(default_factory=list)  # parts with a copy of another kind
     functions: list[FunctionType] = field(default_factory=list)  # with parts of the program, or default arguments
     modules: list[dspy.Module] = field(default_factory=list)
     parts: set[int] = field(default_factory=set)  # ids of all parts of the program
     class_attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (object, name, value)
     watched: dict[str, Callable[[], Any]] = field(default_factory=dict)  # by name
+    runs: int = 0  # under way
+    idle: dict[str, Any] = field(default_factory=dict)  # readings before the first of them
 
     def copy(self, program: dspy.Module) -> tuple[dspy.Module, dict[int, dspy.Module]]:
         """A copy, and the modules of `program` by the id of their copies."""
@@ -99,13 +102,26 @@ class _Plan:
                 copies[id(other)] = module
         return own, copies
 
-    def readings(self) -> dict[str, Any]:
-        return {name: _reading(read()) for name, read in self.watched.items()}
+    def begun(self) -> dict[str, Any]:
+        """Readings before a run, without counts: those of a pool are right only while no run has taken from it."""
+        with _lock:
+            if not self.runs:
+                self.idle = self._readings(counts=True)
+            self.runs += 1
+            return self._readings(counts=False)
+
+    def ended(self, before: Mapping[str, Any]) -> str | None:
+        """Name of a value that changed in a run, or in the runs at the same time if it is the last of them."""
+        with _lock:
+            self.runs -= 1
+            changed = _changed(before, self._readings(counts=False))
+            return changed if changed or self.runs else _changed(self.idle, self._readings(counts=True))
+
+    def _readings(self, *, counts: bool) -> dict[str, Any]:
+        return {name: _reading(read(), counts=counts) for name, read in self.watched.items()}
 
     def _memo(self) -> dict[int, Any]:
-        memo = dict(self.shared)
-        memo |= {id(value): copy.copy(value) for value in self.large}
-        memo |= {id(model): model.copy() for model in self.models}
+        memo = self.shared | {id(part): make() for part, make in self.made}
         return memo | {id(function): self._like(function) for function in self.functions}
 
     def _like(self, function: FunctionType) -> FunctionType:
@@ -138,14 +154,11 @@ class _Plan:
             if isinstance(part, _ATOMS) or id(part) in self.parts:
                 continue
             self.parts.add(id(part))
-            if isinstance(part, dspy.BaseLM):
-                self.models.append(part)
+            if (make := _copying(part)) is not None:
+                self.made.append((part, make))
                 continue
-            if _bytes_of(part) >= _LARGE_BYTES:
+            if isinstance(part, dspy.BaseLM | ModuleType) or _bytes_of(part) >= _LARGE_BYTES:
                 self.shared[id(part)] = part
-                continue
-            if isinstance(part, _CONTAINERS) and len(part) > _LARGE:
-                self.large.append(part)
                 continue
             if isinstance(part, FunctionType) and _is_user_function(part):
                 functions.append(part)
@@ -210,24 +223,48 @@ class _Plan:
         self.class_attributes = [entry for entry in self.class_attributes if self._copies(entry[-1])]
 
 
-_plans: "WeakKeyDictionary[dspy.Module, _Plan]" = WeakKeyDictionary()
-_lock = threading.Lock()
+_plans: "OrderedDict[int, tuple[dspy.Module, _Plan]]" = OrderedDict()  # by id of the program, which may have no hash
+_planning, _lock = threading.Lock(), threading.Lock()
 
 
 def _copied(program: dspy.Module) -> tuple[_Plan, dspy.Module, dict[int, dspy.Module]]:
     """The plan of a program, a copy, and the program's modules by the id of their copies."""
-    with _lock:
-        plan = _plans.get(program)
-    if plan is not None:
-        try:
-            return plan, *plan.copy(program)
-        except Exception:  # the program was given an attribute that cannot be copied
-            pass
-    plan = _Plan()
-    plan.finish(program)
-    with _lock:
-        _plans[program] = plan
-    return plan, *plan.copy(program)
+    plan = _plan_of(program)
+    try:
+        return plan, *plan.copy(program)
+    except Exception:  # the program was given an attribute that cannot be copied
+        plan = _plan_of(program, outdated=plan)
+        return plan, *plan.copy(program)
+
+
+def _plan_of(program: dspy.Module, outdated: _Plan | None = None) -> _Plan:
+    with _planning:
+        _, plan = _plans.get(id(program), (None, None))
+        if plan is None or plan is outdated:
+            plan = _Plan()
+            plan.finish(program)
+            _plans[id(program)] = program, plan
+            while len(_plans) > _PLANS:
+                _plans.popitem(last=False)
+        return plan
+
+
+def _copying(part: Any) -> Callable[[], Any] | None:
+    """How a part is copied that a deep copy cannot copy, or copies more of than is needed; None for other parts."""
+    make: Callable[[], Any]
+    if isinstance(part, dspy.BaseLM):
+        make = part.copy
+    elif isinstance(part, threading.local):  # empty, as in a new thread
+        make = type(part)
+    elif isinstance(part, _CONTAINERS) and len(part) > _LARGE:
+        return partial(copy.copy, part)
+    else:
+        return None
+    try:
+        make()
+    except Exception:  # of the user's class, such as a model that makes a deep copy of its client
+        return None
+    return make
 
 
 def _is_user_class(kind: type) -> bool:
@@ -236,7 +273,10 @@ def _is_user_class(kind: type) -> bool:
     if name.partition(".")[0] in {"builtins", "assay", "dspy"}:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or is_user_file(Path(file))
+    return file is None or _is_user_file(file)
+
+
+_is_user_file = functools.cache(lambda file: is_user_file(Path(file)))  # asked for every object of every run
 
 
 def _bytes_of(value: Any) -> int:
@@ -244,7 +284,9 @@ def _bytes_of(value: Any) -> int:
     if not hasattr(type(value), "__array__"):
         return 0
     size = getattr(value, "nbytes", None)
-    return size if isinstance(size, int) else 8 * int(value.size)
+    if size is None and isinstance(count := getattr(value, "size", None), int):  # a table of pandas
+        size = 8 * count
+    return size if isinstance(size, int) else 0
 
 
 def _parts(value: Any) -> dict[str, Any]:
@@ -264,7 +306,14 @@ def _parts(value: Any) -> dict[str, Any]:
         return {".func": value.func, ".args": value.args, ".keywords": value.keywords}
     if getattr(type(value), "__deepcopy__", None) not in (None, pydantic.BaseModel.__deepcopy__):
         return {}
-    return {f".{name}": part for name, part in getattr(value, "__dict__", {}).items()}
+    return {f".{name}": part for name, part in _attributes(value).items()}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in `__slots__` included."""
+    state = object.__getstate__(value)
+    slots = state[1] if isinstance(state, tuple) else {}
+    return {**getattr(value, "__dict__", {}), **slots}
 
 
 def _own_parts(value: Any) -> dict[str, Any]:
@@ -294,22 +343,22 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _reading(value: Any, depth: int = 6) -> Any:
+def _reading(value: Any, depth: int = 6, *, counts: bool) -> Any:
     """What can be compared of a value: its contents, as far as they are texts, or objects of the user's with them."""
     if isinstance(value, _ATOMS):
         return repr(value) if isinstance(value, str | bytes | None) else ""
     if isinstance(value, GeneratorType):
         frame = value.gi_frame
-        return None if frame is None else [frame.f_lasti, _reading(frame.f_locals, depth - 1)]
+        return None if frame is None else [frame.f_lasti, _reading(frame.f_locals, depth - 1, counts=counts)]
     if isinstance(value, _CONTAINERS):
         if len(value) > _LARGE or not depth:
             return len(value)
         if isinstance(value, dict):
-            return {repr(key): _reading(item, depth - 1) for key, item in value.items()}
-        return [_reading(item, depth - 1) for item in value]
-    if depth and _is_user_class(type(value)) and hasattr(value, "__dict__"):
-        return {f".{name}": _reading(part, depth - 1) for name, part in vars(value).items()}
-    return [id(value), *(_count(value, name) for name in _COUNTERS)]
+            return {repr(key): _reading(item, depth - 1, counts=counts) for key, item in value.items()}
+        return [_reading(item, depth - 1, counts=counts) for item in value]
+    if depth and _is_user_class(type(value)) and (attributes := _attributes(value)):
+        return {f".{name}": _reading(part, depth - 1, counts=counts) for name, part in attributes.items()}
+    return [id(value), *(_count(value, name) for name in _COUNTERS if counts)]
 
 
 def _count(value: Any, name: str) -> Any:

@@ -25,7 +25,7 @@ from assay.traces.records import Rollout, Verdict
 __all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "read_by", "set_failure", "waits"]
 
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
-_ROUNDING = 1e-9  # of floating-point arithmetic at the ends of a range: a mean of ones may be 1.0000000000000002
+_ROUNDING = 1e-5  # of arithmetic at the ends of a range: a similarity of two equal float32 vectors may be 1.0000001
 _PLAIN = (str, int, float, bool, type(None))
 
 

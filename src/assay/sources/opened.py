@@ -9,7 +9,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ _LIBRARIES = (f"{FOLDER}{os.sep}", *(sysconfig.get_paths()[key] + os.sep for key
 _watching: ContextVar[str | None] = ContextVar("assay_watching", default=None)
 _opened: dict[str, dict[Path, str]] = {}  # key -> absolute path -> the path as it was written
 _written: set[Path] = set()
+_connected: dict[Path, tuple[int, ...]] = {}  # SQLite's databases: what they were when they were first opened
 _hooked = False
 
 
@@ -56,7 +57,8 @@ def _noticed(event: str, arguments: tuple[Any, ...]) -> None:
         return
     file: str | None = os.fsdecode(path)
     if event == "sqlite3.connect":
-        file = databases_file(os.fsdecode(path))
+        if (file := databases_file(os.fsdecode(path))) is not None:
+            _connected.setdefault(Path(os.path.abspath(file)), _state(file))
     elif _writes(*arguments[1:]):
         _written.add(Path(os.path.abspath(os.fsdecode(path))))
         return
@@ -90,8 +92,16 @@ def _of_client() -> bool:
 
 
 def is_written(file: Path) -> bool:
-    """Whether this process opened a file for writing while it watched a program."""
-    return file in _written
+    """Whether this process opened a file for writing while it watched a program, or a database changed since."""
+    return file in _written or (file in _connected and _connected[file] != _state(file))
+
+
+def _state(database: str | Path) -> tuple[int, ...]:
+    """Time and size of a database, and size of its log, which readers may create empty; zeros for what is missing."""
+    with suppress(OSError):
+        found, log = os.stat(database), Path(f"{database}-wal")
+        return found.st_mtime_ns, found.st_size, log.stat().st_size if log.is_file() else 0
+    return 0, 0, 0
 
 
 def notice(path: str | Path) -> None:
@@ -114,7 +124,8 @@ def opened_for(key: str) -> dict[Path, str]:
 
 def forget(key: str) -> None:
     """Forget what was opened under a key: the program is built anew."""
-    _opened.pop(os.path.abspath(key), None)
+    for file in _opened.pop(os.path.abspath(key), {}):
+        _connected.pop(file, None)
 
 
 def unfit(inside: Path) -> str | None:

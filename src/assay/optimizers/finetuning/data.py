@@ -128,7 +128,7 @@ def _usable(path: Path, min_quality: float) -> tuple[list[dict[str, Any]], Count
 
 def _conversation(row: dict[str, Any], where: str) -> dict[str, Any]:
     """The row with `prompt` and `completion`, checked."""
-    given = ("messages",) if "messages" in row and "prompt" not in row else _REQUIRED
+    given = ("messages",) if "messages" in row and not row.keys() >= {*_REQUIRED} else _REQUIRED
     if missing := [name for name in given if name not in row]:
         raise DataError(
             f"{where}: {' and '.join(map(repr, missing))} missing among {', '.join(map(repr, row)) or 'no fields'}. "

@@ -1,12 +1,27 @@
 """Why an answer of a model holds no text to read: a refusal, a content filter, the token limit, reasoning alone."""
 
 from assay.models.answers import reason_in
+from assay.support.thoughts import without_thoughts
 from assay.traces.messages.dialects import answer_to
 from assay.traces.records import Transition
 
 __all__ = ["ending_of"]
 
 _MOST = 200  # characters of a refusal in a message
+# words of providers, in lower case
+_FILTERED = frozenset(
+    {
+        "content_filter", "content_filtered", "safety", "image_safety", "sensitive", "guardrail_intervened",
+        "recitation", "blocklist", "prohibited_content", "spii", "error_toxic",
+    }
+)  # fmt: skip
+_CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
+_USUAL = frozenset(
+    {
+        "", "stop", "stop_sequence", "tool_calls", "tool_call", "function_call", "end_turn", "eos", "eos_token",
+        "complete", "completed",
+    }
+)  # fmt: skip
 
 
 def ending_of(call: Transition) -> str:
@@ -21,10 +36,13 @@ def ending_of(call: Transition) -> str:
     named = f" ({word})" if word else ""
     if word == "refusal":
         return f"the model refused{named}{said}"
-    if answer.finish == "content_filter":
+    words = {str(answer.finish or "").casefold(), word.casefold()}
+    if words & _FILTERED:
         return f"the provider's content filter ended the answer{named}{said}"
-    if answer.finish == "length":
+    if words & _CUT:
         return f"the answer was cut at the token limit{named}"
-    if answer.reasoning and not (answer.text or answer.tools or answer.media):
+    if without_thoughts(answer.text) or answer.tools or answer.media:
+        return ""
+    if answer.reasoning or answer.text or answer.thinking_tokens:
         return f"the answer has reasoning and no text{named}"
-    return ""
+    return "" if words <= _USUAL else f"the provider ended the answer{named}"
