@@ -73,7 +73,7 @@ def compiled(optimizer: str, lm: Any = None, **options: Any) -> dict[str, Any]:
 )
 def test_dspys_optimizers_run_by_the_names_of_their_classes(place: Path, name: str) -> None:
     data = compiled(name)
-    assert data["test"]["compiled"]["n"] == 5
+    assert data["failed"] is None
     assert not [note for note in data["notes"] if "failed" in note]
 
 

@@ -99,7 +99,7 @@ def test_an_optimizer_with_its_own_loop_stops_before_the_reserve(tmp_path: Path,
     write(tmp_path, 400)
     data = compiled(optimizer=optimizer, max_calls=200).to_dict()
     assert data["calls"] <= 200
-    assert data["test"]["compiled"]["n"] >= 10
+    assert data["winner"] == "baseline" or data["gate"]["n"] >= 10
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def test_a_compile_that_a_full_disk_stopped_continues_once_there_is_space(
 
     def answer(request: Any) -> str:
         calls[0] += 1
-        if calls[0] == 20:
+        if calls[0] == 5:
             full[0] = 1
         time.sleep(0.02)
         return '{"answer": "1"}'
