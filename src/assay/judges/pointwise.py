@@ -168,9 +168,12 @@ class PointwiseJudge(Judge):
                 break
         if not readings:
             raise failure
-        self.style = max(readings, key=lambda style: readings[style][MASS])
-        self.undecided, self.chose_letters = False, self.style == "letters"
+        self.choose(max(readings, key=lambda style: readings[style][MASS]))
         return readings[self.style]
+
+    def choose(self, style: str) -> None:
+        """Reads labels in this style from now on, in place of `auto`."""
+        self.style, self.undecided, self.chose_letters = style, False, style == "letters"
 
     def _read_by(self, style: str, fields: Mapping[str, str]) -> Reading:
         with dspy.context(adapter=VerdictAdapter(self._keys(style), min_mass=self.min_mass)):
