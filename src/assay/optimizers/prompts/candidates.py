@@ -121,6 +121,7 @@ class Candidate:
             "val_score": score,
             "expected": self.expected,
             "n": len(self.evaluation),
+            **self.evaluation.coverage(),
             "dropped": self.dropped,
             "version": self.version,
             "settings": self.student.settings,
