@@ -93,7 +93,7 @@ def compiled(folder: Path, address: str) -> Path:
     (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
     made = assay.compile(
         "p.py:One", rubric="r.yaml", data="d.jsonl", optimizer="labeled", model="openai/m", api_base=f"{address}/v1",
-        out="two", preflight=False, prompt_format="json",
+        out="two", preflight=False, gate=False, prompt_format="json",
     )  # fmt: skip
     assert made.artifact is not None
     return made.artifact
