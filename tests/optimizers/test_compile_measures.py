@@ -20,7 +20,7 @@ from assay.testing import scripted_lm
 
 @pytest.mark.slow
 def test_rollouts_have_the_split_of_their_task(tmp_path: Path) -> None:
-    sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}
+    sizes = {"train": 12, "val": 6, "gate": 12, "test": 5}
     compile_it("auto", tmp_path, sizes=sizes)
     splits = load_splits(DATA, inputs=["question"], limits=sizes)
     splits.unseal()

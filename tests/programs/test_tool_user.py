@@ -329,7 +329,10 @@ def test_a_program_with_tools_of_its_own_compiles_and_its_artifact_calls_them(tm
         f"{tmp_path}/adder.py:Adder", rubric="tool_user", data=data, lm=scripted_lm(script), max_calls=300,
         optimizer="labeled", out=str(tmp_path / "artifact"), store=str(tmp_path / "a.db"),
     ).to_dict()  # fmt: skip
-    assert report["test"]["compiled"]["tool_use"]["adoption_when_needed"]["mean"] == 1
+    measured = assay.evaluate(
+        report["artifact"], rubric="tool_user", data=data, lm=scripted_lm(script), store=str(tmp_path / "a.db")
+    ).to_dict()  # fmt: skip
+    assert measured["result"]["tool_use"]["adoption_when_needed"]["mean"] == 1
     with dspy.context(lm=scripted_lm(script)):
         calls = assay.load(report["artifact"])(question="Add 4 and 5.").calls
     assert [call["result"] for call in calls] == ["9"]
