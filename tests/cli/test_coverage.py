@@ -139,6 +139,7 @@ COMMANDS: dict[str, list[str]] = {
     "compile": ["compile", "p.py:P", "--optimizer", "labeled", "--out", "a", *DATA],
     "evaluate": ["evaluate", "p.py:P", "--split", "val", *DATA],
     "compare": ["compare", "p.py:P", "p.py:Q", *DATA],
+    "tune": ["tune", "p.py:P", "--trials", "1", "--out", "t", *DATA],
     "collect": ["collect", "p.py:P", "-n", "1", *DATA],
 }
 
@@ -162,7 +163,7 @@ def test_a_criterion_that_is_never_graded_fails_the_command_after_its_report(pro
     assert code == 1, err
     assert isinstance(json.loads(out), dict), "the report is printed all the same"
     assert "coverage 0.00 is below the required 0.9. kind was not decided on" in " ".join(err.split())
-    other = {"c.db": "d.db", "a": "b"}
+    other = {"c.db": "d.db", "a": "b", "t": "u"}
     code, _, err = run_cli(*[other.get(arg, arg) for arg in COMMANDS[name]], "--min-coverage", "0")
     assert code == 0, err
 

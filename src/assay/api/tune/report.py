@@ -37,6 +37,7 @@ class TuneReport(ReportRepr):
     replaces: bool = False
     kept: RecordedProgram | None = None  # the default, if gate did not prove the best parameters better
     unproven: Path | None = None  # artifact of the best parameters then
+    coverage: Mapping[str, Any] | None = None  # of the rubric, on the tasks that were run first
     openings: Openings | None = None  # of the test split
     stopped: str | None = None
     page: Path | None = None
@@ -89,6 +90,7 @@ class TuneReport(ReportRepr):
             else outcome.policy_training["episodes"],
             "confirmed": None if outcome.policy_training is None else outcome.policy_training["confirmed"],
             "stopped": self.stopped,
+            "searched": self.coverage if test is None else None,
             "test_openings": self.openings.to_dict() if self.openings else None,
             "notes": [*outcome.notes, *self.notes],
             "curriculum": self.curriculum,

@@ -211,7 +211,7 @@ def _tuned(job: Job, config: TuneSettings, progress: Progress, store: str | Path
     notes = [*alarms, *unset]
     report = TuneReport(
         Path(), config, outcome, _parameters(tuned, space), job.session.meter, stopped=stopped, notes=notes,
-        curriculum=None if staged is None else staged.report, rows=job.rows,
+        curriculum=None if staged is None else staged.report, rows=job.rows, coverage=objective.coverage or None,
     )  # fmt: skip
     try:
         _decide(report, job, before, tuned)

@@ -55,6 +55,7 @@ class ProgramObjective:
 
     def __init__(self, programs: Mapping[str, RecordedProgram], session: Session, *, samples: int = 1) -> None:
         self.programs, self.samples, self.scope = dict(programs), samples, ""
+        self.coverage: dict[str, Any] = {}  # of the rubric, on the tasks that were run first
         self.session = replace(
             session, progress=SilentProgress()
         )  # a progress bar per block of tasks would hide that of the trials
@@ -77,6 +78,8 @@ class ProgramObjective:
     def run(self, point: Point, tasks: Sequence[Any]) -> list[TaskRun]:
         evaluation = Evaluation()
         evaluate(self.program_at(point), tasks, self.session, name="", samples=self.samples, into=evaluation)
+        if not self.coverage:
+            self.coverage.update(evaluation.coverage())
         return list(evaluation.runs.values())
 
 
