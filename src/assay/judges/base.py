@@ -180,7 +180,7 @@ def rebuilt(kind: type[Judge], config: Mapping[str, Any]) -> Judge:
     judge.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
     judge.model = config.get("model", judge.model)
     if getattr(judge, "undecided", False) and config.get("style", "auto") != "auto":
-        judge.choose(config["style"])  # type: ignore[attr-defined]  # of a pointwise judge, after its first item
+        judge.choose(config["style"])  # a pointwise judge, after its first item
     differs = [
         name
         for name, now in judge.config.items()
