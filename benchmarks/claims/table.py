@@ -21,10 +21,11 @@ HEAD = """# The claims, with three seeds
 Written by `make figures` (`python benchmarks/figures.py table`) from `seeds.jsonl`, which has the values of each task,
 the commands, versions and commits. Embedded model (`embedded/smollm2-135m`) unless said otherwise. All tasks are held
 out: nothing was selected on them. Where a cell has three numbers they are those of seeds 0, 1 and 2, unless the row's
-note names others. Intervals are 95 % intervals over the tasks of all seeds, paired where there are two sides: the wider
-of the t and the BCa bootstrap interval. They do not include the variation between compile runs, of which there are only
-three. A gain is reached if its mean is at least the goal and its interval excludes zero. Minutes are those of the
-longest of the seeds on one or two cores, mostly next to other work; rows of one measurement share its run.
+note names others. Intervals are 95 % intervals over the tasks of all seeds, paired where there are two sides, by the
+formula of the gate ([compile](../../docs/explanation/compile.md)). They do not include the variation between compile
+runs, of which there are only three. A gain is reached if its mean is at least the goal and its interval excludes zero.
+Minutes are those of the longest of the seeds on one or two cores, mostly next to other work; rows of one measurement
+share its run.
 """
 Records = Sequence[Mapping[str, Any]]  # of one measurement, one for each seed
 
