@@ -360,13 +360,14 @@ def test_a_project_that_the_disk_does_not_take_is_not_there_in_part(tmp_path: Pa
 def test_an_export_of_spans_that_the_disk_does_not_take_is_not_there_in_part(tmp_path: Path) -> None:
     place = tmp_path / "spans.jsonl"
     with Store(tmp_path / "s.db") as store:
-        for number in range(40):
-            store.put_rollout(Rollout(id=f"r{number:02}", program="p", status="done", started_at=1.0, ended_at=2.0))
-        store.flush()
-        with largest_file(200), pytest.raises(WriteFailed, match=r"spans\.jsonl cannot be written"):
+        for number in range(200):
+            store.put_rollout(Rollout(id=f"r{number:03}", program="p", status="done", started_at=1.0, ended_at=2.0))
+    with Store(tmp_path / "s.db") as store:
+        with largest_file(40_000), pytest.raises(WriteFailed, match=r"spans\.jsonl cannot be written"):
             export_rollouts(store, "otlp", place)
         assert sorted(path.name for path in tmp_path.glob("*spans*")) == []
-        assert export_rollouts(store, "otlp", place).rollouts == 40
+        assert export_rollouts(store, "otlp", place).rollouts == 200
+    assert place.stat().st_size > 40_000
 
 
 def test_a_file_is_as_before_if_its_writing_is_interrupted(tmp_path: Path) -> None:
