@@ -367,11 +367,16 @@ def _outcome(folder: Path, *, kills: int, requests: int, seconds: float) -> Outc
     with Store(folder / ".assay" / "assay.db") as store:
         rollouts = {rollout.id: _contents(store.rollout(rollout.id)) for rollout in store.rollouts()}
     rows = _exported(folder) if rollouts else []
-    if isinstance(report.get("steps"), list):  # the runs of `improve` have random ids: compared without ids
+    # The runs of `improve` have random ids: compared without ids, and without the version of the program, because of
+    # equal calls of several versions the export keeps that of the lowest id.
+    if isinstance(report.get("steps"), list):
         contents = sorted((_digest({**row, "group": ""}), row) for row in rollouts.values())
         rollouts = {f"{digest}/{number}": {**row, "group": ""} for number, (digest, row) in enumerate(contents)}
         rows = sorted(
-            json.dumps({k: v for k, v in json.loads(row).items() if k not in _IDS}, sort_keys=True) for row in rows
+            json.dumps(
+                {k: v for k, v in json.loads(row).items() if k not in (*_IDS, "program_version")}, sort_keys=True
+            )
+            for row in rows
         )
     spent = {"calls": report.get("calls", 0), "repeated": report.get("repeated_calls", 0)}
     trained = folder / ".assay" / "adapters" / "trained" / "adapter_model.safetensors"
