@@ -336,7 +336,10 @@ def _accounts(folder: Path, answered: int) -> Accounts:
     settled = 0
     for ledger in folder.glob(".assay/runs/*/calls.db"):
         with closing(sqlite3.connect(ledger)) as db:
-            settled += int(db.execute("SELECT sum(settled) FROM calls WHERE NOT failed").fetchone()[0] or 0)
+            if db.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'calls'"
+            ).fetchone():  # stopped before its first call
+                settled += int(db.execute("SELECT sum(settled) FROM calls WHERE NOT failed").fetchone()[0] or 0)
     return Accounts(answered, stored, unrecorded, settled, running)
 
 
