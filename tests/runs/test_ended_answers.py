@@ -106,7 +106,7 @@ def test_the_failure_of_a_run_says_what_ended_its_answer(
 def test_an_empty_answer_of_a_recorded_agent_says_what_ended_it(
     dialect: str, body: dict[str, Any], words: list[str]
 ) -> None:
-    call = Transition(t=0, model="m", request={"dialect": dialect, "body": {}}, response=body)
+    call = Transition(t=0, model="m", request={"dialect": dialect, "body": {}}, response={"body": body})
     result = load_rubric("exact").score(
         {"inputs": {"question": "?"}, "expected": {"answer": "a"}}, None, Rollout(transitions=[call])
     )

@@ -8,7 +8,8 @@ from assay.datasets.tasks import Task, make_task
 from assay.models.failures import failure_of_program, is_agent_failure, unanswered
 from assay.rubrics.criteria import Criterion, Failed
 from assay.rubrics.scoring import fields_of
-from assay.traces.records import RUN_FIELDS, Rollout
+from assay.traces.messages.final_answer import prediction_of
+from assay.traces.records import RUN_FIELDS, Rollout, Transition
 
 __all__ = ["failure_of", "task_of"]
 
@@ -16,18 +17,34 @@ __all__ = ["failure_of", "task_of"]
 def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed | None:
     """Returns the failure of a run, or None if the prediction can be scored.
 
-    An empty answer after a failed last LM call is a failure of the model, otherwise of the agent.
+    An empty answer after a failed last LM call is a failure of the model, otherwise of the agent. So is the text of a
+    refusal, or what a content filter left of an answer, where a run returned it as its prediction.
     """
     failure = _failure(task, prediction)
-    if failure is not None and failure.empty and rollout is not None and rollout.transitions:
-        from assay.traces.messages.endings import ending_of  # here, because it loads DSPy
-
-        ending = ending_of(rollout.transitions[-1])
-        failure = replace(failure, reason=f"{failure.reason}: {ending}") if ending else failure
-    kind = unanswered(rollout.transitions) if rollout is not None and failure is not None and failure.empty else None
-    if failure is None or kind is None:
+    if rollout is None or not rollout.transitions:
         return failure
-    return Failed(f"{failure.reason}: the last call of the model failed", by_agent=False, kind=kind)
+    last = rollout.transitions[-1]
+    if failure is None:
+        return _refused(prediction, last)
+    if not failure.empty:
+        return failure
+    if (kind := unanswered(rollout.transitions)) is not None:
+        return Failed(f"{failure.reason}: the last call of the model failed", by_agent=False, kind=kind)
+    from assay.traces.messages.endings import ending_of  # here, because it loads DSPy
+
+    ending = ending_of(last)
+    return replace(failure, reason=f"{failure.reason}: {ending}") if ending else failure
+
+
+def _refused(prediction: Any, last: Transition) -> Failed | None:
+    """The failure of a run whose prediction is the answer of a call that the model refused or a filter ended."""
+    values = fields_of(prediction).values()
+    if not last.output or any(value not in values for value in (prediction_of(last.output) or {}).values()):
+        return None
+    from assay.traces.messages.endings import refusal_of  # here, because it loads DSPy
+
+    refusal = refusal_of(last)
+    return Failed(refusal) if refusal else None
 
 
 def _failure(task: Task, prediction: Any) -> Failed | None:

@@ -23,6 +23,7 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
     ROLLOUT_ID may be the first characters of the id.
     """
     from assay.traces.messages.dialects import answer_of, chat_messages
+    from assay.traces.messages.endings import ending_of
 
     with open_store(store) as opened:
         rollout = opened.rollout(rollout_id)
@@ -52,7 +53,8 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
         answer = answer_of(t.request.get("dialect"), response.get("body", response))
         if answer.reasoning:
             echo(f"  reasoning: {_flat(answer.reasoning)}")
-        echo(f"  -> {_flat(t.output or t.error or '')}{' (refusal)' if answer.refusal else ''}")
+        ending = "refusal" if answer.refusal else "" if t.error else ending_of(t)
+        echo(f"  -> {_flat(t.output or t.error or '')}{f' ({ending})' if ending else ''}")
         if t.error and t.output:
             echo(f"  error: {_flat(t.error)}")
         _show_tools(t.tools)

@@ -2,10 +2,10 @@
 
 from assay.models.answers import reason_in
 from assay.support.thoughts import without_thoughts
-from assay.traces.messages.dialects import answer_to
+from assay.traces.messages.dialects import Answer, answer_to
 from assay.traces.records import Transition
 
-__all__ = ["ending_of"]
+__all__ = ["ending_of", "refusal_of"]
 
 _MOST = 200  # characters of a refusal in a message
 # words of providers, in lower case
@@ -28,17 +28,11 @@ def ending_of(call: Transition) -> str:
     """Returns what ended the answer of a call, with the provider's word; empty if it ended as usual or failed."""
     if call.response is None:
         return ""
-    answer = answer_to(call.request, call.response)
-    word = reason_in(call.response) or str(answer.finish or "")
-    if answer.refusal and word == "stop":
-        word = "refusal"  # the field of OpenAI's message
-    said = f": {answer.refusal[:_MOST]!r}" if answer.refusal not in ("", word) else ""
+    if refused := refusal_of(call):
+        return refused
+    answer, word = _read(call)
     named = f" ({word})" if word else ""
-    if word == "refusal":
-        return f"the model refused{named}{said}"
     words = {str(answer.finish or "").casefold(), word.casefold()}
-    if words & _FILTERED:
-        return f"the provider's content filter ended the answer{named}{said}"
     if words & _CUT:
         return f"the answer was cut at the token limit{named}"
     if without_thoughts(answer.text) or answer.tools or answer.media:
@@ -46,3 +40,26 @@ def ending_of(call: Transition) -> str:
     if answer.reasoning or answer.text or answer.thinking_tokens:
         return f"the answer has reasoning and no text{named}"
     return "" if words <= _USUAL else f"the provider ended the answer{named}"
+
+
+def refusal_of(call: Transition) -> str:
+    """As `ending_of`, for refusals and content filters alone. A text that only says no is an answer."""
+    if call.response is None:
+        return ""
+    answer, word = _read(call)
+    said = f": {answer.refusal[:_MOST]!r}" if answer.refusal not in ("", word) else ""
+    if word == "refusal":
+        return f"the model refused ({word}){said}"
+    words = {str(answer.finish or "").casefold(), word.casefold()}
+    return f"the provider's content filter ended the answer ({word}){said}" if words & _FILTERED else ""
+
+
+def _read(call: Transition) -> tuple[Answer, str]:
+    """The answer of a call, and the provider's word for its end."""
+    response = call.response or {}
+    body = response.get("body", response)  # a gateway stores the provider's answer in `body`
+    answer = answer_to(call.request, body)
+    word = reason_in(body) or str(answer.finish or "")
+    if answer.refusal and word == "stop":
+        word = "refusal"  # the field of OpenAI's message
+    return answer, word
