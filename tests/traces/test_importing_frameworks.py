@@ -13,6 +13,7 @@ from importing_rows import body, choice, langfuse, observation, read
 
 from assay.traces import Rollout, Store
 from assay.traces.importers import Skipped, import_traces
+from assay.traces.messages.endings import ending_of
 
 USER, SYSTEM = {"role": "user", "content": "1+2?"}, {"role": "system", "content": "You add."}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [call("c0", a=1)]}
@@ -255,6 +256,23 @@ def test_several_choices_are_not_pieces(tmp_path: Path, told: dict[str, Any]) ->
     assert run.transitions[0].output == "a"
 
 
+def test_choices_with_different_indexes_are_not_pieces(tmp_path: Path) -> None:
+    texts = [(0, "a"), (1, "x"), (0, "b"), (1, "y")]
+    asked = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "?"}
+    messages = [{"role": "assistant", "index": n, "parts": [{"type": "text", "content": t}]} for n, t in texts]
+    logs = [log(2, "gen_ai.choice", {"message": {"content": t}, "index": n}) for n, t in texts]
+    events = [event("gen_ai.choice", index=n, message=text({"content": t})) for n, t in texts]
+    for recorded, logged, evented in (
+        ({"gen_ai.output.messages": text(messages)}, [], []),
+        ({"gen_ai.output.messages": text(messages[:2])}, [], []),
+        ({}, logs, []),
+        ({}, [], events),
+    ):
+        run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, {**asked, **recorded}, *evented)], logged)
+        choices = (run.transitions[0].response or {})["body"]["choices"]
+        assert [c["message"]["content"] for c in choices] in (["ab", "xy"], ["a", "x"]), recorded
+
+
 def test_strands_takes_the_system_prompt_and_tools_from_its_agent(tmp_path: Path) -> None:
     use = {"toolUse": {"toolUseId": "c0", "name": "add", "input": {"a": 1}}}
     result = {"toolResult": {"toolUseId": "c0", "status": "success", "content": [{"text": "3"}]}}
@@ -412,6 +430,107 @@ def test_objects_of_an_unknown_shape_in_langfuse_are_not_texts(tmp_path: Path, k
     (run,), (skipped,) = langfuse(tmp_path, observation(1, **row))
     assert (run.status, run.score, repr(kind) in skipped.reason) == ("error", None, True)
     assert "secret" not in json.dumps(body(run.transitions[0])["messages"]) + run.transitions[0].output
+
+
+def recorded_by(kind: str, folder: Path, given: Any, said: Any) -> tuple[Rollout, list[Skipped]]:
+    """A call whose input and output one of the three tools recorded."""
+    if kind == "langfuse":
+        (run,), skipped = langfuse(folder, observation(1, input=given, output=said))
+        return run, skipped
+    if kind == "otlp":
+        data = {"gen_ai.input.messages": text(given), "gen_ai.output.messages": text(said)}
+        return imported(folder, [span(1, {}, parent=0), chat(2, data)])
+    values = {"mlflow.spanType": "LLM", "mlflow.spanInputs": text(given), "mlflow.spanOutputs": text(said)}
+    (path := folder / "m.jsonl").write_text(
+        text({"info": {"trace_id": "t", "state": "OK"}, "data": {"spans": [{"span_id": "a", "attributes": values}]}})
+    )
+    (run,), skipped = read("mlflow", path)
+    return run, skipped
+
+
+KERNELS = [
+    {"role": "user", "items": [{"content_type": "text", "text": "1+2?"}]},
+    {"role": "assistant", "items": [{"content_type": "function_call", "id": "c0", "name": "add", "arguments": "{}"}]},
+    {"role": "tool", "items": [{"content_type": "function_result", "id": "c0", "name": "add", "result": "3"}]},
+]
+FRAMEWORKS = [
+    {"role": "user", "contents": [{"type": "text", "text": "1+2?"}]},
+    {"role": "assistant", "contents": [{"type": "function_call", "call_id": "c0", "name": "add", "arguments": "{}"}]},
+    {"role": "tool", "contents": [{"type": "function_result", "call_id": "c0", "result": 3}]},
+]
+RESPONSES = [
+    USER,
+    {"type": "reasoning", "id": "rs", "summary": []},
+    {"type": "function_call", "call_id": "c0", "name": "add", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c0", "output": "3"},
+]
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
+@pytest.mark.parametrize(
+    "given", [KERNELS, {"chat_history": {"messages": KERNELS}}, FRAMEWORKS, RESPONSES, {"input": RESPONSES}]
+)
+def test_conversations_as_frameworks_write_them_are_read(tmp_path: Path, kind: str, given: Any) -> None:
+    run, skipped = recorded_by(kind, tmp_path, given, [{"role": "assistant", "content": "It is 3."}])
+    called = {"role": "assistant", "content": None, "tool_calls": [call("c0")]}
+    assert body(run.transitions[0])["messages"] == [USER, called, ANSWERED[2]]
+    assert (run.status, skipped) == ("done", [])
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
+@pytest.mark.parametrize(
+    ("said", "output", "calls"),
+    [
+        ([{"text": "3", "reasoning_content": "hm"}], "3", 0),  # DSPy
+        ({"message": {"role": "assistant", "blocks": [{"block_type": "text", "text": "3"}]}, "raw": {}}, "3", 0),
+        (
+            {"finish_reason": "function_calls", "content": [{"id": "c", "name": "add", "arguments": "{}"}]},
+            "",
+            1,
+        ),  # AutoGen
+        ({"choices": [{"message": {"content": None, "audio": {"id": "a", "transcript": "3"}}}]}, "3[audio: a]", 0),
+    ],
+)
+def test_answers_as_frameworks_write_them_are_read(
+    tmp_path: Path, kind: str, said: Any, output: str, calls: int
+) -> None:
+    run, skipped = recorded_by(kind, tmp_path, [USER], said)
+    (transition,) = run.transitions
+    assert (transition.output, len(choice(transition)["message"].get("tool_calls", [])), skipped) == (output, calls, [])
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"input": [{"role": "user", "content": "and?"}, {"type": "item_reference", "id": "msg_1"}]},
+        {"input": "and?", "previous_response_id": "resp_1"},
+        {"input": "and?", "conversation": {"id": "conv_1"}},
+    ],
+)
+def test_a_request_that_names_earlier_messages_is_incomplete(tmp_path: Path, kind: str, given: Any) -> None:
+    run, skipped = recorded_by(kind, tmp_path, given, [{"role": "assistant", "content": "3"}])
+    assert (run.status, run.failure, run.score, len(skipped)) == ("error", "record", None, 1)
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ({"output": [{"type": "message", "content": [{"type": "refusal", "refusal": "no"}]}]}, "refusal"),
+        ({"role": "assistant", "content": [{"type": "text", "text": "no"}], "stop_reason": "refusal"}, "refusal"),
+        ({"candidates": [{"content": {"parts": [{"text": "no"}]}, "finishReason": "SAFETY"}]}, "SAFETY"),
+        ({"choices": [{"message": {"content": "no"}, "finish_reason": "content_filter"}]}, "content_filter"),
+    ],
+)
+def test_an_imported_refusal_is_named(tmp_path: Path, kind: str, said: Any, word: str) -> None:
+    run, _ = recorded_by(kind, tmp_path, [USER], said)
+    assert f"({word})" in ending_of(run.transitions[0])
+
+
+def test_a_null_answer_is_no_text(tmp_path: Path) -> None:
+    run, _ = recorded_by("otlp", tmp_path, [USER], None)
+    assert (run.transitions[0].output, run.prediction) == ("", None)
 
 
 def test_no_tools_and_tools_of_the_provider_are_understood(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.traces.importers.chat import is_call, is_message, messages_of
-from assay.traces.importers.values import UnknownShape, as_text, parsed
+from assay.traces.importers.values import UnknownShape, as_text, count_of, parsed
 
 __all__ = ["answers_of"]
 
@@ -17,7 +17,6 @@ _FINISH = {
     "stop": "stop",
     "max_tokens": "length",
     "length": "length",
-    "safety": "content_filter",
     "content_filter": "content_filter",
 }
 _BLOCKS = (  # of one answer
@@ -26,6 +25,7 @@ _BLOCKS = (  # of one answer
 )
 _SURE = ("choices", "candidates", "generations", "role", "parts", "tool_calls", "toolCalls")
 _SAID = frozenset(("role", "content", "parts", "text", "tool_calls", "toolCalls"))
+_TEXT = frozenset(("content", "text", "reasoning_content", "logprobs", "citations"))  # as DSPy's models return it
 _REASONS = ("finish_reason", "stop_reason", "finishReason", "stopReason")
 
 
@@ -33,6 +33,7 @@ def answers_of(value: Any, reasons: Any = None, *, count: Any = None) -> list[di
     """Choices of an answer, each with `index`, `message` and `finish_reason`; empty without an answer.
 
     Several messages without finish reasons of their own are the pieces of one answer, as tracers record a stream.
+    Those with different indexes are different choices.
 
     Args:
         value: The answer in any format. A text may be JSON in a known format; otherwise it is the answer itself.
@@ -46,17 +47,17 @@ def answers_of(value: Any, reasons: Any = None, *, count: Any = None) -> list[di
         raise UnknownShape  # one piece of a stream of Google ADK
     if answer in (None, "") or (answer == {} and not isinstance(value, str)):
         return []
-    if _is_answer(answer, strict=isinstance(value, str)):
-        pairs = list(_choices(answer))
-    elif isinstance(value, dict | list):
-        raise UnknownShape
-    else:
-        pairs = [({"content": as_text(value)}, None)]
+    if not _is_answer(answer, strict=isinstance(value, str)):
+        if isinstance(value, dict | list):
+            raise UnknownShape
+        answer = as_text(value)
     reasons = reasons if isinstance(reasons, list) else [reasons]
-    choices: list[tuple[dict[str, Any], Any]] = [(_message(message), reason) for message, reason in pairs]
-    pieces = isinstance(answer, list) and all(isinstance(item, dict) for item in answer)
-    if pieces and len(choices) not in (len(reasons), count):
-        choices = _joined(choices)
+    pieces = isinstance(answer, list) and all(isinstance(item, dict) and not _is_block(item) for item in answer)
+    groups = _by_index(answer) if pieces else [answer]
+    choices: list[tuple[dict[str, Any], Any]] = []
+    for group in groups:
+        read = [(_message(message), reason) for message, reason in _choices(group)]
+        choices += _joined(read) if pieces and (len(groups) > 1 or len(read) not in (len(reasons), count)) else read
     return [
         {
             "index": index,
@@ -76,6 +77,14 @@ def _finish(reason: Any) -> Any:
     """A finish reason in OpenAI's words, from those of any API and from the names of enumerations."""
     name = str(reason).rpartition(".")[2].lower().replace("-", "_")
     return _FINISH.get(name, reason)
+
+
+def _by_index(items: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Messages by the index of the choice that they name; those without one belong together."""
+    groups: dict[int | None, list[dict[str, Any]]] = {}
+    for item in items:
+        groups.setdefault(count_of(item.get("index")), []).append(item)
+    return [groups[index] for index in sorted(groups, key=lambda index: -1 if index is None else index)]
 
 
 def _joined(choices: list[tuple[dict[str, Any], Any]]) -> list[tuple[dict[str, Any], Any]]:
@@ -132,7 +141,7 @@ def _is_answer(value: Any, *, strict: bool) -> bool:
         or isinstance(value.get("output"), list | dict)
         or isinstance(value.get("content"), dict)
         or any(name in value for name in _REASONS)
-        or (bool(value) and set(value) <= {"content", "text"})
+        or (bool(value) and set(value) <= _TEXT)
     )
 
 

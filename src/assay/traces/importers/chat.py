@@ -37,6 +37,7 @@ _RESULTS = (
     "function_call_output",
     "functionResponse",
     "function_response",
+    "function_result",
 )
 _REASONING = ("reasoning", "thinking", "reasoningContent")
 _THOUGHTS = ("content", "thinking", "text", "reasoningText")  # fields with its text
@@ -133,6 +134,7 @@ class _Parts:
         self.calls: list[dict[str, Any]] = []
         self.results: list[Message] = []
         self.reasoning: list[str] = []
+        self.refusal = ""
 
     @property
     def message_content(self) -> Any:
@@ -148,8 +150,8 @@ class _Parts:
                 raise UnknownShape
             self.content += [] if part is None else [{"type": "text", "text": as_text(part)}]
             return
-        kind = part.get("type") if isinstance(part.get("type"), str) else None
-        if kind in (None, "function") and is_call(part):
+        kind = next((part[key] for key in ("type", "content_type") if isinstance(part.get(key), str)), None)
+        if kind in (None, "function") and (is_call(part) or {"name", "arguments"} <= part.keys()):
             kind = "tool_call"
         elif kind is None and (wrap := next((key for key in _WRAPPED if isinstance(part.get(key), dict)), None)):
             part = part[wrap]
@@ -167,12 +169,7 @@ class _Parts:
             called = next((part[key] for key in _CALL_IDS if part.get(key)), "")
             self.results.append({"role": "tool", "tool_call_id": str(called), "content": result_text(result)})
         elif kind == "refusal":
-            self.content.append(
-                {
-                    "type": "text",
-                    "text": as_text(next((part[key] for key in ("refusal", "content", "text") if part.get(key)), "")),
-                }
-            )
+            self.refusal += as_text(next((part[key] for key in ("refusal", "content", "text") if part.get(key)), ""))
         elif kind in _REASONING:
             self.reasoning.append(_thought(part))
         elif kind in _KEPT or (kind is None and len(part) == 1 and next(iter(part)) in _KEPT):
@@ -204,9 +201,10 @@ def result_text(value: Any) -> str:
     return as_text(value)
 
 
+_CONTENTS = ("parts", "contents", "content", "blocks", "items")
 _HELD = frozenset(
     (
-        *("parts", "contents", "content", "tool_calls", "toolCalls", "function_call"),
+        *(*_CONTENTS, "tool_calls", "toolCalls", "function_call"),
         *("refusal", "reasoning_content", "reasoning", "audio"),
     )
 )
@@ -241,10 +239,10 @@ def messages_of(item: Any, default: str) -> Iterator[Message]:
     kind = item.get("type")
     role = item.get("role") or (kind if isinstance(kind, str) and kind in _ROLE_NAMES else default)
     role = _role(role) if isinstance(role, str) else default
-    if not (item.keys() & _HELD or item.keys() <= _ABOUT):
-        raise UnknownShape
+    if not (item.keys() & _HELD or (item.keys() <= _ABOUT and ("role" in item or "type" not in item))):
+        raise UnknownShape  # also a reference to an item, which has a type and an id alone
     parts = _Parts()
-    content = next((item[key] for key in ("parts", "contents", "content") if item.get(key) is not None), None)
+    content = next((item[key] for key in _CONTENTS if item.get(key) is not None), None)
     try:
         for part in content if isinstance(content, list) else [content]:
             parts.take(part)
@@ -273,8 +271,10 @@ def messages_of(item: Any, default: str) -> Iterator[Message]:
         message["name"] = item["name"]
     if parts.calls:
         message["tool_calls"] = parts.calls
-    if isinstance(item.get("refusal"), str) and item["refusal"]:
-        message["refusal"] = item["refusal"]
+    if refusal := item["refusal"] if isinstance(item.get("refusal"), str) else parts.refusal:
+        message["refusal"] = refusal
+    if isinstance(item.get("audio"), dict):
+        message["audio"] = item["audio"]
     if reasoning := item.get("reasoning_content") or "\n".join(parts.reasoning):
         message["reasoning_content"] = reasoning
     yield message
@@ -286,7 +286,12 @@ def is_message(value: Any) -> bool:
         return _is_pair(value)
     if isinstance(value.get("message"), dict) or "lc" in value or is_native(value):
         return True
-    return "role" in value or ("type" in value and ("content" in value or "call_id" in value))
+    return "role" in value or ("type" in value and ("content" in value or "call_id" in value)) or _reasons(value)
+
+
+def _reasons(item: Any) -> bool:
+    """Whether a value is an item of the Responses API with the model's reasoning."""
+    return isinstance(item, dict) and item.get("type") == "reasoning" and "summary" in item
 
 
 def conversation_of(value: Any) -> list[Message] | None:
@@ -299,7 +304,7 @@ def conversation_of(value: Any) -> list[Message] | None:
         return None
     if all(map(is_native, value)):
         return native_conversation(value)
-    value = [item for item in value if not _defines(item)]
+    value = [item for item in value if not _defines(item) and not _reasons(item)]
     items = [{"role": "tool" if "output" in m else "assistant", "parts": [m]} if "call_id" in m else m for m in value]
     return linked([message for item in items for message in messages_of(item, "user")])
 
@@ -345,7 +350,13 @@ def body_of(value: Any) -> dict[str, Any]:
         }
     if isinstance(request.get("config"), dict):  # Google's
         request = {**request["config"], **request}
-    keys = ("messages", "contents") if isinstance(value, str) else ("messages", "contents", "prompts", *_TEXTS)
+    if request.get("previous_response_id") or ("input" in request and request.get("conversation")):
+        raise UnknownShape  # the server adds earlier messages, which are not in it
+    keys = (
+        ("messages", "contents")
+        if isinstance(value, str)
+        else ("messages", "contents", "chat_history", "prompts", *_TEXTS)
+    )
     items = next(
         (request[key] for key in keys if request.get(key) is not None),
         request["input"] if isinstance(request.get("input"), list) else None,

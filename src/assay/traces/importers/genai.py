@@ -58,7 +58,7 @@ _OUTPUTS = (
 _DEFINED = (names.TOOLS, "ai.prompt.tools", "mlflow.chat.tools")
 _JSON = (  # values are JSON, also strings
     *("mlflow.", "traceloop.entity.", "gcp.vertex.agent.", "ai.prompt", "ai.toolCall.args", "ai.toolCall.result"),
-    "ai.response.toolCalls",
+    *("ai.response.toolCalls", names.INPUT_MESSAGES, names.OUTPUT_MESSAGES),
 )
 _MODEL = (names.REQUEST_MODEL, "langfuse.observation.model.name", "mlflow.llm.model", "llm.model_name", "ai.model.id")
 _USER = (names.USER, "enduser.id", "langfuse.user.id", "traceloop.association.properties.user_id")
@@ -428,8 +428,8 @@ def _choice(payload: dict[str, Any]) -> dict[str, Any]:
     message = payload.get("message")
     if message is None:
         message = {key: payload[key] for key in ("content", "tool_calls") if key in payload}
-    calls = {"tool_calls": payload["tool_calls"]} if payload.get("tool_calls") else {}
-    return {"message": _unpacked(message), "finish_reason": payload.get("finish_reason"), **calls}
+    also = {key: payload[key] for key in ("index", "tool_calls") if payload.get(key) is not None}
+    return {"message": _unpacked(message), "finish_reason": payload.get("finish_reason"), **also}
 
 
 def _payload(attributes: Mapping[str, Any]) -> dict[str, Any]:
