@@ -101,6 +101,18 @@ def test_keys_in_an_address_are_refused_and_not_repeated() -> None:
         assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("address", ["HTTP://Host/v4", "Http://Host/v4", " http://Host/v4/\n"])
+def test_the_scheme_of_an_address_may_have_capitals_and_blanks_around_it(address: str) -> None:
+    upstream = upstream_of(None, base=address)
+    assert (upstream.base, upstream.version) == ("http://Host", "/v4")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("address", ["http://", "http:///v1", "HTTPS://?a=1", "ftp://host", "//host"])
+def test_an_address_without_a_host_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError):
+        upstream_of(None, base=address)
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

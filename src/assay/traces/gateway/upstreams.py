@@ -341,7 +341,8 @@ def upstream_of(
         ConfigError: no provider of this model is known, or the address cannot be used.
     """
     if base is not None:
-        if not base.startswith(("http://", "https://")):
+        base = re.sub("^https?://", lambda scheme: scheme[0].lower(), base.strip(), flags=re.IGNORECASE)
+        if not re.match("https?://[^/?#]", base):
             raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
         check_address(base, "upstream", "give the key as upstream_key")
         address, version, query = _taken_apart(base)
