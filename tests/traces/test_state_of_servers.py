@@ -8,18 +8,23 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 from exact_answers import as_turn
 
+from assay.cli.traces import command as traces_command
 from assay.datasets import Task
 from assay.errors import FailureKind
 from assay.evaluation.stored import grade_rollout
+from assay.reports.texts import Budget
 from assay.rubrics import Criterion, Rubric
+from assay.rubrics.conversations import user_corrected
 from assay.testing.serving import post, served
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.messages.chaining import complete_requests, full_requests
 from assay.traces.messages.dialects import chat_messages
+from assay.web.conversation import turns_of
 
 
 def message(item_id: str, text: str) -> dict[str, Any]:
@@ -195,6 +200,42 @@ def test_a_call_that_continues_an_unfinished_response_is_not_on_record(kept: dic
     full = full_requests([(first, read), (second, later)])[1]
     assert full is not None
     assert [m["content"] for m in chat_messages(full)] == ["one", "a1", "two"]
+
+
+def conversation() -> list[Transition]:
+    """Two calls whose second names the items of the first."""
+    later = [user("one"), {"id": "msg_1"}, user("I still need two")]
+    bodies = [(1, [user("one")]), (2, later)]
+    return [
+        Transition(
+            t=number - 1,
+            model="m",
+            request={"dialect": "responses", "body": {"model": "m", "input": items}},
+            response={"body": response(f"resp_{number}", message(f"msg_{number}", f"a{number}"))},
+            output=f"a{number}",
+        )
+        for number, items in bodies
+    ]
+
+
+def test_named_items_are_shown_with_their_texts(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.put_rollout(rollout := Rollout(id="r1", status="done", inputs={"prompt": "one"}))
+        for call in conversation():
+            store.put_transition(rollout.id, call)
+        store.flush()
+    shown = CliRunner().invoke(traces_command, ["show", "r1", "--store", store.url])
+    assert shown.output.count("assistant: a1") == 1
+    assert "user: \n" not in shown.output
+    (_, second) = turns_of(conversation(), None, Budget())
+    assert [m.text.text for m in second.messages] == ["a1", "I still need two"]
+
+
+def test_checks_of_conversations_read_what_the_server_keeps() -> None:
+    first, second = conversation()
+    second.request["body"] = {"input": [user("That is wrong, it is two")], "previous_response_id": "resp_1"}
+    rollout = Rollout(status="done", inputs={"prompt": "one"}, transitions=[first, second])
+    assert user_corrected(Task(id="t", inputs={}), {"transition": first}, rollout).value == 1.0
 
 
 # -- background responses

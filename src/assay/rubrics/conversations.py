@@ -16,6 +16,7 @@ from assay.datasets import Task
 from assay.rubrics.comparison import same
 from assay.rubrics.criteria import Grade, NoGrade, not_expected
 from assay.rubrics.steps import plain_text
+from assay.traces.messages.chaining import requests_of
 from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.records import Rollout, Transition
 
@@ -274,14 +275,15 @@ def _turn_of_program(t: int, messages: Sequence[Mapping[str, str]], calls: Seque
 
 def _turn_of_requests(transition: Transition, rollout: Rollout) -> _Turn:
     """From the request of the next call: it has the user's messages so far, and one more."""
-    before = _user_messages(transition)
-    later = [other for other in rollout.transitions if other.t > transition.t]
-    after = _user_messages(later[0]) if later else []
+    calls = rollout.transitions
+    users = {call.t: _user_messages(sent or call.request) for call, sent in zip(calls, requests_of(calls), strict=True)}
+    before = users.get(transition.t, [])
+    after = next((users[call.t] for call in calls if call.t > transition.t), [])
     if len(after) <= len(before) or not before:
         raise NoGrade("the call ended no turn that the user answered")
     return _Turn(tuple(before), transition.output, after[len(before)])
 
 
-def _user_messages(transition: Transition) -> list[str]:
-    messages = chat_messages(transition.request)
+def _user_messages(request: Mapping[str, Any]) -> list[str]:
+    messages = chat_messages(request)
     return [part_texts(message.get("content")) for message in messages if message.get("role") == "user"]

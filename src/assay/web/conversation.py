@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.reports.texts import Budget, Clipped, pretty
+from assay.traces.messages.chaining import requests_of
 from assay.traces.messages.dialects import Message, answer_of, chat_messages
 from assay.traces.records import ToolCall, Transition
 
@@ -57,11 +58,15 @@ class Turn:
 
 def turns_of(calls: Sequence[Transition], before: Transition | None, budget: Budget) -> list[Turn]:
     """The calls as turns. Messages that the call before had too are counted, not repeated."""
-    turns, known = [], _messages(before) if before is not None else []
-    for call in calls:
-        messages = _messages(call)
-        earlier = _shared(known, messages)
-        turns.append(_turn(call, messages[earlier:], earlier, budget))
+    earlier = [] if before is None else [before]
+    conversations = [
+        chat_messages(request or call.request)
+        for call, request in zip([*earlier, *calls], requests_of([*earlier, *calls]), strict=True)
+    ]
+    turns, known = [], conversations.pop(0) if before is not None else []
+    for call, messages in zip(calls, conversations, strict=True):
+        shared = _shared(known, messages)
+        turns.append(_turn(call, messages[shared:], shared, budget))
         known = messages
     return turns
 
@@ -98,10 +103,6 @@ def _turn(call: Transition, messages: Sequence[Message], earlier: int, budget: B
         refusal=bool(answer.refusal),
         tools=tools_of(call.tools, budget),
     )
-
-
-def _messages(call: Transition) -> list[Message]:
-    return chat_messages(call.request)
 
 
 def _shared(before: Sequence[Message], messages: Sequence[Message]) -> int:

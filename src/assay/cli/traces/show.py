@@ -18,10 +18,12 @@ __all__ = ["show_command"]
 @store_option()
 @json_option()
 def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
-    """Show one rollout with every LM call, exactly as sent and received.
+    """Show one rollout with every LM call.
 
-    ROLLOUT_ID may be the first characters of the id.
+    A request that continues a conversation stored on the server is shown with it; --json has each request as it was
+    sent. ROLLOUT_ID may be the first characters of the id.
     """
+    from assay.traces.messages.chaining import requests_of
     from assay.traces.messages.dialects import answer_of, chat_messages
     from assay.traces.messages.endings import ending_of
 
@@ -36,14 +38,16 @@ def show_command(rollout_id: str, store: str | None, as_json: bool) -> None:
     echo(f"{rollout.id}  {program}  {rollout.model}  {rollout.status}  score {score}")
     echo(f"task {rollout.task_id or '–'} ({task}): {json_text(rollout.inputs)}")
     _show_tools(rollout.early_tools)
-    for t in rollout.transitions:
+    for t, request in zip(rollout.transitions, requests_of(rollout.transitions), strict=True):
         marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
         if t.failure is not None:
             marks.append(f"failure {t.failure}")
         tokens = f"{_counted(t.prompt_tokens)}+{_counted(t.completion_tokens)} tokens, {t.latency_ms:.0f} ms"
         named = f"{t.agent}: " if t.agent else ""
         echo(f"\n[{t.t}] {named}{tokens}{', ' + ', '.join(marks) if marks else ''}")
-        for message in chat_messages(t.request):
+        if request is None:
+            echo("  (continues a conversation that is not on record)")
+        for message in chat_messages(request or t.request):
             calls = "".join(
                 f" [calls {c['function']['name']}({c['function']['arguments']})]"
                 for c in message.get("tool_calls") or ()

@@ -12,7 +12,7 @@ from typing import Any
 from assay.models import LINES
 from assay.traces import Rollout, Transition
 from assay.traces.credit import rewards_of
-from assay.traces.messages.chaining import full_requests
+from assay.traces.messages.chaining import requests_of
 from assay.traces.messages.dialects import chat_messages, chat_tools
 from assay.traces.messages.requested import output_schema
 
@@ -126,10 +126,7 @@ def trajectory_of(
         features=list(_features(rollout)),
         agents=[transition.agent for transition in rollout.transitions],
     )
-    requests = full_requests(
-        [(transition.request, (transition.response or {}).get("body") or {}) for transition in rollout.transitions]
-    )
-    for transition, request in zip(rollout.transitions, requests, strict=True):
+    for transition, request in zip(rollout.transitions, requests_of(rollout.transitions), strict=True):
         if not is_policy(transition):
             left_out["calls of another model"] += 1
         elif request is None:

@@ -13,7 +13,15 @@ from assay.errors import FailureKind
 from assay.traces.messages.gemini import field
 from assay.traces.records import Transition
 
-__all__ = ["complete_requests", "continues", "full_requests", "is_on_record", "item_references", "unfinished"]
+__all__ = [
+    "complete_requests",
+    "continues",
+    "full_requests",
+    "is_on_record",
+    "item_references",
+    "requests_of",
+    "unfinished",
+]
 
 Body = Mapping[str, Any]
 _KEYS = ("previous_response_id", "conversation", "thread")
@@ -59,8 +67,14 @@ def complete_requests(calls: Sequence[Call]) -> None:
 
 def is_on_record(calls: Sequence[Transition]) -> bool:
     """Whether the conversations of all calls of a rollout are on record."""
-    bodies = [(call.request, (call.response or {}).get("body") or {}) for call in calls]
-    return all(call.failure is not FailureKind.RECORD for call in calls) and None not in full_requests(bodies)
+    return all(call.failure is not FailureKind.RECORD for call in calls) and None not in requests_of(calls)
+
+
+def requests_of(calls: Sequence[Transition]) -> list[dict[str, Any] | None]:
+    """`full_requests` of the recorded calls of a rollout."""
+    bodies = [(call.response or {}).get("body") for call in calls]
+    readable = [body if isinstance(body, Mapping) else {} for body in bodies]
+    return full_requests([(call.request, body) for call, body in zip(calls, readable, strict=True)])
 
 
 def unfinished(body: Mapping[str, Any]) -> bool:

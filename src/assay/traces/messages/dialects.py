@@ -157,7 +157,7 @@ def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
         yield {"role": "user", "content": items}
     answer: Message | None = None  # an answer is split into one item for its text and one for each tool call
     for item in each(items):
-        kind = item.get("type", "message")
+        kind = item.get("type", "message" if item.keys() - {"id"} else None)  # an id alone refers to an item
         role = "assistant" if kind == "function_call" else str(item.get("role", "user"))
         if kind == "function_call" or (kind == "message" and role == "assistant"):
             answer = answer or {"role": "assistant", "content": ""}
