@@ -1,11 +1,12 @@
 """Rewards that say nothing are refused: at the export, and at the first call of the reward."""
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from export_rows import LOOSE, add_rollout, turn
+from export_rows import LOOSE, add_rollout, exported, turn
 from export_rows import store as store
 
 import assay
@@ -35,6 +36,13 @@ def test_a_constant_reward_of_answers_with_different_scores_is_refused(store: St
     with pytest.raises(DataError, match="stored scores"):
         assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE)
     assert not Path("out").exists()
+
+
+def test_a_constant_reward_is_found_where_the_first_answers_have_equal_scores(store: Store, tmp_path: Path) -> None:
+    fill(store, ["[[ ## tone ## ]]\nb"] * 30, [1.0] * 25 + [0.0] * 5)
+    rubric = rubric_file(tmp_path, "name: right, check: exact, with: {field: topic}")
+    with pytest.raises(DataError, match="stored scores"):
+        assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE)
 
 
 def test_a_constant_reward_of_answers_with_equal_scores_is_exported(store: Store, tmp_path: Path) -> None:
@@ -105,3 +113,15 @@ def test_the_mean_grade_of_each_criterion_goes_to_the_log_of_trl() -> None:
     rubric = Rubric("r", [Criterion(name="right", check=exact), Criterion(name="half", check=sometimes)])
     rewarded(rubric, ["a", "b"], answer=["a", "a"], log_metric=logged.__setitem__)
     assert logged == {"r/right": 0.5, "r/half": 0.5}
+
+
+@pytest.mark.parametrize("scores", [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
+def test_an_answer_with_both_labels_in_different_tasks_is_left_out(store: Store, scores: list[float]) -> None:
+    for number, score in enumerate(scores):
+        add_rollout(store, turn(0, "Who are you?", "A person."), score=score, task=f"t{number}", inputs={"n": number})
+    add_rollout(store, turn(0, "Who?", "Nobody."), score=1.0, task="t9", inputs={"n": 9})
+    rows, manifest = exported(store, "preferences", unpaired=True)
+    assert [(row["completion"][0]["content"], row["label"]) for row in rows] == [("Nobody.", True)]
+    assert manifest["left_out"]["rows whose answer has both labels"] == len(scores)
+    assert manifest["rows"] == sum(manifest["task_types"].values()) == 1
+    assert manifest["files"]["data.jsonl"]["sha256"] == hashlib.sha256(Path("out/data.jsonl").read_bytes()).hexdigest()

@@ -354,13 +354,14 @@ def test_one_answer_never_has_both_labels(store: Store) -> None:
     add_rollout(store, agent("1 + 2?", a=9, b=9), score=0.0)
     add_rollout(store, agent("1 + 2?", a=9, b=9), score=0.0, group_id="another")
     add_rollout(store, agent("1 + 2?", a=9, b=9), score=1.0, group_id="last")
+    add_rollout(store, agent("1 + 2?", a=7, b=7), score=1.0, group_id="last")
     rows, manifest = exported(store, "preferences", unpaired=True)
     labels: dict[str, set[bool]] = {}
     for row in rows:
         labels.setdefault(json.dumps([row["prompt"], row["completion"]]), set()).add(row["label"])
     assert labels
     assert all(len(found) == 1 for found in labels.values())
-    assert sum(manifest["left_out"].values()) == 12 - len(rows)
+    assert sum(manifest["left_out"].values()) == 14 - len(rows)
 
 
 # -- templates

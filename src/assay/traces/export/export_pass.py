@@ -17,9 +17,10 @@ from assay.traces.export.declared import DeclaredValues
 from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
 from assay.traces.export.formats import (
-    LabelledRows,
+    Labels,
     grpo_columns,
     grpo_rows,
+    labelled_rows,
     preference_rows,
     prompt_of,
     prompted_turns,
@@ -49,7 +50,7 @@ OTHER_AGENT = "calls of other agents"
 RETRIED = "failed calls that were made again"
 OWN_FAILURE = "calls in which a scored rollout failed"  # of the agent, not of the record
 ITSELF = "calls whose prompt demonstrates their own task"
-_ANSWERS = 20  # answers of a GRPO export on which the rubric's checks are tried
+_ANSWERS = 20  # answers of a GRPO export on which the reward is tried; at most half of them have one score
 _SEPARATE_SECTIONS = ("selection", "gates", "balance", "privacy_key")  # not in the manifest's "config"
 
 
@@ -67,7 +68,6 @@ class ExportPass:
     ) -> None:
         self.store, self.config, self.sealed, self.overlap, self.splits = store, config, sealed, overlap, splits
         self.target = Target(config)
-        self.labelled = LabelledRows(self.target.renderer, good=config.min_quality)
         encoded = JSON_COLUMNS if config.kind == "transitions" else ()
         self.hider = Hider(config.privacy, config.privacy_key, encoded, declared=DeclaredValues(store))
         gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
@@ -159,6 +159,8 @@ class ExportPass:
             Rows, bytes and sha256 by file name.
         """
         encoded = self.config.kind == "transitions"
+        labels = Labels()
+        types: list[str] = []  # task type of each KTO row
         with without_gc(), RowWriter(folder, parquet=parquet and encoded, encoded=encoded) as writer:
             for group in self._groups():
                 self.groups += 1
@@ -166,9 +168,16 @@ class ExportPass:
                 known = self.hider.known([episode.rollout for episode in group], turns)
                 for row in self._rows(group):
                     self.written[group[0].rollout.task_type] += 1
-                    writer.write(self.hider.row(row, known))
+                    row = self.hider.row(row, known)
+                    writer.write(row)
+                    if "label" in row:
+                        labels.see(row)
+                        types.append(group[0].rollout.task_type)
                 advance(len(turns))
-        self.exclusions["rows whose answer has both labels"] += self.labelled.left_out
+            contradictions = labels.contradictions()
+            writer.leave_out(contradictions)
+        self.written.subtract(types[number] for number in contradictions)
+        self.exclusions["rows whose answer has both labels"] += len(contradictions)
         self.gates.state, self.gates.missing = self.hider.state, self.hider.missing
         self.gates.template = self.target.to_dict() if self.target.renders else None
         return writer.files
@@ -189,7 +198,10 @@ class ExportPass:
                 if episode.rollout.status == "done"
                 for turn in prompted_turns(episode, self.config.call)
             ]
-            self.answers += answered[: _ANSWERS - len(self.answers)]
+            for rollout, text in answered:
+                alike = sum(known.score == rollout.score for known, _ in self.answers)
+                if len(self.answers) < _ANSWERS and alike < _ANSWERS // 2:
+                    self.answers.append((rollout, text))
             return grpo_rows(episodes, self.target.renderer, call=self.config.call)
         if self.config.kind == "sft":
             return self._sft_rows(selected)
@@ -197,7 +209,7 @@ class ExportPass:
         if self.config.kind == "preferences":
             paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
             if self.config.unpaired:
-                return self.labelled.of(paired)
+                return labelled_rows(paired, self.target.renderer, good=self.config.min_quality)
             return preference_rows(paired, self.target.renderer, margin=self.config.margin)
         return self._transition_rows(selected, calls)
 

@@ -91,6 +91,24 @@ class RowWriter:
         if full or len(self._waiting) >= _BATCH:
             self._flush()
 
+    def leave_out(self, numbers: Sequence[int]) -> None:
+        """Removes rows of these numbers, from 0, from `data.jsonl`. Only for exports without Parquet."""
+        if not numbers:
+            return
+        self._write_lines()
+        self._lines.close()
+        path, removed = self.folder / "data.jsonl", set(numbers)
+        path.rename(written := path.with_suffix(".all"))
+        self._digest = hashlib.sha256()
+        self._lines = open(path, "wb", buffering=1 << 20)  # noqa: SIM115
+        with open(written, "rb") as lines:
+            for number, line in enumerate(lines):
+                if number not in removed:
+                    self._digest.update(line)
+                    self._lines.write(line)
+        written.unlink()
+        self.rows -= len(removed)
+
     def _write_lines(self) -> None:
         data = b"".join(self._buffered)
         self._buffered = []

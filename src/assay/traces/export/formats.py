@@ -12,7 +12,16 @@ from assay.traces.messages.dialects import chat_tools
 from assay.traces.messages.requested import output_schema
 from assay.traces.store.rows import as_json
 
-__all__ = ["LabelledRows", "grpo_columns", "grpo_rows", "preference_rows", "prompt_of", "sft_rows", "trained_parts"]
+__all__ = [
+    "Labels",
+    "grpo_columns",
+    "grpo_rows",
+    "labelled_rows",
+    "preference_rows",
+    "prompt_of",
+    "sft_rows",
+    "trained_parts",
+]
 
 Row = dict[str, Any]
 
@@ -227,37 +236,41 @@ def preference_rows(
             }
 
 
-class LabelledRows:
-    """KTO rows with `label`. All rows with one prompt and one answer have one label.
-
-    In an answer that was followed by good and by bad outcomes there is nothing to prefer or to avoid: it has no row. If
-    the other label comes in a later group, only the rows of later groups are left out: earlier ones are written.
+def labelled_rows(group: Iterable[tuple[Episode, Turn, float]], renderer: RowRenderer, *, good: float) -> Iterator[Row]:
+    """KTO rows with `label`.
 
     Args:
+        group: Calls of one group: episode, turn, return.
         good: Quality in [0, 1] from which a label is True.
     """
+    for episode, turn, value in group:
+        prompt, completion, tools = _written(renderer, *trained_parts(turn))
+        label = (episode.quality or 0.0) >= good
+        fields = {"prompt": prompt, "completion": completion, "tools": tools, "label": label, "return": value}
+        yield {**fields, **_where(episode, turn)}
 
-    def __init__(self, renderer: RowRenderer, *, good: float) -> None:
-        self.renderer, self.good = renderer, good
-        self.left_out = 0  # rows without one label
+
+class Labels:
+    """The labels of the KTO rows of an export, in order.
+
+    In an answer that was followed by good and by bad outcomes there is nothing to prefer or to avoid: none of its rows
+    is exported. Tool-call ids are ignored in the comparison.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[int] = []
         self._labels: dict[int, bool | None] = {}  # by prompt and answer; None where it has both
 
-    def of(self, group: Iterable[tuple[Episode, Turn, float]]) -> Iterator[Row]:
-        """Rows of one group of calls: episode, turn, return."""
-        rows = list[tuple[int, Row]]()
-        for episode, turn, value in group:
-            prompt, completion, tools = _written(self.renderer, *trained_parts(turn))
-            label = (episode.quality or 0.0) >= self.good
-            key = hash((as_json([_numbered(prompt), tools]), _answer_key(completion[0])))
-            if self._labels.setdefault(key, label) is not label:
-                self._labels[key] = None
-            fields = {"prompt": prompt, "completion": completion, "tools": tools, "label": label, "return": value}
-            rows.append((key, {**fields, **_where(episode, turn)}))
-        for key, row in rows:
-            if self._labels[key] is None:
-                self.left_out += 1
-            else:
-                yield row
+    def see(self, row: Row) -> None:
+        """Notes a row as it is written."""
+        key = hash((as_json([_numbered(row["prompt"]), row["tools"]]), _answer_key(row["completion"][0])))
+        self._keys.append(key)
+        if self._labels.setdefault(key, row["label"]) is not row["label"]:
+            self._labels[key] = None
+
+    def contradictions(self) -> list[int]:
+        """Numbers of the rows whose prompt and answer have both labels, from 0."""
+        return [number for number, key in enumerate(self._keys) if self._labels[key] is None]
 
 
 def _numbered(messages: Sequence[Row]) -> list[Row]:
