@@ -378,6 +378,66 @@ def test_column_task_of_other_files_holds_out_no_category(tmp_path: Path, catego
     assert learned == set(categories)
 
 
+@pytest.mark.parametrize("more", [{"rollout": 3}, {"rollout": "r1"}, {"rollout": "r1", "split": "train"}])
+def test_a_category_beside_a_rollout_is_not_held_out_whole(tmp_path: Path, more: dict[str, Any]) -> None:
+    rows = [row(at, task=("code", "math")[at % 2], **more) for at in range(80)]
+    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)
+    assert (data.tasks, data.held_out_tasks, data.unused_ids) == (80, 8, 2)
+
+
+def said(role: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        (
+            {"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"},
+                               {"from": "gpt", "value": "a"}]},
+            [said("system", "s"), said("user", "q"), said("assistant", "a")],
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weight": 0},
+                               {"from": "human", "value": "r"}, {"from": "gpt", "value": "b"}], "system": "s"},
+            [said("system", "s"), said("user", "q"), said("assistant", "a", weight=0), said("user", "r"),
+             said("assistant", "b")],
+        ),
+        ({"conversations": [said("user", "q"), said("assistant", "a")]}, [said("user", "q"), said("assistant", "a")]),
+        ({"messages": [said("user", "q"), said("assistant", "a")], "system": "s"},
+         [said("system", "s"), said("user", "q"), said("assistant", "a")]),
+        ({"instruction": "i", "input": "x", "output": "a"}, [said("user", "i\n\nx"), said("assistant", "a")]),
+        ({"instruction": "i", "input": "", "output": "a", "text": "B"}, [said("user", "i"), said("assistant", "a")]),
+        ({"instruction": "i", "output": "a", "system": "s"},
+         [said("system", "s"), said("user", "i"), said("assistant", "a")]),
+    ],
+)  # fmt: skip
+def test_common_formats_of_peoples_files_are_read(
+    tmp_path: Path, given: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
+    data = read_sft(lines(tmp_path / "d.jsonl", [given]), min_quality=0.8, eval_fraction=0, seed=0)
+    assert [[*row["prompt"], *row["completion"]] for row in data.train] == [messages]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "{}"}]},
+        {"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "a"}]},
+        {"conversations": []},
+        {"instruction": "i", "input": ["x"], "output": "a"},
+        {"instruction": "i", "output": "a", "history": [["q", "a"]]},
+        {"instruction": "i", "context": "c", "response": "a"},
+        {"messages": [{"role": None, "content": "q"}, said("assistant", "a")]},
+        {"messages": [{"role": "user", "content": 3}, said("assistant", "a")]},
+        {"text": "q"},
+    ],
+)
+def test_rows_that_would_lose_something_are_refused_by_line(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"d\.jsonl:1: "):
+        read_sft(lines(tmp_path / "d.jsonl", [given]), min_quality=0.8, eval_fraction=0, seed=0)
+
+
 def test_prompts_of_one_exported_task_are_held_out_together(tmp_path: Path) -> None:
     rows = [row(at, task=f"t{at // 4}", rollout=f"r{at // 4}", t=at % 4) for at in range(80)]
     data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, eval_fraction=0.1, seed=0)

@@ -19,6 +19,11 @@ __all__ = ["TrainingData", "read_sft"]
 
 _REQUIRED = ("prompt", "completion")
 _HINT = "Make one with: assay export sft --out FOLDER"
+_SPEAKERS = {  # of ShareGPT's format
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard"), "assistant"),
+    "system": "system",
+}
 
 
 @dataclass
@@ -53,7 +58,8 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
         source: an export's folder, or a file of rows that `assay.datasets.files` reads. Each row has `prompt` and
             `completion` messages, or `messages`: a whole conversation, of which all turns of the assistant are trained
             on, except those with `weight: 0`. Such a row gets `prompt` and `completion` (split before the last turn
-            that is trained on) and `whole`.
+            that is trained on) and `whole`. Rows in the formats of ShareGPT (`conversations`) and Alpaca
+            (`instruction`, `input`, `output`) are converted; a text `system` is their first message.
         min_quality: lowest `quality` of a row, in [0, 1]; rows without one are taken.
         eval_fraction: share of the tasks that is held out, in [0, 0.5]. Rows with one prompt are of one task, and of an
             export also those with one `task`; in other files a column of that name may be a category. Tasks are chosen
@@ -128,11 +134,13 @@ def _usable(path: Path, min_quality: float) -> tuple[list[dict[str, Any]], Count
 
 def _conversation(row: dict[str, Any], where: str) -> dict[str, Any]:
     """The row with `prompt` and `completion`, checked."""
+    row = _in_messages(row, where)
     given = ("messages",) if "messages" in row and not row.keys() >= {*_REQUIRED} else _REQUIRED
     if missing := [name for name in given if name not in row]:
         raise DataError(
             f"{where}: {' and '.join(map(repr, missing))} missing among {', '.join(map(repr, row)) or 'no fields'}. "
-            "A row needs 'messages', or 'prompt' and 'completion': lists of messages with role and content"
+            "A row needs 'messages', or 'prompt' and 'completion': lists of messages with role and content; or texts "
+            "of ShareGPT ('conversations') or Alpaca ('instruction', 'input', 'output')"
         )
     for name in given:
         _check_messages(row[name], name, where)
@@ -150,14 +158,46 @@ def _conversation(row: dict[str, Any], where: str) -> dict[str, Any]:
     return {**row, "prompt": messages[:last], "completion": messages[last : last + 1], "whole": True}
 
 
+def _in_messages(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """The row with all of its messages as OpenAI's: the text in `system`, and the formats of ShareGPT and Alpaca."""
+    system = [{"role": "system", "content": row["system"]}] if isinstance(row.get("system"), str) else []
+    if row.keys() >= {*_REQUIRED}:
+        return row
+    if isinstance(spoken := row.get("messages", row.get("conversations")), list):
+        return {**row, "messages": [*system, *(_spoken(message, where) for message in spoken)]}
+    asked, more, said = (row.get(name) for name in ("instruction", "input", "output"))
+    if isinstance(asked, str) and isinstance(said, str) and isinstance(more, str | None) and not row.get("history"):
+        prompt = [*system, {"role": "user", "content": f"{asked}\n\n{more}" if more else asked}]
+        return {**row, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}
+    return row
+
+
+def _spoken(message: Any, where: str) -> Any:
+    """A message of ShareGPT's format as OpenAI's."""
+    if not isinstance(message, dict) or "from" not in message:
+        return message
+    if (role := _SPEAKERS.get(message["from"])) is None:
+        raise DataError(
+            f"{where}: 'conversations' has a message from {message['from']!r}, not from {', '.join(_SPEAKERS)}. Write "
+            "the row as 'messages', with tool calls in 'tool_calls' and results in messages of the role 'tool'"
+        )
+    return {"role": role, "content": message.get("value"), **{k: message[k] for k in ("weight",) if k in message}}
+
+
 def _check_messages(messages: Any, name: str, where: str) -> None:
     if (
         not isinstance(messages, list)
         or not messages
-        or not all(isinstance(message, dict) and "role" in message for message in messages)
+        or not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
     ):
-        raise DataError(f"{where}: {name!r} must be a list of messages with a role, as `assay export sft` writes them")
+        raise DataError(
+            f"{where}: {name!r} must be a list of messages with role and content, such as "
+            '{"role": "user", "content": "…"}'
+        )
     for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str | list | None) or (content is None and message["role"] in ("system", "user")):
+            raise DataError(f"{where}: the content of a message from {message['role']!r} is {content!r}, not a text")
         if message.get("weight") not in (None, 0, 1):
             raise DataError(f"{where}: `weight` of a message must be 0 or 1, not {message['weight']!r}")
         if message.get("function_call") or message["role"] == "function":
@@ -176,8 +216,8 @@ def _answers(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _exported_task(row: dict[str, Any]) -> str:
-    """The task of a row that `assay export` wrote, which names the rollout too; "" of another row."""
-    return str(row.get("task") or "") if row.get("rollout") else ""
+    """The task of a row that `assay export` wrote, which names rollout and call too; "" of another row."""
+    return str(row["task"] or "") if row.keys() >= {"task", "rollout", "t"} else ""
 
 
 def _prompt_key(row: dict[str, Any]) -> str:
