@@ -14,6 +14,7 @@ from assay.errors import DataError, RubricError
 from assay.rubrics import Criterion, Grade, JudgeSpec, NotApplicable, Rubric
 from assay.rubrics.checks import exact, steps_used
 from assay.traces import Store
+from assay.traces.records import Verdict
 
 
 def fill(store: Store, outputs: list[str], scores: list[float]) -> None:
@@ -43,6 +44,31 @@ def test_a_constant_reward_is_found_where_the_first_answers_have_equal_scores(st
     rubric = rubric_file(tmp_path, "name: right, check: exact, with: {field: topic}")
     with pytest.raises(DataError, match="stored scores"):
         assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE)
+
+
+JUDGED = ["name: right, check: exact, with: {field: topic}", "name: kind, judge: 'Is it kind?'"]
+
+
+@pytest.mark.parametrize(
+    ("grades", "refused"),
+    [([1.0, 1.0, 1.0], True), ([1.0, 0.0, 1.0], False), ([None, None, None], False), ([1.0, None, 1.0], False)],
+)
+def test_a_judges_stored_grades_are_part_of_the_reward_that_is_tried(
+    store: Store, tmp_path: Path, grades: list[float | None], refused: bool
+) -> None:
+    for n, (score, grade) in enumerate(zip([1.0, 0.0, 1.0], grades, strict=True)):
+        add_rollout(
+            store, turn(0, f"What is {n}?", "[[ ## tone ## ]]\nb"), inputs={"q": str(n)}, score=score,
+            expected={"topic": "a", "tone": "b"}, prediction={"topic": "a", "tone": "b"},
+            verdicts=[Verdict(criterion="kind", grade=grade, reason="r")],
+        )  # fmt: skip
+    store.flush()
+    rubric = rubric_file(tmp_path, *JUDGED)
+    if refused:
+        with pytest.raises(DataError, match="stored scores"):
+            assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE)
+    else:
+        assert assay.export("grpo", "out", store=store.url, rubric=rubric, gates=LOOSE).rows
 
 
 def test_a_constant_reward_of_answers_with_equal_scores_is_exported(store: Store, tmp_path: Path) -> None:

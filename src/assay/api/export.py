@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -124,9 +125,7 @@ class _Reward:
                 f"the reward of {self.rubric.name!r} would be unscored on every completion ({reasons}). {sees}. Name a "
                 "rubric whose checks read the answer, or train on the rollouts with assay train rl"
             )
-        rest = self.rubric.without(undecided)
-        if not rest.needs_judge:
-            _require_spread(rest, answers, outputs)
+        _require_spread(self.rubric.without(undecided), answers, outputs)
         self.notes = [
             f"criterion {name!r} is not computed by reward.py: its check gave no grade on any of {len(answers)} "
             f"exported answers ({reason}). {sees}. The policy is trained on the score of the other criteria"
@@ -136,10 +135,16 @@ class _Reward:
 
 
 def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, str]], outputs: Sequence[str]) -> None:
-    """Raises `DataError` if a reward is the same for all answers, and their stored scores differ."""
-    scored = [(rollout, text) for rollout, text in answers if rollout.score is not None]
-    stored = sorted({rollout.score for rollout, _ in scored if rollout.score is not None})
-    rewards = {rubric.score(task_of(rollout), completion_fields(text, outputs)).value for rollout, text in scored}
+    """Raises `DataError` if a reward is the same for all answers, and their stored scores differ.
+
+    A judge is not asked: its stored grade of the rollout is used. Answers without one are left out.
+    """
+    scored = [
+        (rollout.score, decided.score(task_of(rollout), completion_fields(text, outputs)).value)
+        for rollout, text in answers
+        if rollout.score is not None and (decided := _with_stored_grades(rubric, rollout)) is not None
+    ]
+    stored, rewards = sorted({score for score, _ in scored}), {reward for _, reward in scored}
     if len(stored) > 1 and len({str(value) for value in rewards}) == 1:
         raise DataError(
             f"the reward of {rubric.name!r} is {rewards.pop():g} for each of {len(scored)} exported answers, whose "
@@ -147,6 +152,23 @@ def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, str]], outp
             f"rubric scores ({', '.join(outputs) or 'answer'}). Choose the call whose completion is the answer with "
             "call=…, export transitions, or train on the rollouts with assay train rl"
         )
+
+
+def _with_stored_grades(rubric: Rubric, rollout: Rollout) -> Rubric | None:
+    """The rubric with a rollout's stored grades in place of its judges; None if one of them is not stored."""
+    stored = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.scope == "final"}
+    judged = [c.name for c in rubric.finals if c.judge is not None]
+    if any(stored.get(name) is None for name in judged):
+        return None
+    criteria = [
+        replace(c, judge=None, check=partial(_stored, grade=stored[c.name])) if c.name in judged else c
+        for c in rubric.finals
+    ]
+    return Rubric(rubric.name, criteria) if judged else rubric
+
+
+def _stored(task: Any, prediction: Any, *, grade: float) -> float:
+    return grade
 
 
 def _not_in_reward(rubric: Rubric) -> list[str]:
