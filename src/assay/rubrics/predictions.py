@@ -38,8 +38,9 @@ def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed |
 
 def _refused(prediction: Any, last: Transition) -> Failed | None:
     """The failure of a run whose prediction is the answer of a call that the model refused or a filter ended."""
-    values = fields_of(prediction).values()
-    if not last.output or any(value not in values for value in (prediction_of(last.output) or {}).values()):
+    values = list(fields_of(prediction).values())
+    parts = (prediction_of(last.output) or {}).values()
+    if not last.output or not (last.output in values or all(part in values for part in parts)):
         return None
     from assay.traces.messages.endings import refusal_of  # here, because it loads DSPy
 
