@@ -34,10 +34,12 @@ _DSPY = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
 _HOOKED = ("httpx", "httpx2", "httpcore", "aiohttp", _DSPY)
 _BLIND = ("curl_cffi", "pycurl", "niquests", "vertexai", "google.generativeai")  # clients in C or over gRPC
 _PATH = re.compile(
-    r"/(?:chat/completions|completions?|responses|messages|api/chat|api/generate|v\d/chat|generate|generate_stream|"
+    r"/(?:chat/completions|completions?|complete|infill|invocations|responses|responses/compact|messages|"
+    r"threads(?:/[^/]+)?/runs|api/chat|api/generate|v\d/chat|generate|generate_stream|"
     r"converse|converse-stream|invoke|invoke-with-response-stream|predictions|text/chat|text/generation|"
     r"text-generation/generation|multimodal-generation/generation)$|"
-    r"^/models/[^/]+/[^/]+$|/interactions$|:(?:generateContent|streamGenerateContent|rawPredict|streamRawPredict)$"
+    r"^/models/[^/]+/[^/]+$|/interactions$|"
+    r":(?:generateContent|streamGenerateContent|rawPredict|streamRawPredict)$"
 )
 _NO_ANSWER = re.compile(
     r"/(?:count_tokens|tokenize|detokenize|embeddings?|rerank|moderations)$|"
@@ -45,7 +47,10 @@ _NO_ANSWER = re.compile(
 )
 _GATEWAY = re.compile(r"^/r/[^/]+/")  # a rollout's path at assay's gateway, which records the call
 _KEYS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
-_PROMPTS = ("messages", "input", "inputs", "prompt", "contents", "anthropic_version", "inputText", "message")
+_PROMPTS = (
+    *("messages", "input", "inputs", "prompt", "contents", "anthropic_version", "inputText", "message"),
+    *("sampling_params", "input_prefix", "assistant_id"),
+)
 _PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork"})
 _ASSAY_PROCESS = "assay-"  # prefix of the names of assay's own processes, which record their calls themselves
 _SYSTEM_FACTS = ("platform", "distro", "uuid", "ctypes.util")  # run system tools to identify the system

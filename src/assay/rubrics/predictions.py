@@ -38,7 +38,7 @@ def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed |
 
 def _refused(prediction: Any, last: Transition) -> Failed | None:
     """The failure of a run whose prediction is the answer of a call that the model refused or a filter ended."""
-    values = list(fields_of(prediction).values())
+    values = [value for value in fields_of(prediction).values() if isinstance(value, str)]
     parts = (prediction_of(last.output) or {}).values()
     if not last.output or not (last.output in values or all(part in values for part in parts)):
         return None

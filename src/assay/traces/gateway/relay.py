@@ -129,7 +129,7 @@ class Relay:
                     "%s is passed on, but its format is not recorded: calls there become no rollouts. "
                     "Recorded are %s, at any address that ends so",
                     name,
-                    ", ".join(path.removeprefix("/v1") for path in DIALECTS.values()),
+                    ", ".join("/" + path.removeprefix("/v1/").lstrip("/") for path in DIALECTS.values()),
                 )
         name = name if name in self.counts or len(self.counts) < _NAMES else "other"
         self.counts[name] = self.counts.get(name, 0) + 1
