@@ -167,7 +167,7 @@ def _with_stored_grades(rubric: Rubric, rollout: Rollout) -> Rubric | None:
     return Rubric(rubric.name, criteria) if judged else rubric
 
 
-def _stored(task: Any, prediction: Any, *, grade: float) -> float:
+def _stored(task: Any, prediction: Any, *, grade: float | None) -> float | None:
     return grade
 
 

@@ -59,7 +59,7 @@ def read_sft(source: str | Path, *, min_quality: float, eval_fraction: float, se
             `completion` messages, or `messages`: a whole conversation, of which all turns of the assistant are trained
             on, except those with `weight: 0`. Such a row gets `prompt` and `completion` (split before the last turn
             that is trained on) and `whole`. Rows in the formats of ShareGPT (`conversations`) and Alpaca
-            (`instruction`, `input`, `output`) are converted; a text `system` is their first message.
+            (`instruction`, `input`, `output`) are converted; `system` is their first message.
         min_quality: lowest `quality` of a row, in [0, 1]; rows without one are taken.
         eval_fraction: share of the tasks that is held out, in [0, 0.5]. Rows with one prompt are of one task, and of an
             export also those with one `task`; in other files a column of that name may be a category. Tasks are chosen
@@ -159,16 +159,19 @@ def _conversation(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _in_messages(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """The row with all of its messages as OpenAI's: the text in `system`, and the formats of ShareGPT and Alpaca."""
-    system = [{"role": "system", "content": row["system"]}] if isinstance(row.get("system"), str) else []
-    if row.keys() >= {*_REQUIRED}:
-        return row
-    if isinstance(spoken := row.get("messages", row.get("conversations")), list):
-        return {**row, "messages": [*system, *(_spoken(message, where) for message in spoken)]}
+    """The row with messages as OpenAI's, from the formats of ShareGPT and Alpaca too. `system` is the first message."""
     asked, more, said = (row.get(name) for name in ("instruction", "input", "output"))
-    if isinstance(asked, str) and isinstance(said, str) and isinstance(more, str | None) and not row.get("history"):
-        prompt = [*system, {"role": "user", "content": f"{asked}\n\n{more}" if more else asked}]
-        return {**row, "prompt": prompt, "completion": [{"role": "assistant", "content": said}]}
+    first = "prompt"
+    if row.keys() >= {*_REQUIRED}:
+        pass
+    elif isinstance(spoken := row.get("messages", row.get("conversations")), list):
+        row, first = {**row, "messages": [_spoken(message, where) for message in spoken]}, "messages"
+    elif isinstance(asked, str) and isinstance(said, str) and isinstance(more, str | None) and not row.get("history"):
+        text = f"{asked}\n\n{more}" if more else asked
+        answer = {"role": "assistant", "content": said}
+        row = {**row, "prompt": [{"role": "user", "content": text}], "completion": [answer]}
+    if row.get("system") and isinstance(row.get(first), list):
+        row = {**row, first: [{"role": "system", "content": row["system"]}, *row[first]]}
     return row
 
 

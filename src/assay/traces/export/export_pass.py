@@ -170,7 +170,7 @@ class ExportPass:
                     self.written[group[0].rollout.task_type] += 1
                     row = self.hider.row(row, known)
                     writer.write(row)
-                    if "label" in row:
+                    if self.config.kind == "preferences" and self.config.unpaired:
                         labels.see(row)
                         types.append(group[0].rollout.task_type)
                 advance(len(turns))
