@@ -145,9 +145,9 @@ def test_the_mean_grade_of_each_criterion_goes_to_the_log_of_trl() -> None:
 def test_an_answer_with_both_labels_in_different_tasks_is_left_out(store: Store, scores: list[float]) -> None:
     for number, score in enumerate(scores):
         add_rollout(store, turn(0, "Who are you?", "A person."), score=score, task=f"t{number}", inputs={"n": number})
-    add_rollout(store, turn(0, "Who?", "Nobody."), score=1.0, task="t9", inputs={"n": 9})
+    add_rollout(store, turn(0, "Who?", "Nobody."), score=1.0, task="t9", task_type="kept", inputs={"n": 9})
     rows, manifest = exported(store, "preferences", unpaired=True)
     assert [(row["completion"][0]["content"], row["label"]) for row in rows] == [("Nobody.", True)]
     assert manifest["left_out"]["rows whose answer has both labels"] == len(scores)
-    assert manifest["rows"] == sum(manifest["task_types"].values()) == 1
+    assert (manifest["rows"], manifest["task_types"]) == (1, {"kept": 1})
     assert manifest["files"]["data.jsonl"]["sha256"] == hashlib.sha256(Path("out/data.jsonl").read_bytes()).hexdigest()

@@ -176,7 +176,7 @@ class ExportPass:
                 advance(len(turns))
             contradictions = labels.contradictions()
             writer.leave_out(contradictions)
-        self.written.subtract(types[number] for number in contradictions)
+        self.written -= Counter(types[number] for number in contradictions)  # without types that have no rows
         self.exclusions["rows whose answer has both labels"] += len(contradictions)
         self.gates.state, self.gates.missing = self.hider.state, self.hider.missing
         self.gates.template = self.target.to_dict() if self.target.renders else None
