@@ -57,6 +57,14 @@ def answered(scale: tuple[str, ...], sentence: str, alternatives: dict[str, floa
         (YES_NO, "No , I cannot say"),
         (YES_NO, "No. Lo siento"),
         (YES_NO, "Yes, but I'm unable to"),
+        (YES_NO, "Yes, but I cannot verify it"),
+        (YES_NO, "No, this cannot be determined"),
+        (YES_NO, "No. It can't be judged"),
+        (YES_NO, "Yes, although it is impossible to say"),
+        (YES_NO, "No, I don't know"),
+        (YES_NO, "No, hard to tell"),
+        (FIVE, "3, but it could not be assessed"),
+        (("nein", "ja"), "Nein, das ist nicht zu beurteilen"),
         (FIVE, "1 am sorry"),
         (FIVE, "4 out of 5 dentists"),
         (NINE, "9 out of 10 people"),
@@ -81,6 +89,10 @@ def test_a_sentence_that_begins_with_a_label_is_unscored(scale: tuple[str, ...],
         (ROMAN, "I", "I"),
         (YES_NO, "No", "no"),
         (YES_NO, "No. The answer is wrong", "no"),
+        (YES_NO, "No, it cannot compile", "no"),
+        (YES_NO, "Yes, nobody could not answer this", "yes"),
+        (YES_NO, "No, the claim cannot be verified", "no"),
+        (YES_NO, "Yes, I think so", "yes"),
         (YES_NO, "**Yes**", "yes"),
         (FIVE, "4 out of 5", "4"),
         (FIVE, "4/5", "4"),
@@ -88,7 +100,7 @@ def test_a_sentence_that_begins_with_a_label_is_unscored(scale: tuple[str, ...],
     ],
 )
 def test_a_label_with_what_may_follow_it_is_a_verdict(scale: tuple[str, ...], sentence: str, verdict: str) -> None:
-    first = {"**Yes**": "Yes", "4/5": "4"}.get(sentence, sentence.split(" ")[0].rstrip("."))
+    first = {"**Yes**": "Yes", "4/5": "4"}.get(sentence, sentence.split(" ")[0].rstrip(".,"))
     assert answered(scale, sentence, {first: 0.95}).verdict == verdict
 
 
@@ -106,13 +118,20 @@ def test_what_is_left_on_the_scale_beside_a_refusal_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1 am sorry", "I cannot rate this", "No comment", "9 out of 10 people", "No, I can't"]
+    "text",
+    ["1 am sorry", "I cannot rate this", "No comment", "9 out of 10 people", "No, I can't", "No, it cannot be rated"],
 )
 @pytest.mark.parametrize("scale", [YES_NO, FIVE, NINE, ROMAN])
 def test_a_written_refusal_is_unscored(text: str, scale: tuple[str, ...]) -> None:
     judge = PointwiseJudge({"text": "Good?", "scale": scale})
     with dspy.context(lm=scripted_lm(lambda request: text)), pytest.raises(NoGrade):
         judge(task_input="q", output="x")
+
+
+def test_a_verdict_in_json_is_read_whatever_stands_beside_it() -> None:
+    judge = PointwiseJudge({"text": "Good?", "scale": YES_NO})
+    with dspy.context(lm=scripted_lm(lambda request: '{"reason": "I cannot find an error", "verdict": "Yes."}')):
+        assert judge(task_input="q", output="x").verdict == "yes"
 
 
 def test_a_refusal_is_not_the_choice_of_a_letter_from_a_list() -> None:

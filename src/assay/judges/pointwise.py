@@ -217,13 +217,13 @@ class PointwiseJudge(Judge):
     def _label_in(self, answer: str) -> str | None:
         """The label in an answer that is another spelling of it, or the label without JSON; None if it has none."""
         text: Any = answer.strip().strip("\"'.*`")
-        if refuses(text):
-            return None
         if is_json(text):
             try:
                 text = json.loads(text).get("verdict")
             except (ValueError, AttributeError):
                 return None
+        if isinstance(text, str) and refuses(text):
+            return None
         try:
             return read_label(text, self.labels, self.spec.anchors)
         except DataError:

@@ -61,17 +61,26 @@ MASS = "scale_mass"  # key of the labels' total probability in a reading
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKS = "\"'*`(["  # before a label
 _WORD = "i"  # a letter that begins refusals: it counts as a label only where the answer is nothing else
-_TOKENS = 6  # of an answer: the label, and enough of what follows to tell a label from the beginning of a sentence
+_TOKENS = 8  # of an answer: the label, and enough of what follows to tell a label from the beginning of a sentence
 _LEAST = 1e-9  # probability of a label that is not among the reported tokens
 # what chat templates and tokenizers treat as structure: <|im_end|>, [/INST], line separators that JSON does not escape
 _STRUCTURE = re.compile(r"<|\[(?=/?[A-Z_]{3,}\])|[\u0085\u2028\u2029]")
 _ALONE = re.compile(r"\s*(?:$|\n|[.,](?!\d)|[^\w\s.,%/'’])")  # what follows a label: a mark, a new line or nothing
 _OUT_OF = re.compile(r"\s*(?:/|out of|of)\s*(\d+)\W*$")
-# a refusal after a label, as in "No, I cannot": in English, and its first words in other languages
+# A refusal after a label: the judge says that it cannot decide ("No, I cannot"), or that nobody can ("No, this cannot
+# be determined"). What the judged text cannot do ("No, it cannot compile") is a reason. In English, and the usual words
+# of other languages.
 _REFUSAL = re.compile(
-    r"\bi(?: am|['’]m)? (?:can ?no|can['’]t|could ?n|unable|not able|sorry|afraid|(?:must )?(?:decline|refuse))|"
+    r"\bi(?: am|['’]m)? (?:can ?no|can['’]t|could ?n|unable|not (?:able|sure|certain)|sorry|afraid|"
+    r"(?:must )?(?:decline|refuse)|(?:do not|don['’]t) know)|"
+    r"\b(?:can ?not|can['’]t|could ?n(?:o|['’])t|impossible to|no way to|(?:hard|difficult) to) (?:be )?"
+    r"(?:determin|judg|rat(?:e|ed)\b|assess|evaluat|decid|grad(?:e|ed)\b|scor|tell|say|said)|"
     r"\b(?:sorry|as an ai|apolog|unable to|je ne (?:peux|suis)|désolé|no puedo|lo siento|ich (?:kann|darf)|"
-    r"tut mir|não posso|desculp|non posso|mi dispiace|ik kan|nie mogę|przepraszam|не могу|извин|üzgünüm)|"
+    r"tut mir|não posso|desculp|non posso|mi dispiace|ik kan|nie mogę|przepraszam|не могу|извин|üzgünüm|"
+    r"nicht (?:zu )?(?:beurteil|bewert|bestimm|entscheid)|impossible (?:de|à) (?:détermin|évalu|jug|dire)|"
+    r"être (?:détermin|évalu|jug)|no se puede (?:determin|evalu|juzg|decid)|"
+    r"não (?:é possível|se pode) (?:determin|avali)|non (?:è possibile|si può) (?:determin|valut)|"
+    r"imposible (?:determin|evalu))|"
     r"无法|不能|抱歉|對不起|对不起|無法|できません|申し訳|할 수 없|죄송",
     re.IGNORECASE,
 )
@@ -188,8 +197,9 @@ def word_probabilities(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -
 def says(answer: str, words: Sequence[str]) -> bool:
     """Whether an answer is one of the labels, as far as it is known, and not a sentence that begins with one.
 
-    `no`, `No.`, `4/5` and `yes - because` are; `No comment`, `I cannot rate this`, `9 out of 10 people` and
-    `No, I cannot` are not. A label may be cut, or shortened to its first words.
+    `no`, `No.`, `4/5`, `yes - because` and `No, it cannot compile` are; `No comment`, `I cannot rate this`,
+    `9 out of 10 people`, `No, I cannot` and `No, this cannot be determined` are not. A label may be cut, or shortened
+    to its first words.
     """
     text = answer.strip().lstrip(_MARKS).casefold()
     labels = [word.casefold() for word in words]
@@ -206,7 +216,7 @@ def says(answer: str, words: Sequence[str]) -> bool:
 
 
 def refuses(answer: str) -> bool:
-    """Whether an answer has the words of a refusal, such as `I cannot` or `sorry`, in one of a few languages."""
+    """Whether an answer says that it is none: `I cannot`, `this cannot be determined`, in one of a few languages."""
     return _REFUSAL.search(answer) is not None
 
 
