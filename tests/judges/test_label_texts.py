@@ -49,6 +49,9 @@ FIVE = ("1", "2", "3", "4", "5")
         "4,",
         "Good",
         "Good.",
+        "(4)",
+        "[4]",
+        "4)",
     ],
 )
 def test_a_label_on_a_scale_of_numbers_is_read_in_every_spelling(value: Any) -> None:
@@ -64,6 +67,12 @@ def test_a_label_on_a_scale_of_numbers_is_read_in_every_spelling(value: Any) -> 
         ("False", ("incorrect", "correct"), "incorrect"),
         ("Y", ("no", "yes"), "yes"),
         ("Yes!", ("no", "yes"), "yes"),
+        ("WAHR", ("no", "yes"), "yes"),
+        ("FAUX", ("fail", "pass"), "fail"),
+        ("Нет", ("no", "yes"), "no"),
+        ("TRUE", ("nein", "ja"), "ja"),
+        ("Failure", ("fail", "pass"), "fail"),
+        ("(B)", ("A", "B", "C"), "B"),
         ("✓", ("fail", "pass"), "pass"),
         ("✔\ufe0f", ("fail", "pass"), "pass"),
         ("“Pass”", ("fail", "pass"), "pass"),
@@ -117,6 +126,9 @@ def test_a_label_is_read_on_scales_of_words(value: Any, labels: tuple[str, ...],
         "–",
         "?",
         "skip",
+        "(blank)",
+        "Don't know",
+        "unsure",
     ],
 )
 def test_marks_of_a_missing_label_are_no_label(value: Any) -> None:
@@ -161,6 +173,10 @@ def test_a_label_off_the_scale_is_refused_with_the_nearest_one(value: Any, label
         ("score_1", "score_2", "score_3"),
         ("labeler-ann", "labeler-bob", "labeler-cy"),
         ("label_1", "label_2", "label_3"),
+        ("rater1_label", "rater2_label", "rater3_label"),
+        ("human_label_1", "human_label_2", "human_label_3"),
+        ("Expert Rating A", "Expert Rating B", "Expert Rating C"),
+        ("vote1", "vote2", "vote3"),
     ],
 )
 @pytest.mark.parametrize("form", ["csv", "frame", "jsonl"])

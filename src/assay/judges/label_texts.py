@@ -16,20 +16,30 @@ __all__ = ["GivenRating", "id_text", "rater_columns", "ratings_in", "read_label"
 _NO_LABEL = frozenset(
     ("", "-", "--", "–", "—", ".", "?", "n/a", "#n/a", "na", "n.a", "n.a.", "<na>", "nan", "nat", "null", "none", "nil",
      "skip", "skipped", "abstain", "missing", "not applicable", "no answer", "no label", "not rated", "unrated",
-     "unlabeled", "unlabelled")
+     "unlabeled", "unlabelled", "blank", "empty", "undefined", "unknown", "unsure", "not sure", "don't know",
+     "do not know", "idk", "tbd", "pending")
 )  # fmt: skip
-_YES, _NO = frozenset(("yes", "true", "y", "t", *"✓✔☑✅")), frozenset(("no", "false", "n", "f", *"✗✘☒❌"))
-_GOOD = frozenset(("pass", "passed", "correct", "right", "good", "accept", "accepted"))
-_BAD = frozenset(("fail", "failed", "incorrect", "wrong", "bad", "reject", "rejected"))
+# the words for true and false are also those that spreadsheets write in other languages
+_YES = frozenset(
+    ("yes", "true", "y", "t", "wahr", "vrai", "verdadero", "vero", "verdadeiro", "waar", "ja", "oui", "sí", "si", "sim",
+     "да", "是", "はい", *"✓✔☑✅")
+)  # fmt: skip
+_NO = frozenset(
+    ("no", "false", "n", "f", "falsch", "faux", "falso", "onwaar", "nein", "nee", "non", "não", "нет", "否", "いいえ",
+     *"✗✘☒❌")
+)  # fmt: skip
+_GOOD = frozenset(("pass", "passed", "correct", "right", "good", "success", "accept", "accepted"))
+_BAD = frozenset(("fail", "failed", "incorrect", "wrong", "bad", "failure", "reject", "rejected"))
 _YES_LABELS, _NO_LABELS = _YES | _GOOD | {"1", "positive"}, _NO | _BAD | {"0", "negative"}
-_QUOTES = "\"'“”„‘’‚«»"
+_QUOTES = "\"'“”„‘’‚«»()[]"
 _OUT_OF = re.compile(r"(.+?)\s*(?:/|out of|of)\s*(.+)")
 _NUMBER_AND_NAME = re.compile(r"([-+]?\d+(?:[.,]\d+)?)(?:\s*[-–:=.(]\s*|\s+)[^\W\d_][^\d]*")
-# rater_alice; of names that also occur in other columns only with a number or a letter: human_A, score2
+_VALUE = r"(?:rating|label|score|annotation|grade|vote)s?"
+# rater_alice; of names that also occur in other columns only with a number or a letter: human_A, score2, human_label_1
 _PER_RATER = re.compile(
-    r"(?:rater|annotator|label+er)s?(?:[ _.:#-]*\d+|[ _.:#-]+\w[\w .-]*)"
-    r"|(?:human|reviewer|grader|assessor|coder|evaluator|expert|worker|judge|person|user|rating|label|score|annotation|"
-    r"grade)s?(?:[ _.:#-]*\d+|[ _.:#-]+[a-z])",
+    rf"(?:rater|annotator|label+er)s?(?:[ _.:#-]*\d+(?:[ _.:-]+{_VALUE})?|[ _.:#-]+\w[\w .-]*)"
+    rf"|(?:(?:human|reviewer|grader|assessor|coder|evaluator|expert|worker|judge|person|user)s?(?:[ _.:-]*{_VALUE})?|"
+    rf"{_VALUE})(?:[ _.:#-]*\d+|[ _.:#-]+[a-z])(?:[ _.:-]+{_VALUE})?",
     re.IGNORECASE,
 )
 _ABOUT_RATING = re.compile(
@@ -81,12 +91,12 @@ def id_text(value: Any) -> str:
 def read_label(value: Any, labels: Sequence[str], anchors: Mapping[str, str] | None = None) -> str | None:
     """The label of a scale that a value means; None if it says that there is none, such as `N/A`, `-` or NaN.
 
-    - Case, white space around and between words, `_` and `-` between words, quotes around the label and one of `.,:;!`
-      after it make no difference.
+    - Case, white space around and between words, `_` and `-` between words, quotes and brackets around the label and
+      one of `.,:;!` after it make no difference.
     - On a scale of numbers: `4.0`, `4,0`, `4/5` and `4 out of 5` (of the highest label), `80 %` (on a scale up to 1 or
       100), and a number with its name, as in `4 - good`.
-    - `true`, `yes`, `y`, `t`, a check mark and `false`, `no`, `n`, `f`, a cross are the one label for yes and the one
-      for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too.
+    - `true`, `yes`, `y`, `t`, a check mark and `false`, `no`, `n`, `f`, a cross, also in some other languages, are the
+      one label for yes and the one for no, such as `pass` and `fail`; on a scale of two labels 1 and 0 are too.
     - On a scale of two labels for quality, such as `pass` and `fail`, other words for quality are read: `passed`,
       `wrong`. A yes to "Is it harmful?" is no `good`, so that they are refused on other scales.
     - The meaning of a label in `anchors` is the label.
