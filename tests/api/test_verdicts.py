@@ -251,6 +251,26 @@ def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:
         replay_anchors(MOOD, anchors=tmp_path / "none.json", **options(tmp_path, kind))
 
 
+def test_one_other_sample_of_a_judge_with_several_is_no_drift(tmp_path: Path) -> None:
+    rows, anchors = tmp_path / "d.jsonl", tmp_path / "anchors.json"
+    rows.write_text("\n".join(json.dumps({"output": f"{'lovely' if at % 2 else 'awful'} {at}."}) for at in range(40)))
+    judge = PointwiseJudge("Is it kind?", shows=["output"], reading="text", samples=3)
+    others: list[str] = []  # outputs of which the next sample is another
+
+    def script(request: Any) -> str:
+        text = str(request.messages[-1].text)
+        is_other = bool(others) and others[0] in text
+        if is_other:
+            others.clear()
+        return json.dumps({"verdict": "yes" if ("lovely" in text) is not is_other else "no"})
+
+    replay_anchors(judge, anchors=anchors, freeze=str(rows), **options(tmp_path, script))
+    others.append("lovely 39.")
+    report = replay_anchors(judge, anchors=anchors, **options(tmp_path, script))
+    assert report["mean_difference"] == pytest.approx(-1 / 3 / 40)
+    assert (report["flips"]["n"], report["alarms"]) == (1, [])
+
+
 @pytest.mark.slow
 def test_listwise_judge_is_audited_with_lists_of_two(tmp_path: Path) -> None:
     judge = ListwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]}, orders=2)

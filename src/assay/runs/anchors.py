@@ -14,11 +14,13 @@ from assay.evaluation.judged import judge_items
 from assay.judges import Item, Judge
 from assay.judges.quality.agreement import Answers
 from assay.judges.quality.drift import Anchor, AnchorSet, compare
+from assay.judges.reading import scale_masses
 from assay.models import sibling
 from assay.optimizers.judges.compile import agreement_rubric
 from assay.programs import program_version
 from assay.rubrics import Rubric
 from assay.runs.loading import compiled_parts, load_judge
+from assay.sources.artifact_files import unproven_note
 from assay.support.package import __version__
 from assay.support.values import digest_of
 
@@ -86,7 +88,11 @@ def items_of(frozen: AnchorSet) -> list[Item]:
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:
     """Judges the frozen items again and compares: see `assay.judges.quality.drift.compare`."""
     judged = judge_items(judge, items_of(frozen), session, name="anchors", split="anchors")
-    written = all(masses is None for masses in judged.answers.probabilities)
+    written = None  # shares of samples or of votes have few levels
+    if scale_masses(judged.raw):
+        written = False
+    elif all(masses is None for masses in judged.answers.probabilities):
+        written = True
     report = compare(frozen, values_of(judged.answers, judge), made_by(judge, session), written=written)
     return {**report, **judged.coverage(judge)}
 
@@ -124,6 +130,8 @@ def replay_of_rubric(rubric: Rubric, session: Session) -> list[str]:
         c.judge.use for c in rubric.criteria if c.judge is not None and c.judge.use
     )
     for source in dict.fromkeys(part for use in uses for part in compiled_parts(use)):
+        if (note := unproven_note(source)) is not None:
+            session.progress.say(f"note: {note}")
         judge = load_judge(source, own_model=session.own_models)
         if isinstance(judge, Judge):
             judge_run = replace(session, lm=session.judge_lm or session.lm, rubric=agreement_rubric(judge.spec))

@@ -1,7 +1,7 @@
 """Drift of a judge: replays a frozen anchor set and tests the differences. Calls no model.
 
 Values on a continuous scale (expected grades from token probabilities) are tested with CUSUM, values of few levels
-(written verdicts) by the number of verdicts that changed, both with PSI.
+(written verdicts, shares of samples) by the number of values that changed, both with PSI.
 """
 
 import json
@@ -20,14 +20,13 @@ from assay.support.places import write_whole
 
 __all__ = ["Anchor", "AnchorSet", "Cusum", "compare", "population_stability_index"]
 
-_FORMAT = 1
+_FORMAT = 2
 _BINS = 10
 _PSI = 0.25  # a shift above it is major (a convention of credit scoring)
 _LEAST_NOISE = 0.02  # share of the scale; minimum assumed noise, also for a judge that repeats itself exactly
 _FEWEST = 20
 # levels of the two exact tests of changed verdicts; together a stable judge raises an alarm in less than 5 % of replays
 _DIRECTION_LEVEL, _RATE_LEVEL = 0.035, 0.015
-_REPEATED = 30  # anchors that were judged twice for a set that does not say how many
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,14 @@ class AnchorSet:
         made_by: everything that determines a verdict (question, prompt, calibration, model, weights, …).
         noise: standard deviation of the difference between the values of two runs, as a share of the scale.
         anchors: the judged items.
-        repeated: anchors that were judged twice when the set was made; `flips`: those whose verdict changed. None in
-            sets of earlier versions.
+        repeated: anchors that were judged twice when the set was made; `flips`: those whose value changed.
     """
 
     made_by: Mapping[str, str]
     noise: float
     anchors: Sequence[Anchor] = field(repr=False)
-    repeated: int | None = None
-    flips: int | None = None
+    repeated: int
+    flips: int
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,8 +89,8 @@ class AnchorSet:
                 dict(content["made_by"]),
                 float(content["noise"]),
                 anchors,
-                content.get("repeated"),
-                content.get("flips"),
+                int(content["repeated"]),
+                int(content["flips"]),
             )
         except DataError:
             raise
@@ -176,11 +174,7 @@ class Flips:
         rises = sum(after > before for before, after in pairs)
         falls = sum(after < before for before, after in pairs)
         changed = rises + falls
-        squares = math.fsum((after - before) ** 2 for before, after in pairs) / changed if changed else 1.0
-        repeated = min(_REPEATED, len(frozen.anchors)) if frozen.repeated is None else frozen.repeated
-        # a set of an earlier version has only the spread of the differences
-        flips = min(repeated, round(repeated * frozen.noise**2 / squares)) if frozen.flips is None else frozen.flips
-        table = [[changed, len(pairs) - changed], [flips, repeated - flips]]
+        table = [[changed, len(pairs) - changed], [frozen.flips, frozen.repeated - frozen.flips]]
         return cls(
             n=changed,
             rises=rises,
