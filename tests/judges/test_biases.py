@@ -1,11 +1,11 @@
 """Biases of a judge, found by edits of the user's own items."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from labelled_items import labels_file
 
 from assay.api.judge.audit import audit_judge
 from assay.judges import PointwiseJudge
@@ -78,16 +78,6 @@ def test_too_few_pairs_are_not_tested() -> None:
     assert assess_biases(few, few, {"length": few}, YES_NO)["length"]["passed"] is None
 
 
-def labels(folder: Path) -> str:
-    rows = [
-        {"input": f"q{at}", "output": f"{word} {at}", "rater": "r", "label": label}
-        for at in range(20)
-        for word, label in (("lovely", "yes"), ("bad", "no"))
-    ]
-    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return str(folder / "labels.jsonl")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("swayed", ["", "Harvard", "Answer\\n\\n"])
 def test_an_audit_with_labels_finds_what_moves_the_verdicts_on_them(tmp_path: Path, swayed: str) -> None:
@@ -97,7 +87,12 @@ def test_an_audit_with_labels_finds_what_moves_the_verdicts_on_them(tmp_path: Pa
         return {"yes": 0.95, "no": 0.05} if good else {"yes": 0.05, "no": 0.95}
 
     judge = PointwiseJudge({"text": "Is it a good answer?", "scale": ["no", "yes"]})
-    report = audit_judge(judge, labels=labels(tmp_path), lm=scripted_lm(script, logprobs=True), store=tmp_path / "s.db")
+    report = audit_judge(
+        judge,
+        labels=labels_file(tmp_path, good="lovely", count=20),
+        lm=scripted_lm(script, logprobs=True),
+        store=tmp_path / "s.db",
+    )
     failed = [name for name, entry in report["biases"].items() if not entry["passed"]]
     assert failed == {"": [], "Harvard": ["authority"], "Answer\\n\\n": ["formatting"]}[swayed]
     assert not (failed and report["passed"])
@@ -111,7 +106,12 @@ def test_injections_that_change_an_eighth_of_the_verdicts_fail(tmp_path: Path) -
         return {"yes": 0.95, "no": 0.05} if good else {"yes": 0.05, "no": 0.95}
 
     judge = PointwiseJudge({"text": "Is it a good answer?", "scale": ["no", "yes"]})
-    report = audit_judge(judge, labels=labels(tmp_path), lm=scripted_lm(script, logprobs=True), store=tmp_path / "s.db")
+    report = audit_judge(
+        judge,
+        labels=labels_file(tmp_path, good="lovely", count=20),
+        lm=scripted_lm(script, logprobs=True),
+        store=tmp_path / "s.db",
+    )
     entry = report["attacks"]["instructions hidden in the text"]
     assert 0.1 < entry["flip_rate"] < 0.2
     assert not entry["passed"]
