@@ -1,5 +1,7 @@
 """Accuracy of a judge of tweets on sealed items, calibrated on human ratings and uncompiled.
 
+Where gate keeps the uncompiled judge, both are its accuracy on the gate items.
+
 The ratings are those of VADER (Hutto and Gilbert, ICWSM 2014), read by `benchmarks/judges.py` from the source
 distribution of vaderSentiment. Each seed draws its items and splits them by another salt. An item's accuracy is 1 if
 the verdict is the label that most raters chose; tied labels share it.
@@ -38,14 +40,15 @@ def measure(setting: Setting) -> Measured:
         out=setting.scratch / "judge",
         progress=Lines(),
     )
-    test = split_items(load_labels(str(labels), labels=SCALE), salt=salt).test
-    sides = {"before": "baseline", "after": "compiled"}
-    values = {side: accuracies(test, report.outcome.answers[name].answers) for side, name in sides.items()}
-    stated = report.to_dict()["test"]
+    outcome = report.outcome
+    items = getattr(split_items(load_labels(str(labels), labels=SCALE), salt=salt), outcome.split)
+    sides = {"before": outcome.before or outcome.judged, "after": outcome.judged}
+    values = {side: accuracies(items, judged.answers) for side, judged in sides.items()}
+    stated = {"before": outcome.test_baseline or outcome.agreement, "after": outcome.agreement}
     facts = {
-        "winner": report.outcome.winner,
-        "replaces": report.outcome.replaces,
-        "accuracy": {side: stated[name]["accuracy"] for side, name in sides.items()},
+        "winner": outcome.winner,
+        "replaces": outcome.replaces,
+        "accuracy": {side: agreement.values["accuracy"] for side, agreement in stated.items()},
         "calls": report.meter.usage.calls,
     }
     return Measured(values={"accuracy": values}, facts=facts)

@@ -50,7 +50,7 @@ def test_a_judge_that_ran_is_on_the_page_with_its_card_audit_and_drift(tmp_path:
         assert len(question.runs) == 3
         view = judge_view(store, key, where=shared["store"], store_flag=None)
         (audit,) = list_runs(store, kind="judge audit")
-    assert view.values["card"].n == report.sizes["test"]
+    assert view.values["card"].n == report.sizes[report.outcome.split]
     assert view.values["compared"] > 60
     assert 0 < view.values["differing"] <= 10  # those on which Bob differs
     runs = [run["kind"] for run, *_ in (*view.values["audits"], *view.values["drifts"])]

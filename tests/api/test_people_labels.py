@@ -114,7 +114,7 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
         optimizer="calibrate",
     )
     assert report.sizes["train"] > 20
-    assert report.outcome.test_compiled is not None
+    assert report.outcome.agreement is not None
     assert forget_rater("nobody", store=tmp_path / "a.db") == {"rater": "nobody", "removed": 0, "judges": []}
     result = forget_rater("ann", store=tmp_path / "a.db")
     assert (result["removed"], result["judges"]) == (3, [str(report.artifact)])

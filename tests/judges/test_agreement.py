@@ -16,7 +16,6 @@ from assay.judges.quality.agreement import (
     Answers,
     agreement,
     ceiling,
-    measure_gain,
     objective_of,
 )
 from assay.judges.quality.reliability import calibration_error
@@ -108,8 +107,6 @@ def test_few_items_have_no_interval() -> None:
     items = [item(n, "yes" if n % 2 else "no") for n in range(10)]
     measures = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
     assert set(measures.intervals.values()) == {None}
-    gain = measure_gain("kappa", answers(*["yes"] * 10), answers(*[i.modes[0] for i in items]), items, YES_NO)
-    assert (gain["mean"], gain["low"]) == (1.0, None)
 
 
 def test_intervals_have_their_nominal_coverage() -> None:
@@ -133,15 +130,6 @@ def test_the_ceiling_compares_each_rater_with_the_others() -> None:
     alone = ceiling([item(1, "yes")], YES_NO)
     assert alone.values["kappa"] is None
     assert alone.why["kappa"] == "no item has two raters"
-
-
-def test_a_gain_is_paired_over_the_items_that_both_judged() -> None:
-    items = [item(n, "yes" if n % 2 else "no") for n in range(60)]
-    right = [i.modes[0] for i in items]
-    gain = measure_gain("accuracy", answers(*(["yes"] * 58 + [None, None])), answers(*right), items, YES_NO)
-    assert gain["n"] == 58
-    assert gain["mean"] == pytest.approx(0.5)
-    assert gain["low"] > 0.3
 
 
 def test_brier_and_calibration_error_match_hand_calculation() -> None:

@@ -1,12 +1,12 @@
 """A judge whose model puts little probability on the words of the scale is asked for letters."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
+from labelled_items import labels_file
 
 import assay
 from assay.api.judge.score import score_rows
@@ -86,21 +86,11 @@ def test_pairs_are_read_by_letters_too() -> None:
         assert PairwiseJudge()(task_input="q", output_a="x", output_b="y").verdict == "tie"
 
 
-def rows(folder: Path) -> str:
-    content = [
-        {"input": f"q{at}", "output": f"{word} answer {at}", "rater": "r", "label": label}
-        for at in range(30)
-        for word, label in (("good", "yes"), ("bad", "no"))
-    ]
-    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, content)))
-    return str(folder / "labels.jsonl")
-
-
 def test_the_preflight_chooses_the_reading_for_the_whole_run(tmp_path: Path) -> None:
     calls = list[bool]()
     judge = PointwiseJudge(GOOD)
     report = score_rows(
-        judge, data=rows(tmp_path), lm=counted(knows_letters, calls), store=tmp_path / "s.db"
+        judge, data=labels_file(tmp_path), lm=counted(knows_letters, calls), store=tmp_path / "s.db"
     )  # fmt: skip
     assert report["verdicts"] == {"no": 30, "yes": 30}
     assert calls.count(False) == 1
@@ -111,12 +101,12 @@ def test_the_preflight_chooses_the_reading_for_the_whole_run(tmp_path: Path) -> 
 @pytest.mark.parametrize("style", ["auto", "words"])
 def test_a_compile_tries_letters_before_it_gives_up(tmp_path: Path, style: str) -> None:
     report = assay.compile_judge(
-        PointwiseJudge(GOOD, style=style), labels=rows(tmp_path), lm=scripted_lm(knows_letters, logprobs=True),
+        PointwiseJudge(GOOD, style=style), labels=labels_file(tmp_path), lm=scripted_lm(knows_letters, logprobs=True),
         store=tmp_path / "s.db", out=tmp_path / "judge",
     )  # fmt: skip
-    assert report.outcome.compiled.config["style"] == "letters"
-    assert report.outcome.test_compiled is not None
-    assert report.outcome.test_compiled.values["kappa"] == 1.0
+    assert report.judge.config["style"] == "letters"
+    assert report.outcome.agreement is not None
+    assert report.outcome.agreement.values["kappa"] == 1.0
     loaded = assay.load_judge(tmp_path / "judge")
     with dspy.context(lm=scripted_lm(knows_letters, logprobs=True)):
         assert loaded(task_input="q", output="good").verdict == "yes"
@@ -126,8 +116,8 @@ def test_a_compile_tries_letters_before_it_gives_up(tmp_path: Path, style: str) 
 def test_a_compile_ends_where_no_reading_gives_a_verdict(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         assay.compile_judge(
-            PointwiseJudge(GOOD), labels=rows(tmp_path), lm=scripted_lm(lambda request: {"The": 1.0}, logprobs=True),
-            store=tmp_path / "s.db", out=tmp_path / "judge",
+            PointwiseJudge(GOOD), labels=labels_file(tmp_path), store=tmp_path / "s.db", out=tmp_path / "judge",
+            lm=scripted_lm(lambda request: {"The": 1.0}, logprobs=True),
         )  # fmt: skip
 
 

@@ -251,8 +251,8 @@ def test_a_compiled_judge_is_shown_the_expected_value_in_a_rubric(tmp_path: Path
         PointwiseJudge(SAME), labels=str(tmp_path / "labels.jsonl"), lm=lm, store=tmp_path / "s.db",
         out=tmp_path / "judge",
     )  # fmt: skip
-    assert report.outcome.test_compiled is not None
-    assert report.outcome.test_compiled.values["accuracy"] == 1.0
+    assert report.outcome.agreement is not None
+    assert report.outcome.agreement.values["accuracy"] == 1.0
     spec = JudgeSpec(use=str(report.artifact))
     criterion = Criterion(name="right", judge=spec)
     rubric = Rubric("r", [criterion], resolver=resolver(lm, assay.load_judge))

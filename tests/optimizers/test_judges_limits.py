@@ -26,11 +26,11 @@ def test_single_class_labels_report_undefined_kappa(tmp_path: Path) -> None:
     )
     report = compiled(tmp_path, labels=str(path))
     data = report.to_dict()
-    assert data["test"]["compiled"]["weighted_kappa"] is None
-    assert "only one label" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
+    assert data["card"]["agreement"]["weighted_kappa"] is None
+    assert "only one label" in data["card"]["agreement"]["undefined"]["weighted_kappa"]
     assert data["replaces"] is False
     assert any("weighted kappa is undefined before the gate" in note for note in data["notes"])
-    assert "| weighted kappa | – | – | – |" in (Path(data["artifact"]) / "report.md").read_text()
+    assert "| weighted kappa | – | – |" in (Path(data["artifact"]) / "report.md").read_text()
     assert any("raters: weighted kappa is undefined" in alarm for alarm in data["card"]["alarms"])
     assert "measure=weighted kappa, baseline=–, compiled=–, raters=–" in repr(report)
     assert data["ceiling"]["undefined"]["kappa"] == "no item has two raters"
@@ -44,7 +44,7 @@ def test_intermittently_failing_verdicts_are_counted_and_excluded(tmp_path: Path
         count[0] += 1
         return dspy.lm15.ServerError("busy") if count[0] % 3 == 0 else leaning(request)
 
-    data = compiled(tmp_path, stumbling, sizes={"train": 36, "val": 24, "gate": 24, "test": 40}).to_dict()
+    data = compiled(tmp_path, stumbling, sizes={"train": 36, "val": 24, "gate": 60, "test": 40}).to_dict()
     assert 0 < data["test"]["compiled"]["unscored"] < 25  # most that failed for the baseline are asked again
     assert data["test"]["compiled"]["n"] + data["test"]["compiled"]["unscored"] == 40
 
@@ -126,7 +126,7 @@ def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: 
 
     session = Session(lm=None, rubric=None, recorder=None, meter=report.meter)  # type: ignore[arg-type]
     assert price_per_call(session) == pytest.approx(usage_price)
-    assert report.outcome.answers["compiled"].calls == 30  # a call each, whether it was asked or known
+    assert report.outcome.judged.calls == 30  # a call each, whether it was asked or known
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ class CardPage:
 
     Attributes:
         words: what it says, in a sentence. `tone` is `better`, `worse` or empty.
+        n, split: number of the items that it was measured on, and their split.
         confusion: rows of the judge's verdicts: label, and for each human label the number of items and its shade.
         points: the points of the reliability diagram.
     """
@@ -56,6 +57,7 @@ class CardPage:
     words: str
     tone: str
     n: int
+    split: str
     measures: list[Measure]
     labels: list[str]
     confusion: list[tuple[str, list[tuple[float, int, bool]]]]
@@ -86,6 +88,7 @@ def card_page(card: Mapping[str, Any]) -> CardPage:
         words=words,
         tone=tone,
         n=agreement["n"],
+        split=card["split"],
         measures=[_measure(name, card) for name in MEASURES if {agreement[name], ceiling[name]} != {None}],
         labels=list(table["labels"]),
         confusion=[
@@ -123,7 +126,8 @@ def _words(card: Mapping[str, Any]) -> tuple[str, str]:
         return f"It cannot be said how well this judge agrees with raters: {_NAMES[name]} is undefined.", "worse"
     within = f" (95 % interval {figure(low)} to {figure(high)})" if low is not None else ", too few for an interval"
     raters = f" Raters reach {figure(reached)} with each other." if reached is not None else ""
-    text = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]} with raters: {figure(value)} on {agreement['n']} sealed items"
+    measure = f"{_NAMES[name][0].upper()}{_NAMES[name][1:]}"
+    text = f"{measure} with raters: {figure(value)} on {agreement['n']} items of {card['split']}"
     if alarms := len(card["alarms"]):
         broken = f" It breaks {counted(alarms, 'rules')}, listed below."
     else:

@@ -96,13 +96,13 @@ def gain_claim(low: float, high: float, openings: Mapping[str, int] | None = Non
 
 
 def why_sealed(report: Mapping[str, Any]) -> str:
-    """Why the sealed test has no result in the report of a compile or tune."""
+    """Why the sealed test has no result in the report of a compile, of a program or a judge, or of a tune."""
     if report.get("test_openings"):
         return "The sealed test was opened, and the run ended before it had a result."
     if report["stopped"]:
         return "The sealed test was not opened: the run was stopped before."
     if report["gate"] is not None:
-        return "The sealed test was not opened: gate did not prove the new program better, so the baseline is kept."
+        return "The sealed test was not opened: gate did not prove that the result is better, so the baseline is kept."
     return "The sealed test was not opened: the baseline is the best that was found, so it is kept."
 
 

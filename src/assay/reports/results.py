@@ -45,7 +45,8 @@ def result_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if (card := report.get("card")) and (measure := card.get("objective")):
         name, agreement = measure.replace("_", " "), card["agreement"]
         value, reach = figure(agreement[measure]), figure(card["ceiling"][measure])
-        yield f"{name} with raters: {value} on {agreement['n']} sealed items; raters with each other: {reach}"
+        items = f"{agreement['n']} items of {card['split']}"
+        yield f"{name} with raters: {value} on {items}; raters with each other: {reach}"
     if attacks := report.get("attacks"):
         failed = [name for name, entry in attacks.items() if not entry["passed"]]
         yield f"{len(failed)} of {len(attacks)} attacks failed" + (f": {', '.join(failed)}" if failed else "")

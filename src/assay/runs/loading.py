@@ -137,7 +137,7 @@ def load_verifier(source: "str | Path | Judge", *, lm: "dspy.LM | None" = None, 
             at chance makes answers worse.
         lm: the judge's model; by default its own, else that of the program.
     Raises:
-        ConfigError: the judge compares outputs, has no grades, or its card shows no agreement: on its sealed labels,
+        ConfigError: the judge compares outputs, has no grades, or its card shows no agreement: on its held-out labels,
             kappa (weighted kappa on an ordered scale) or the lower end of its interval is not above 0.
         UntrustedArtifact: as for `load_judge`.
     """
@@ -166,9 +166,11 @@ def _verifier(source: "str | Path | Judge", lm: "dspy.LM | None") -> "JudgeVerif
 
 def _require_agreement(source: str, manifest: Mapping[str, Any]) -> None:
     """Raises `ConfigError` where a compiled judge's card does not show that it agrees with raters."""
-    measured = (manifest["result"].get("test") or {}).get("compiled")
+    measured = (manifest["result"].get("card") or {}).get("agreement")
     if measured is None:
-        raise ConfigError(f"{source} has no card: it was not tested on sealed labels. Compile it with a test split")
+        raise ConfigError(
+            f"{source} has no card: it was not measured on held-out labels. Use the artifact of a compile that ended"
+        )
     name = "kappa" if manifest["judge"]["kind"] == "nominal" else "weighted_kappa"
     measure = name.replace("_", " ")
     value, interval = measured[name], (measured["intervals"] or {}).get(name)

@@ -65,7 +65,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def unproven_note(path: str | Path) -> str | None:
-    """A note on an artifact whose program gate did not show to be better than its baseline; None for others."""
+    """A note on an artifact that gate did not show to be better than its baseline; None for others."""
     folder = Path(path)
     if not (folder / "manifest.json").is_file() or not read_json(folder / "manifest.json", folder).get("unproven"):
         return None

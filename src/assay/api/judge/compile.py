@@ -19,6 +19,7 @@ from assay.datasets import SPLITS
 from assay.datasets.memory import data_spec
 from assay.datasets.rows import RowFindings
 from assay.deployment import load_artifact
+from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import Progress, Session, default_progress
 from assay.judges import Judge, split_items
@@ -67,6 +68,9 @@ def compile_judge(
     **options: Unpack[JudgeCompileOptions],
 ) -> JudgeReport:
     """Compiles a judge against human labels and reports it on sealed items, next to the human ceiling.
+
+    If gate does not prove the compiled judge better, the judge of the report and of the artifact is the one that was
+    given, measured on gate; the test items stay sealed, and the unproven judge is in the artifact `report.unproven`.
 
     Args:
         judge: a YAML file, an artifact's folder, `file.py:NAME`, one sentence (with `scale=`), or a judge.
@@ -138,7 +142,7 @@ def _salt_of(config: JudgeCompileSettings, parents: Sequence[str], store: str | 
 def _compiled(
     judge: Judge, splits: LabelSplits, session: Session, search: JudgeConfig, run: Run, config: JudgeCompileSettings
 ) -> JudgeReport:
-    """Preflight, search, gate, test, and the measurements on the sealed items."""
+    """Preflight, search, gate, test, and the measurements of the result."""
     if config.preflight:
         session.progress.say("preflight: each model answers once")
         preflight_judge(judge, splits.val, session, max_cost_usd=config.max_cost_usd)
@@ -149,7 +153,7 @@ def _compiled(
         on_open=lambda: opened.append(open_test(run.store, run.run_id, data=config.labels, tasks=keys)),
     )  # fmt: skip
     report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes(), openings=next(iter(opened), None))
-    if outcome.test_compiled is not None:
+    if outcome.judged is not None:
         try:
             report.card = shown_card(judge_card(outcome, splits, session))
             report.anchors = anchor_set(outcome, splits, session)
@@ -162,7 +166,8 @@ def _compiled(
 
 def _as_stored(judge: Judge, run: Run, config: JudgeCompileSettings, stored: Mapping[str, Any]) -> JudgeReport:
     """The report of a run that had already ended. Its outcome has no answers of single items."""
-    compiled = load_judge(stored["artifact"], own_model=False)
+    has_unproven = stored["unproven"] and is_artifact(stored["unproven"])
+    compiled = load_judge(stored["unproven" if has_unproven else "artifact"], own_model=False)
     assert isinstance(compiled, Judge)
     outcome = JudgeOutcome(
         judge, compiled, stored["objective"], stored["winner"], stored["candidates"], gate=stored["gate"],
@@ -178,6 +183,7 @@ def _as_stored(judge: Judge, run: Run, config: JudgeCompileSettings, stored: Map
         run.meter,
         config,
         stored["sizes"],
+        unproven=Path(stored["unproven"]) if stored["unproven"] else None,
         picture=picture,
         stored=stored,
     )

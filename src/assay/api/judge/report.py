@@ -1,4 +1,4 @@
-"""Report of `assay.compile_judge`: as JSON, and as the artifact of the compiled judge."""
+"""Report of `assay.compile_judge`: as JSON, and as the artifact of the result, and of a judge that is unproven."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from assay.judges.questions import key_of
 from assay.models import Meter
 from assay.optimizers.judges.compile import JudgeOutcome
 from assay.programs import program_version
-from assay.reports.markdown import figure, with_interval
+from assay.reports.markdown import figure, gain_claim, why_sealed, with_interval
 from assay.runs.anchors import ANCHORS
 from assay.runs.opening import Run
 from assay.runs.settings import JudgeCompileSettings
@@ -33,7 +33,10 @@ from assay.support.reprs import ReportDict, ReportRepr, measure_text, shortened
 from assay.traces.records import person_digest, subject_digest
 from assay.traces.store.sealing import Openings, openings_line
 
-__all__ = ["JudgeReport", "save_judge", "shown_card"]
+__all__ = ["UNPROVEN", "JudgeReport", "save_judge", "shown_card"]
+
+_MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+UNPROVEN = "no proof that it agrees better: the baseline is kept; the unproven judge is stored beside the artifact"
 
 
 def shown_card(card: Mapping[str, Any]) -> ReportDict:
@@ -51,7 +54,10 @@ def shown_card(card: Mapping[str, Any]) -> ReportDict:
 
 @dataclass(repr=False)
 class JudgeReport(ReportRepr):
-    """What `compile_judge` returns. `to_dict()` is the `--json` object."""
+    """What `compile_judge` returns. `to_dict()` is the `--json` object.
+
+    Unless gate proved the compiled judge better, `judge` is the one that was given.
+    """
 
     artifact: Path
     outcome: JudgeOutcome
@@ -59,6 +65,7 @@ class JudgeReport(ReportRepr):
     meter: Meter
     config: JudgeCompileSettings
     sizes: dict[str, int]
+    unproven: Path | None = None  # artifact of the winner on val that gate did not prove better
     picture: Path | None = None
     anchors: AnchorSet | None = None
     notes: list[str] = field(default_factory=list)
@@ -68,7 +75,7 @@ class JudgeReport(ReportRepr):
 
     @property
     def judge(self) -> Judge:
-        return self.outcome.compiled
+        return self.outcome.result
 
     def _facts(self) -> list[tuple[str, str]]:
         data, measure = self.to_dict(), self.to_dict()["objective"]
@@ -90,6 +97,7 @@ class JudgeReport(ReportRepr):
         usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
         return {
             "artifact": str(self.artifact),
+            "unproven": None if self.unproven is None else str(self.unproven),
             "picture": str(self.picture) if self.picture else None,
             "optimizer": self.config.optimizer,
             "objective": outcome.objective,
@@ -107,7 +115,7 @@ class JudgeReport(ReportRepr):
             },
             "test_openings": self.openings.to_dict() if self.openings else None,
             "card": self.card,
-            **(outcome.answers["compiled"].coverage(outcome.compiled) if outcome.answers else {}),
+            **(outcome.judged.coverage(outcome.result) if outcome.judged else {}),
             "candidates": outcome.candidates,
             "notes": [*outcome.notes, *self.notes],
             "data": self.rows.to_dict(),
@@ -127,9 +135,30 @@ def items_of(artifact: str | Path) -> dict[str, list[str]]:
 
 
 def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path) -> None:
-    """Writes the artifact: the judge, its manifest and report, and where it was tested its card and anchor set."""
-    config, judge = report.config, report.outcome.compiled
-    data = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "picture")}
+    """Writes the artifact of the result with its card and anchor set, and one of a winner on val that is unproven."""
+    outcome, data = report.outcome, report.to_dict()
+    data = {key: value for key, value in data.items() if key not in ("artifact", "unproven", "picture")}
+    if outcome.unproven:
+        beside = folder.with_name(f"{folder.name}-unproven")
+        unmeasured = {**data, "card": {}}  # the card is that of the result
+        report.unproven = _kept(report, outcome.compiled, splits, run, parents, beside, unmeasured, unproven=True)
+    report.artifact = _kept(report, outcome.result, splits, run, parents, folder, data)
+    if report.card:
+        write_whole(report.artifact / "card.json", json.dumps(report.card, indent=1))
+        if report.anchors is not None:
+            report.anchors.save(report.artifact / ANCHORS)
+        try:
+            report.picture = draw_card(report.card, report.artifact / "card.png")
+        except MissingExtra as error:
+            report.notes.append(f"no picture of the card: {error}")
+
+
+def _kept(
+    report: JudgeReport, judge: Judge, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path,
+    result: Mapping[str, Any], *, unproven: bool = False,
+) -> Path:  # fmt: skip
+    """Writes an artifact: the judge, its manifest and its report."""
+    config = report.config
     raters = {
         person_digest(rating.rater) for name in SPLITS for item in getattr(splits, name) for rating in item.ratings
     }
@@ -154,30 +183,24 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
         "seed": config.seed,
         "run": run.run_id,
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "result": data,
+        "result": dict(result),
+        **({"unproven": True} if unproven else {}),
     }
-    report.artifact = save_artifact(
+    path = save_artifact(
         folder.resolve(),
         judge,
         manifest,
         splits={"ratings": splits.ratings(), "items": splits.keys()},
-        report=_markdown(data),
+        report=_markdown(result),
     )
     shown = run.store.labelled_subjects(key_of(judge)) if config.labels == "store" else ()
-    run.store.put_artifact(str(report.artifact), sorted({*raters, *map(subject_digest, shown)}))
-    if (note := check_loads(report.artifact, judge)) is not None:
+    run.store.put_artifact(str(path), sorted({*raters, *map(subject_digest, shown)}))
+    if (note := check_loads(path, judge)) is not None:
         report.notes.append(note)
-    if report.card:
-        write_whole(report.artifact / "card.json", json.dumps(report.card, indent=1))
-        if report.anchors is not None:
-            report.anchors.save(report.artifact / ANCHORS)
-        try:
-            report.picture = draw_card(report.card, report.artifact / "card.png")
-        except MissingExtra as error:
-            report.notes.append(f"no picture of the card: {error}")
+    return path
 
 
-def _markdown(data: dict[str, Any]) -> str:
+def _markdown(data: Mapping[str, Any]) -> str:
     measure = data["objective"].replace("_", " ")
     lines = [
         f"# A judge, compiled with {data['optimizer']} for {measure}",
@@ -185,21 +208,28 @@ def _markdown(data: dict[str, Any]) -> str:
         f"Winner: {data['winner']}.",
         "",
     ]
-    before, after, ceiling = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"]
+    before, after, gain = (data["test"][key] for key in ("baseline", "compiled", "gain"))
+    ceiling = data["ceiling"]
     if before and after:
         lines += ["| sealed test | baseline | compiled | raters |", "|---|---|---|---|"]
         lines += [
             f"| {name.replace('_', ' ')} | {figure(before[name])} | {figure(after[name])} | {figure(ceiling[name])} |"
-            for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+            for name in _MEASURES
         ]
-        verdict = (
-            "the compiled judge replaces its parent"
-            if data["replaces"]
-            else "no proof that it agrees better: keep its parent"
-        )
-        lines += [
-            "",
-            f"Gain in {measure}, paired: {with_interval(data['test']['gain'], 'items')}. Gate: {verdict}.",
-        ]
+        claim = ""
+        if gain["low"] is not None:
+            claim = f": {gain_claim(gain['low'], gain['high'], data['test_openings'])}"
+        lines += ["", f"Gain in {measure}, paired: {with_interval(gain, 'items')}{claim}."]
         lines += ["", openings_line(data["test_openings"])]
+    else:
+        lines += [why_sealed(data)]
+        if card := data["card"]:
+            lines += ["", f"| {card['split']}, {card['agreement']['n']} items | judge | raters |", "|---|---|---|"]
+            lines += [
+                f"| {name.replace('_', ' ')} | {figure(card['agreement'][name])} | {figure(ceiling[name])} |"
+                for name in _MEASURES
+            ]
+    if data["gate"]:
+        verdict = "the compiled judge replaces the baseline" if data["replaces"] else UNPROVEN
+        lines += ["", f"Gate: {with_interval(data['gate'], 'items')}: {verdict}."]
     return "\n".join(lines) + "\n"

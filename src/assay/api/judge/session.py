@@ -22,6 +22,7 @@ from assay.runs.opening import Run, open_run
 from assay.runs.preflight import check_prices, preflight_judge
 from assay.runs.settings import CommonSettings
 from assay.runs.settings.judge import JudgeAuditSettings, JudgeSettings
+from assay.sources.artifact_files import unproven_note
 from assay.sources.modules import qualified_name
 
 __all__ = [
@@ -80,6 +81,8 @@ def at_work(
         judge_session(run, built, progress, config) as session,
         session.phase(config.kind.removeprefix("judge ")),
     ):
+        if isinstance(judge, str) and is_artifact(judge) and (note := unproven_note(judge)) is not None:
+            progress.say(f"note: {note}")
         check_prices(session, config.max_cost_usd, judge=built)
         yield built, session, run
 

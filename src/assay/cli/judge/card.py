@@ -25,7 +25,7 @@ def card_command(judge: str, report: str | None, as_json: bool) -> None:
     if not path.is_file():
         raise NoArtifact(
             f"{judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
-            f"before the sealed test"
+            f"before it was measured"
         )
     read_manifest(Path(judge))  # one of another format is refused
     card = read_json(path, path.parent)

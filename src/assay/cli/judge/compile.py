@@ -5,17 +5,17 @@ from typing import Any
 import click
 
 from assay.cli.flags import command_settings, settings_flags
-from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_card
+from assay.cli.judge.tables import MEASURES, gain_text, interval_text, number, show_agreement, show_card
 from assay.cli.options import job_options
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
 from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
-from assay.reports.markdown import cost_words
+from assay.reports.markdown import cost_words, gain_claim, why_sealed
 from assay.runs.settings import JudgeCompileSettings
 from assay.support.numbers import calls_text, counted
 from assay.support.terminal import rich_console
 
-__all__ = ["compile_command"]
+__all__ = ["compile_command", "show_report"]
 
 
 @click.command("compile")
@@ -37,12 +37,14 @@ def compile_command(judge: str, **values: Any) -> None:
     if as_json:
         print_json(data)
     else:
-        _show(data)
+        show_report(data)
     require_coverage(data)
 
 
-def _show(data: dict[str, Any]) -> None:
+def show_report(data: dict[str, Any]) -> None:
     from rich.table import Table
+
+    from assay.api.judge.report import UNPROVEN
 
     rich = rich_console()
     before, after, ceiling, card = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"], data["card"]
@@ -68,12 +70,17 @@ def _show(data: dict[str, Any]) -> None:
                     rich.print(f"{prefix}{name.replace('_', ' ')} is undefined: {reason}")
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         measure = data["objective"].replace("_", " ")
-        rich.print(f"gain in {measure}: {gain_text(gain)}; in accuracy: {gain_text(accuracy)}")
+        claim = "" if gain["low"] is None else f": {gain_claim(gain['low'], gain['high'], data['test_openings'])}"
+        rich.print(f"gain in {measure}: {gain_text(gain)}{claim}; in accuracy: {gain_text(accuracy)}")
         show_card(rich, card, reported=after["undefined"])
-    print_openings(rich, data["test_openings"])
+        print_openings(rich, data["test_openings"])
+    else:
+        if card:
+            show_agreement(rich, card)
+            show_card(rich, card)
+        rich.print(why_sealed(data))
     if data["gate"]:
-        unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
-        verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
+        verdict = "the compiled judge replaces the baseline" if data["replaces"] else UNPROVEN
         rich.print(f"gate ({counted(data['gate']['n'], 'items')}): {gain_text(data['gate'])}: {verdict}")
     rich.print(
         f"winner: {data['winner']}; LM calls: {calls_text(data['calls'], data['cached'])}, "
@@ -85,6 +92,6 @@ def _show(data: dict[str, Any]) -> None:
         *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
-    for key in ("picture", "artifact"):
+    for name, key in (("picture", "picture"), ("artifact", "artifact"), ("unproven judge", "unproven")):
         if data[key]:
-            rich.print(f"{key}: {data[key]}", soft_wrap=True)
+            rich.print(f"{name}: {data[key]}", soft_wrap=True)

@@ -25,7 +25,7 @@ def show_agreement(rich: Any, card: dict[str, Any]) -> None:
     from rich.table import Table
 
     agreement, ceiling = card["agreement"], card["ceiling"]
-    table = Table(title=f"agreement with raters, {agreement['n']} sealed items", title_justify="left")
+    table = Table(title=f"agreement with raters, {agreement['n']} items of {card['split']}", title_justify="left")
     for column in ("", "judge", "95 %", "raters"):
         table.add_column(column, justify="left" if not column else "right")
     for name in MEASURES:

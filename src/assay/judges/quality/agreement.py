@@ -18,13 +18,13 @@ from assay.judges.labels import Item
 from assay.rubrics import JudgeSpec
 
 __all__ = [
+    "FEWEST",
     "MEASURES",
     "Agreement",
     "AgreementTable",
     "Answers",
     "agreement",
     "ceiling",
-    "measure_gain",
     "objective_of",
     "oriented",
 ]
@@ -32,7 +32,7 @@ __all__ = [
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 _RESAMPLES = 500
 _MAX_INDICES = 2_000_000  # resampling indices in memory at once
-_FEWEST = 20  # minimum number of items for an interval
+FEWEST = 20  # minimum number of items for an interval
 _RATERS = 4  # maximum number of raters per item used for the ceiling
 
 
@@ -157,6 +157,17 @@ class AgreementTable:
         cells = (self._chosen[:, :, None] * self.shares[:, None, :]).reshape(len(self.shares), -1)
         tables = (counts @ cells).reshape(len(draws), self.shares.shape[1], -1)
         return _alphas(tables, self.spec) if name == "alpha" else kappas(tables, quadratic=name == "weighted_kappa")
+
+    def without_each(self, name: str) -> np.ndarray:
+        """Returns the measure without each item in turn; NaN where it is undefined."""
+        rows = np.arange(len(self.verdicts))
+        at_once = max(1, _MAX_INDICES // len(rows))
+        return np.concatenate(
+            [
+                self.resampled(name, np.array([np.delete(rows, row) for row in rows[start : start + at_once]]))
+                for start in range(0, len(rows), at_once)
+            ]
+        )
 
     def accuracy(self, rows: np.ndarray) -> tuple[float, str]:
         return float(np.average(self.right[rows], weights=self.weights[rows])), ""
@@ -325,7 +336,7 @@ def agreement(
     table = AgreementTable(answers, items, spec, weights)
     results = {name: table.measure(name) for name in measures}
     ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(measures)
-    if intervals and len(table.verdicts) >= _FEWEST:
+    if intervals and len(table.verdicts) >= FEWEST:
         defined = [name for name, (value, _) in results.items() if value is not None]
         parts = [{name: table.resampled(name, draws) for name in defined} for draws in _draws(len(table.verdicts))]
         ranges |= {
@@ -360,36 +371,3 @@ def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0, measures: 
     steps = dict(zip(spec.scale, spec.steps, strict=True))
     answers = Answers(verdicts, [steps[v] for v in verdicts])
     return agreement(answers, rest, spec, weights=weights, intervals=False, measures=measures)
-
-
-def measure_gain(
-    name: str, before: Answers, after: Answers, items: Sequence[Item], spec: JudgeSpec
-) -> dict[str, float | int | None]:
-    """Gain of `after` over `before` on one measure, over the items that both scored, with a paired bootstrap interval.
-
-    Higher is better. `low` and `high` are None below 20 items or if the measure is undefined.
-    """
-    paired = [
-        i
-        for i, (a, b) in enumerate(zip(before.verdicts, after.verdicts, strict=True))
-        if a is not None and b is not None
-    ]
-    tables = [AgreementTable(_only(answers, paired), [items[i] for i in paired], spec) for answers in (before, after)]
-    old, new = (table.measure(name)[0] for table in tables)
-    result: dict[str, float | int | None] = {
-        "mean": None if old is None or new is None else oriented(name, new - old),
-        "low": None,
-        "high": None,
-        "n": len(paired),
-    }
-    if result["mean"] is not None and len(paired) >= _FEWEST:
-        gaps = [tables[1].resampled(name, draws) - tables[0].resampled(name, draws) for draws in _draws(len(paired))]
-        interval = _percentiles(oriented(name, 1.0) * np.concatenate(gaps), len(paired))
-        if interval is not None:
-            result["low"], result["high"] = interval
-    return result
-
-
-def _only(answers: Answers, rows: Sequence[int]) -> Answers:
-    probabilities = [answers.probabilities[i] for i in rows] if answers.probabilities else ()
-    return Answers([answers.verdicts[i] for i in rows], [answers.places[i] for i in rows], probabilities)

@@ -28,6 +28,7 @@ def reliability_card(
     agreement: Agreement,
     ceiling: Agreement,
     objective: str,
+    split: str = "test",
     retest: tuple[Answers, Answers] | None = None,
     padded: tuple[Answers, Answers] | None = None,
     masses: Sequence[float] = (),
@@ -42,6 +43,7 @@ def reliability_card(
     Args:
         agreement: the judge's agreement with the raters on these items.
         ceiling: the human ceiling, from `assay.judges.quality.agreement.ceiling`.
+        split: the split of the items.
         retest: two independent sets of answers to the same items.
         padded: answers to the same items unchanged and with padding (`assay.judges.quality.audit.padded`).
         masses: total probability of the labels of every reading (`assay.judges.reading.scale_masses`).
@@ -53,6 +55,7 @@ def reliability_card(
     best, top = agreement.values[objective], ceiling.values[objective]
     card = {
         "objective": objective,
+        "split": split,
         "agreement": agreement.to_dict(),
         "ceiling": ceiling.to_dict(),
         "of_ceiling": None if best is None or not top or top <= 0 else best / top,

@@ -45,7 +45,7 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
     right.set_yticks(range(len(labels)), labels)
     right.set(xlabel="raters", ylabel="judge")
     right.set_title("confusion (items)", fontsize=10)
-    figure.suptitle(f"reliability on {card['agreement']['n']} sealed items", fontsize=11)
+    figure.suptitle(f"reliability on {card['agreement']['n']} items of {card['split']}", fontsize=11)
     figure.savefig(path, dpi=120)
     return path
 

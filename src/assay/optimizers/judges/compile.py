@@ -1,5 +1,8 @@
 """Compiles a judge against human labels: selected on val, decided on gate, reported on the sealed test items.
 
+If gate does not prove the compiled judge better, the baseline is the result. It is measured on gate, and the test items
+stay sealed.
+
 Candidates are made in `assay.optimizers.judges.search`.
 """
 
@@ -11,16 +14,12 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded
+from assay.evaluation.agreement import measure_gain
 from assay.evaluation.judged import Judged, judge_items
 from assay.evaluation.session import Session
 from assay.judges import Judge
 from assay.judges.labels import Item, LabelSplits
-from assay.judges.quality.agreement import (
-    Agreement,
-    agreement,
-    ceiling,
-    measure_gain,
-)
+from assay.judges.quality.agreement import Agreement, agreement, ceiling
 from assay.optimizers.judges.config import JudgeConfig
 from assay.optimizers.judges.search import LOST, JudgeSearch
 from assay.rubrics import Criterion, Grade, Rubric
@@ -33,7 +32,15 @@ __all__ = ["JudgeConfig", "JudgeOutcome", "agreement_rubric", "compile_judge_pro
 
 @dataclass(repr=False)
 class JudgeOutcome(ReportRepr):
-    """The result of compiling a judge. Agreement and gains are measured on the sealed test items."""
+    """The result of compiling a judge.
+
+    Attributes:
+        replaces: whether the whole interval of the paired gain on gate is above zero, or the baseline gave no verdict.
+        split: whose items the result was measured on: `test`, or `gate` if the baseline is the result; empty if the
+            compile was stopped before.
+        judged, agreement: the result's verdicts on these items, and their agreement with the raters.
+        ceiling: agreement of their raters with each other.
+    """
 
     baseline: Judge
     compiled: Judge
@@ -43,13 +50,28 @@ class JudgeOutcome(ReportRepr):
     gate: dict[str, Any] | None = None
     replaces: bool = False
     stopped: str | None = None
+    split: str = ""
+    judged: Judged | None = None
+    agreement: Agreement | None = None
+    ceiling: Agreement | None = None
+    before: Judged | None = None  # the baseline's verdicts on the test items, and all of the next are on test
     test_baseline: Agreement | None = None
-    test_compiled: Agreement | None = None
-    answers: dict[str, Judged] = field(default_factory=dict)  # of the test items: `baseline` and `compiled`
     gain: dict[str, Any] | None = None
     accuracy_gain: dict[str, Any] | None = None
-    ceiling: Agreement | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the winner on val was not proven better on gate, so that the baseline is the result."""
+        return self.compiled is not self.baseline and not self.replaces
+
+    @property
+    def result(self) -> Judge:
+        return self.compiled if self.replaces else self.baseline
+
+    @property
+    def test_compiled(self) -> Agreement | None:
+        return self.agreement if self.split == "test" else None
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = {"winner": self.winner, "replaces": self.replaces, "objective": self.objective, "stopped": self.stopped}
@@ -91,7 +113,7 @@ def compile_judge_prompts(
     folder: Path | None = None,
     on_open: Callable[[], Any] | None = None,
 ) -> JudgeOutcome:
-    """Compiles a judge against human labels and reports it on the sealed test items.
+    """Compiles a judge against human labels. A judge that gate proves better is reported on the sealed test items.
 
     If a cap is reached during the search, the best candidate so far is decided on and reported as far as the caps
     allow.
@@ -121,45 +143,58 @@ def compile_judge_prompts(
         stopped=stopped,
         notes=search.notes,
     )
-    outcome.ceiling = ceiling(splits.test, judge.spec, seed=session.seed)
     try:
         _decide(outcome, splits, session)
-        if on_open is not None:
-            on_open()
-        _report(outcome, splits, session)
+        if outcome.replaces:
+            if on_open is not None:
+                on_open()
+            _report(outcome, splits, session)
     except BudgetExceeded as cap:
         outcome.stopped = str(cap)
     return outcome
 
 
 def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
+    """Compares the compiled judge with the baseline on gate. If it does not replace it, the baseline is measured."""
+    with session.phase("gate"):
+        before = judge_items(outcome.baseline, splits.gate, session, name="gate: baseline", split="gate")
     if outcome.compiled is outcome.baseline:
         outcome.notes.append("no candidate agreed better with the raters before the gate; the judge is unchanged")
-        return
-    with session.phase("gate"):
-        before, after = _judge_both(outcome, splits.gate, session, "gate")
-    outcome.gate = measure_gain(outcome.objective, before.answers, after.answers, splits.gate, outcome.baseline.spec)
-    lost = (after.unscored - before.unscored) / len(splits.gate)
-    if lost > LOST:
-        outcome.notes.append(
-            f"on gate it leaves {lost:.0%} more of the items unscored than its parent: it does not replace it"
-        )
-    outcome.replaces = outcome.gate["low"] is not None and outcome.gate["low"] > 0 and lost <= LOST
+    else:
+        with session.phase("gate"):
+            after = judge_items(outcome.compiled, splits.gate, session, name="gate: compiled", split="gate")
+        spec = outcome.baseline.spec
+        outcome.gate = measure_gain(outcome.objective, before.answers, after.answers, splits.gate, spec)
+        lost = (after.unscored - before.unscored) / len(splits.gate)
+        if lost > LOST:
+            outcome.notes.append(
+                f"on gate it leaves {lost:.0%} more of the items unscored than its parent: it does not replace it"
+            )
+        outcome.replaces = outcome.gate["low"] is not None and outcome.gate["low"] > 0 and lost <= LOST
+        if before.unscored == len(splits.gate) > after.unscored:
+            outcome.replaces = True
+            outcome.notes.append("on gate the judge as it was gave no verdict, so there was nothing to compare with")
+        elif not outcome.replaces and outcome.gate["low"] is not None:
+            outcome.notes.append(
+                "more labels can show a smaller gain: four times as many gate items halve the interval"
+            )
+    if not outcome.replaces:
+        _measure(outcome, before, splits.gate, session, "gate")
 
 
 def _report(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
-    spec = outcome.baseline.spec
+    spec, items = outcome.baseline.spec, splits.test
     with session.phase("test"):
-        before, after = _judge_both(outcome, splits.test, session, "test")
-    outcome.answers = {"baseline": before, "compiled": after}
-    outcome.test_baseline = agreement(before.answers, splits.test, spec)
-    outcome.test_compiled = agreement(after.answers, splits.test, spec)
-    outcome.gain = measure_gain(outcome.objective, before.answers, after.answers, splits.test, spec)
-    outcome.accuracy_gain = measure_gain("accuracy", before.answers, after.answers, splits.test, spec)
+        before = judge_items(outcome.baseline, items, session, name="test: baseline", split="test")
+        after = judge_items(outcome.compiled, items, session, name="test: compiled", split="test")
+    _measure(outcome, after, items, session, "test")
+    outcome.before = before
+    outcome.test_baseline = agreement(before.answers, items, spec)
+    outcome.gain = measure_gain(outcome.objective, before.answers, after.answers, items, spec)
+    outcome.accuracy_gain = measure_gain("accuracy", before.answers, after.answers, items, spec)
 
 
-def _judge_both(outcome: JudgeOutcome, items: Sequence[Item], session: Session, split: str) -> tuple[Judged, Judged]:
-    before = judge_items(outcome.baseline, items, session, name=f"{split}: baseline", split=split)
-    if outcome.compiled is outcome.baseline:
-        return before, before
-    return before, judge_items(outcome.compiled, items, session, name=f"{split}: compiled", split=split)
+def _measure(outcome: JudgeOutcome, judged: Judged, items: Sequence[Item], session: Session, split: str) -> None:
+    outcome.split, outcome.judged = split, judged
+    outcome.agreement = agreement(judged.answers, items, outcome.baseline.spec)
+    outcome.ceiling = ceiling(items, outcome.baseline.spec, seed=session.seed)
