@@ -1,5 +1,6 @@
 """The pages of judges: the list, the card in words, disagreements, audit, drift, and labels as they come in."""
 
+import json
 import re
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     key = put_judge(store, tmp_path)
     text = page(store, tmp_path, f"/judges/{key}")
     assert "Weighted kappa with raters: " in text
-    assert "on 22 sealed items" in text
+    assert "on 22 items of test" in text
     # every third of 22 items is called rude, all others kind; Bob calls every fourth neutral
     assert "Of 22 labelled items that it judged, 12 got another verdict" in text
     gaps = [float(value) for value in re.findall(r'data-label="judge minus raters">([+-]\d\.\d{3})</td>', text)]
@@ -55,13 +56,26 @@ def test_a_judge_is_described_in_words_with_its_disagreements_first(store: Store
     assert "assay judge compile kind.yaml --labels store" in text
 
 
+def test_an_audit_of_another_judge_is_not_one_of_the_judge_of_the_card(store: Store, tmp_path: Path) -> None:
+    key = put_judge(store, tmp_path)
+    place = tmp_path / "runs" / "judge-audit" / "report.json"
+    kept = json.loads(place.read_text())
+    place.write_text(json.dumps({"report": {**kept["report"], "judge": "before it was compiled"}}))
+    text = page(store, tmp_path, f"/judges/{key}")
+    assert "Not audited yet" in text
+    assert "attacks of its newest" not in text
+    assert "/runs/judge-audit" in links_in(text, "/runs/")
+    rows = re.findall(r"<tr><th scope=\"row\".*?</tr>", page(store, tmp_path, "/judges"), re.DOTALL)
+    assert ">failed<" not in rows[0]
+
+
 def test_the_runs_of_a_judge_lead_to_its_page_and_state_their_result(store: Store, tmp_path: Path) -> None:
     key = put_judge(store, tmp_path)
     compiled, audited = (page(store, tmp_path, f"/runs/judge-{kind}") for kind in ("compile", "audit"))
     for text in (compiled, audited):
         assert f'<a href="/judges/{key}">The judge: its card, audits, drift and labels</a>' in text
         assert "Compare with another run" not in text
-    assert re.search(r"weighted kappa with raters: \S+ on 22 sealed items; raters with each other: \S+<", compiled)
+    assert re.search(r"weighted kappa with raters: \S+ on 22 items of test; raters with each other: \S+<", compiled)
     assert "1 of 2 attacks failed: praise<" in audited
 
 

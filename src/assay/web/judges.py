@@ -36,13 +36,19 @@ _WAITING_S = 20
 
 @dataclass(kw_only=True)
 class _Judge:
-    """A question with the runs of its judges by kind, newest first, and the newest reports."""
+    """A question with the runs of its judges by kind, newest first, and the newest reports.
+
+    Attributes:
+        audits: those of the compiled judge, or of any if none is compiled; `other_audits`: of other judges, such as
+            before it was compiled again or with another model.
+    """
 
     question: Question
     runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     compiled: Mapping[str, Any] = field(default_factory=dict)
     compiled_run: Mapping[str, Any] | None = None
     audits: list[tuple[dict[str, Any], Mapping[str, Any]]] = field(default_factory=list)
+    other_audits: list[tuple[dict[str, Any], Mapping[str, Any]]] = field(default_factory=list)
     drifts: list[tuple[dict[str, Any], Mapping[str, Any]]] = field(default_factory=list)
 
     @property
@@ -123,6 +129,10 @@ def _read_reports(judge: _Judge, where: str | Path | None) -> None:
             report = finished_report(where, run["id"])
             if report and needed in report:
                 reports.append((run, report))
+    if judge.card:
+        digest, audits = judge.card.get("judge"), judge.audits
+        judge.audits = [audit for audit in audits if audit[1].get("judge") == digest]
+        judge.other_audits = [audit for audit in audits if audit[1].get("judge") != digest]
 
 
 def question_of_run(store: Store, run: Mapping[str, Any]) -> Question | None:
@@ -167,7 +177,7 @@ def judge_view(store: Store, key: str, *, where: str | Path | None, store_flag: 
             "compiled_run": judge.compiled_run, "artifact": judge.compiled.get("artifact"),
             "growth": growth(rows, question, verdicts), "disagreements": differing[:_DISAGREEMENTS],
             "differing": len(differing), "compared": len(gaps), "missing_file": _missing_labels(judge),
-            "audits": [(run, report) for run, report in judge.audits],
+            "audits": judge.audits, "other_audits": judge.other_audits,
             "attacks": attack_rows(judge.audits[0][1]) if judge.audits else [],
             "drifts": [(run, report, drift_facts(report)) for run, report in judge.drifts],
             "drift_charts": drift_charts([(run["started_at"], report) for run, report in judge.drifts]),

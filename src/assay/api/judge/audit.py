@@ -20,6 +20,7 @@ from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_
 from assay.judges.quality.bases import BASES, bases_of, load_bases
 from assay.judges.quality.biases import assess_biases, edited, edits
 from assay.models.scope import refusals_end_at_once, without_answers_of
+from assay.runs.anchors import made_by
 from assay.runs.finished import FinishedRun
 from assay.runs.opening import Run
 from assay.runs.settings import JudgeAuditSettings
@@ -27,6 +28,7 @@ from assay.runs.settings.options import JudgeAuditOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportDict
+from assay.support.values import digest_of
 
 __all__ = ["audit_judge"]
 
@@ -51,8 +53,9 @@ def audit_judge(
             `assay.judges.quality.audit.audit_cases`. If None: `property` for a nominal scale, and for shipped cases if
             the judge's question is not about correctness or quality; otherwise `quality`.
     Returns:
-        `passed`; `notes` on the cases; by attack the number of cases, the number of correct verdicts, and examples of
-        wrong ones; `biases`, see `assay.judges.quality.biases.assess_biases`.
+        `judge`: digest of the judge and its model, as in its card; `passed`; `notes` on the cases; by attack the number
+        of cases, the number of correct verdicts, and examples of wrong ones; `biases`, see
+        `assay.judges.quality.biases.assess_biases`.
     Raises:
         ModelError: all cases are unscored.
         AssayError: what was wrong, which rule, what to do.
@@ -80,6 +83,7 @@ def audit_judge(
         biases = _biases(judge_, rated, kind, session) if rated else {}
         biased = [name for name, entry in biases.items() if entry["passed"] is False]
         report = {
+            "judge": digest_of(made_by(judge_, session)),
             **assessment,
             "passed": assessment["passed"] and not biased,
             "biases": biases,
