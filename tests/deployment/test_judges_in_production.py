@@ -111,3 +111,27 @@ def test_a_judge_that_fails_leaves_rollouts_unscored_and_says_so(
     agent(question="3", expected={"answer": "yes"})  # does not wait for the judge
     judge.gate.set()
     assert agent.wait(120)
+
+
+def test_a_metric_that_leaves_its_range_takes_no_answer_from_a_caller(own_folder: Path) -> None:
+    Path("metrics.py").write_text("def stars(example, pred, trace=None):\n    return 5\n")
+    with Store() as store:
+        two_versions(store, own_folder)
+    agent = assay.deployed("support", rubric="metrics.py:stars")
+    prediction = agent(question="?", expected={"answer": "yes"})
+    agent.store.flush()
+    rollout = agent.store.rollout(prediction.rollout)
+    assert (prediction.answer, rollout.status, rollout.score) == ("yes", "done", None)
+    assert rollout.prediction == {"answer": "yes"}
+
+
+def test_a_metric_calls_the_model_that_is_named_for_judges(judging: tuple[Judging, str]) -> None:
+    Path("metrics.py").write_text(
+        "import dspy\n\ndef metric(example, pred, trace=None):\n"
+        "    return dspy.Predict('answer -> verdict')(answer=pred.answer).verdict == 'yes'\n"
+    )
+    agent = assay.deployed("support", rubric="metrics.py:metric", judge_api_base=judging[1], **NAMED)
+    prediction = agent(question="?")
+    assert agent.wait(120)
+    agent.store.flush()
+    assert agent.store.rollout(prediction.rollout).score == 1.0

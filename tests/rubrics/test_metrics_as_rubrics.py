@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import assay
-from assay.errors import RubricError
+from assay.errors import ConfigError, RubricError
 from assay.rubrics import Criterion, Rubric, load_rubric
 from assay.rubrics.checks import exact
 from assay.runs.rubric_files import portable_rubric
@@ -23,6 +23,9 @@ RIGHT = {"answer": "2"}
 ROWS = [{"question": f"{n}", "answer": f"{n}"} for n in range(20)]
 METRICS = """
 import dspy
+
+from assay.rubrics import Criterion, Rubric
+from assay.rubrics.checks import exact
 
 def plain(example, pred, trace=None):
     return example.answer == pred.answer
@@ -39,6 +42,11 @@ def polite(prediction):
 class Strict:
     def __call__(self, example, pred, trace=None):
         return dspy.Prediction(score=0.25, feedback="Be brief.")
+
+    def least(self, example, pred, trace=None):
+        return 0.5
+
+WHOLE = Rubric("whole", [Criterion(name="same", check=exact, weight=3), Criterion(name="brief", check=Strict())])
 """
 
 
@@ -147,6 +155,46 @@ def test_what_can_be_no_metric_is_refused_before_it_scores(given: Any) -> None:
         load_rubric(given)
 
 
+def test_a_method_without_its_object_is_refused(folder: Path) -> None:
+    with pytest.raises(RubricError, match="self"):
+        load_rubric("metrics.py:Strict.least")
+
+
+def test_a_rubric_is_no_criterion_of_another(folder: Path) -> None:
+    for key in ("check", "metric"):
+        (folder / "r.yaml").write_text(
+            f"name: r\ncriteria:\n- {{name: a, check: exact}}\n- {{name: b, {key}: 'metrics.py:WHOLE'}}\n"
+        )
+        with pytest.raises(RubricError, match=r"r\.yaml:4.*Rubric"):
+            load_rubric("r.yaml")
+
+
+def verdict(example: Any, pred: Any, trace: Any = None) -> float:
+    return float(dspy.Predict("answer -> grade: float")(answer=pred.answer).grade)
+
+
+async def awaited_verdict(example: Any, pred: Any, trace: Any = None) -> float:
+    return float((await dspy.Predict("answer -> grade: float").acall(answer=pred.answer)).grade)
+
+
+@pytest.mark.parametrize("judging", [verdict, awaited_verdict])
+def test_a_model_that_is_named_for_judges_is_the_one_that_a_metric_calls(judging: Any) -> None:
+    judge = scripted_lm(lambda _: '{"grade": 0.25}')
+    program = scripted_lm(lambda _: '{"grade": 0.75}')
+    rubric = assay.load_rubric(judging, judge_model=judge)
+    assert rubric.score(TASK, RIGHT).value == 0.25
+    for scored, score in ((rubric, 0.25), (judging, 0.75)):
+        report = assay.evaluate(Echo(), rubric=scored, data=ROWS, lm=program, preflight=False)
+        assert report.to_dict()["result"]["score"] == score
+
+
+def test_a_model_for_judges_is_refused_only_where_nothing_can_call_it(folder: Path) -> None:
+    settings: dict[str, Any] = {"data": ROWS, "lm": scripted_lm(lambda _: ""), "preflight": False}
+    assert assay.evaluate(Echo(), rubric=metric, judge_model="openai/j", **settings).to_dict()["result"]["score"] == 1.0
+    with pytest.raises(ConfigError, match="judge_model"):
+        assay.evaluate(Echo(), rubric="exact", judge_model="openai/j", **settings)
+
+
 @pytest.mark.parametrize("name", ["regex", "refusal", "length", "tool_executed", "exakt", "nothing.py:metric", "m.py"])
 def test_a_name_that_is_no_rubric_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -193,7 +241,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "score"), [("plain", 1.0), ("two", 1.0), ("polite", 1.0), ("Strict", 0.25)])
+@pytest.mark.parametrize(
+    ("name", "score"), [("plain", 1.0), ("two", 1.0), ("polite", 1.0), ("Strict", 0.25), ("WHOLE", 0.8125)]
+)
 def test_a_metric_by_its_name_scores_the_same_from_a_copy(
     folder: Path, name: str, score: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from assay.errors import ConfigError
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
+from tests.rubrics.test_metrics_as_rubrics import Echo
 
 JUDGED = "name: r\ncriteria:\n- {name: same, check: exact}\n- {name: clear, judge: 'Is it clear?'}\n"
 TASK = {"inputs": {"question": "1+1"}, "expected": {"answer": "2"}}
@@ -64,15 +65,6 @@ def test_a_recording_is_refused_before_it_begins() -> None:
     with pytest.raises(ConfigError, match="clear"), assay.record({"question": "1+1"}, rubric="r.yaml"):
         began = True
     assert not began
-
-
-class Echo(dspy.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question: str) -> Any:
-        return dspy.Prediction(answer=question)
 
 
 @pytest.mark.parametrize("command", [assay.evaluate, assay.collect, assay.compile, assay.tune])

@@ -29,6 +29,7 @@ from assay.programs import program_fields, program_version
 from assay.programs.isolation import running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Rubric
+from assay.rubrics.criteria import OutOfRange
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
 from assay.runs.rescoring import threads_for
@@ -96,6 +97,10 @@ class LoadedVersion:
                             f"called {replay.missed[0]}, which has side effects, in an unrecorded way"
                         )
                 recording.answer(prediction)
+        except OutOfRange as error:  # of the rubric: whoever asked gets the answer
+            if replay is not None:
+                raise
+            _LOG.warning("a rollout stays unscored: %s", error)
         finally:
             if later is not None and recording is not None:
                 later.add(task, recording.rollout)
@@ -117,8 +122,9 @@ class DeployedAgent:
         agent: name, or `AGENT@VERSION`.
         store: see `assay.Store`.
         rubric: scores each rollout when it ends; without one rollouts are unscored until `assay traces score`. It is
-            read once. If it has judges, they score in threads, after the answer was returned.
-        judge: model of the judges that name none.
+            read once. If it has judges, they score in threads, after the answer was returned; so does a DSPy metric
+            for which a model is named.
+        judge: model of the judges that name none, and of a DSPy metric that calls one.
         refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
         timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
     Raises:
@@ -135,9 +141,10 @@ class DeployedAgent:
         check_limit(timeout_s)
         opened, self.recorder = opened_store(store)
         self.store, self.agent = opened, agent
-        self.rubric = None if rubric is None else _measure(rubric, judge or StoredJudgeSettings(), self.recorder)
+        judge = judge or StoredJudgeSettings()
+        self.rubric = None if rubric is None else _measure(rubric, judge, self.recorder)
         self._scoring: BackgroundScoring | None = None
-        if self.rubric is not None and self.rubric.needs_judge:
+        if self.rubric is not None and (self.rubric.needs_judge or judge.judge_model is not None):
             self._scoring = BackgroundScoring(self.rubric, self.recorder, threads=threads_for(self.rubric))
         self.router = Router(opened.engine, agent, refresh_s=refresh_s)
         self.timeout_s, self._open = timeout_s, defaultdict[str, dict[int, float]](dict)

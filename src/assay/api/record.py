@@ -201,11 +201,13 @@ def record(
                     rollout.status, rollout.error = "failed" if agent_failed else "error", error_text(error)
                     raise
         finally:
-            if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):
-                write_score(scoring, recorded_task, rollout, recorder)
-            if rollout.prediction is not None:
-                rollout.prediction = json_value(rollout.prediction, placeholders=True)
-            opened.put_rollout(rollout)
+            try:
+                if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):
+                    write_score(scoring, recorded_task, rollout, recorder)
+            finally:  # also where a check grades outside of its range
+                if rollout.prediction is not None:
+                    rollout.prediction = json_value(rollout.prediction, placeholders=True)
+                opened.put_rollout(rollout)
 
 
 def recorded(

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN, Task
@@ -106,15 +107,18 @@ def as_check(check: Any, *, metric: bool) -> Any:
 class MetricCheck:
     """A DSPy metric as a check. It is called as `metric(example, prediction)`; further required parameters get None.
 
+    Args:
+        lm: the model that it calls; None for the one set in DSPy.
     Raises:
         RubricError: the metric does not take two arguments.
     """
 
-    def __init__(self, metric: Callable[..., Any]) -> None:
-        self.metric = metric
+    def __init__(self, metric: Callable[..., Any], lm: Any = None) -> None:
+        self.metric, self.lm = metric, lm
         parameters = _parameters(metric)
         places = [p for p in parameters if p.kind in _POSITIONAL]
-        if len(places) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        if (len(places) < 2 and not several) or parameters[0].name == "self":  # a method without its object
             raise RubricError(
                 f"{qualified_name(definition_of(metric))} takes ({', '.join(p.name for p in parameters)}): a DSPy "
                 "metric takes (example, pred, trace=None), a check (task, prediction, rollout) or some of them"
@@ -132,7 +136,8 @@ class MetricCheck:
         import dspy
 
         unused = {name: None for name in self._unused if name not in arguments}
-        return self.metric(example_of(task), dspy.Prediction(prediction), **unused, **arguments)
+        with nullcontext() if self.lm is None else dspy.context(lm=self.lm):
+            return completed(self.metric(example_of(task), dspy.Prediction(prediction), **unused, **arguments))
 
 
 def example_of(task: Task) -> Any:

@@ -91,7 +91,7 @@ def load_rubric(source: RubricSource, *, resolver: Resolver | None = None) -> Ru
     Args:
         source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, a `.toml` or `.json` file as accepted by
             `assay.rubrics.formats.read_foreign` (verifiers' criteria, HealthBench-like points), one of
-            `SHIPPED_CHECKS`, `file.py:NAME` or `package.module:NAME` of a check or metric, or the function itself.
+            `SHIPPED_CHECKS`, `file.py:NAME` or `package.module:NAME` of a check, metric or `Rubric`, or the object.
         resolver: creates the graders of judge criteria; without one a rubric with judges does not score.
     Raises:
         RubricError: unknown rubric, invalid YAML, an unknown key, a value out of range, or a check that cannot be
@@ -111,6 +111,8 @@ def load_rubric(source: RubricSource, *, resolver: Resolver | None = None) -> Ru
             f"{{name: NAME, judge: {{use: {Path(name).name}}}}}"
         )
     parsed, problems = _validated(data, node, RubricFile)
+    if parsed is not None and (whole := _whole(parsed, folder)) is not None:
+        return load_rubric(whole, resolver=resolver)
     entries = parsed.criteria if parsed is not None else _valid_entries(data)
     criteria, criterion_problems = _criteria(entries, folder, node)
     problems += criterion_problems
@@ -120,6 +122,16 @@ def load_rubric(source: RubricSource, *, resolver: Resolver | None = None) -> Ru
         return Rubric(parsed.name, criteria, step_cap=parsed.step_cap, resolver=resolver, judging=parsed.judging)
     except RubricError as error:
         raise RubricError(f"{name}:{line_of(node, ('criteria',))}: {error}") from None
+
+
+def _whole(file: RubricFile, folder: Path | None) -> Rubric | None:
+    """The `Rubric` that the only criterion of a file names as its metric, as `file.py:NAME` does; None for a metric."""
+    named = file.criteria[0].metric if len(file.criteria) == 1 else None
+    try:
+        found = attribute_of(named, folder=folder) if named else None
+    except Exception:  # reported with its line, as for any metric
+        return None
+    return found if isinstance(found, Rubric) else None
 
 
 def _of_function(function: Any, resolver: Resolver | None) -> Rubric:
@@ -392,6 +404,6 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         raise
     except Exception as error:
         raise RubricError(f"check {path!r} {why_not_imported(path, error, folder=folder)}") from error
-    if not callable(check):
-        raise RubricError(f"check {path!r} is a {type(check).__name__}, not a callable")
+    if not callable(check) or isinstance(check, Rubric):
+        raise RubricError(f"check {path!r} is a {type(check).__name__}, not a check or metric")
     return check

@@ -13,6 +13,7 @@ from assay.datasets.tasks import Task, TaskIndex
 from assay.errors import ConfigError, RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
+from assay.rubrics.calling import MetricCheck
 from assay.rubrics.conditions import check_conditions, condition
 from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, OutOfRange, is_number
 from assay.rubrics.overall import merge_judge_criteria
@@ -110,6 +111,16 @@ class Rubric:
         """Returns the same rubric with another resolver for its judge criteria."""
         return Rubric(self.name, self.criteria, step_cap=self.step_cap, resolver=resolver, judging=self.judging)
 
+    def with_metric_model(self, lm: Any) -> "Rubric":
+        """Returns the same rubric with a model that its DSPy metrics call, where they have none yet."""
+        criteria = [
+            replace(c, check=MetricCheck(c.check.metric, lm))
+            if isinstance(c.check, MetricCheck) and c.check.lm is None
+            else c
+            for c in self.criteria
+        ]
+        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
+
     def decider(self, name: str) -> Check | None:
         """Returns the grader of a criterion: its check, or its judge if a model is available, otherwise None."""
         return self._graders[name]
@@ -135,6 +146,11 @@ class Rubric:
     def needs_judge(self) -> bool:
         """Whether any criterion is decided by a judge."""
         return any(c.judge is not None for c in self.criteria)
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether a model named for judges has an effect: for a judge, or a DSPy metric, which may call a model."""
+        return self.needs_judge or any(isinstance(c.check, MetricCheck) for c in self.criteria)
 
     @property
     def finals(self) -> tuple[Criterion, ...]:

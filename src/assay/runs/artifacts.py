@@ -169,7 +169,7 @@ def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, 
         "weights": engine.weights,
         "adapters": list(engine.adapters),
         "rubric": {"name": rubric.name, "version": rubric.version, "criteria": [c.describe() for c in rubric.criteria]},
-        "judge_model": config.judge_model if rubric.needs_judge else None,
+        "judge_model": config.judge_model if rubric.takes_model else None,
         "data": {
             "spec": config.data,
             "salt": job.splits.salt,

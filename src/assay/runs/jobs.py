@@ -340,7 +340,7 @@ def _judge_lm(
     else:
         name = config.judge_model or lm.model
         judge = make(name, temperature=JUDGE_TEMPERATURE, **client_of(config, "judge", name, lm))
-    return budgeted(judge, config.judge_thinking, "judge_thinking") if rubric.needs_judge else judge
+    return budgeted(judge, config.judge_thinking, "judge_thinking") if rubric.takes_model else judge
 
 
 def _session_on_a_host(

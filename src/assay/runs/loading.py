@@ -43,9 +43,10 @@ def load_rubric(
     """Loads a rubric; `judge_model` decides its judge criteria. Runs its check files.
 
     Args:
-        source: a YAML file, a shipped rubric's name, a check or DSPy metric by name (`exact`, `file.py:NAME`) or as the
-            function itself, or a rubric.
-        judge_model: name of a model, or the model. Without it, a judge whose file names no model cannot score.
+        source: a YAML file, a shipped rubric's name, a check, DSPy metric or rubric by name (`exact`, `file.py:NAME`)
+            or the object itself.
+        judge_model: name of a model, or the model. Without it, a judge whose file names no model cannot score. A DSPy
+            metric that calls a model calls this one; without it, the one set in DSPy.
         own_models: compiled judges use the model that they were calibrated with, at its own address, and not
             `judge_model`; by default where no `judge_model` is given.
         trust: permanently trust artifacts that it names and that somebody else compiled; see
@@ -69,6 +70,8 @@ def _loaded_rubric(source: RubricSource, judge: "str | dspy.LM | None", own_mode
     if judge is not None and not _is_lm(judge):
         raise ConfigError(f"judge_model={judge!r} must be the name of a model or a dspy.LM")
     rubric = read_rubric(source)
+    if judge is not None and not own_models and rubric.takes_model:
+        rubric = rubric.with_metric_model(judge)
     named = rubric.resolver is not None and not _without_model(rubric.resolver)
     if named or not rubric.needs_judge or (judge is None and not own_models):
         return rubric

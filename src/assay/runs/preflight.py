@@ -296,7 +296,7 @@ def check_prices(
     )
     used = {
         lm.model: lm
-        for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm, *judge_lms)
+        for lm in (session.lm, session.judge_lm if session.rubric.takes_model else None, session.prompt_lm, *judge_lms)
         if lm is not None
     }
     unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]

@@ -50,7 +50,7 @@ def unused_settings(
         ConfigError: the model of a role, or a setting of it, that the job does not call, unless a project file gave it.
     """
     config, rubric, notes = job.config, job.session.rubric, list[str]()
-    if not any(one.needs_judge for one in (rubric, *rubrics)):
+    if not any(one.takes_model for one in (rubric, *rubrics)):
         notes += _of_role(config, "judge", f"no criterion of the rubric {rubric.name!r} is decided by a judge")
     optimizer = getattr(config, "optimizer", None)  # only some jobs have one
     if "prompts" not in order:
