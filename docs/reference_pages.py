@@ -43,9 +43,9 @@ SETTINGS_IN = ("assay.api", "assay.runs", "assay.optimizers", "assay.traces")
 SETTINGS_CLASS = re.compile(r"^class ([A-Z]\w*(?:Config|Settings))\b", re.MULTILINE)
 EXIT_CODES = {
     "0": "Success.",
-    "1": "A failure: of a store, a model, a program, a gate, or a cap without a result; `--fail-under` not reached, "
-    "criteria below `--min-coverage`, rows that the store did not take, a full disk, an alarm of `judge audit` or "
-    "`judge drift`, failed lines of `run --file`.",
+    "1": "A failure: of a store, a model, a program, a gate, or a cap without a result; `--fail-under` not reached, or "
+    "the score partial; criteria below `--min-coverage`, rows that the store did not take, a full disk, an alarm of "
+    "`judge audit` or `judge drift`, failed lines of `run --file`.",
     "2": "Wrong usage: an unknown flag or value; data, a rubric, a program, an artifact, a model or a run that is "
     "not there or cannot be read; a store that is no database; a file that cannot be written or would replace one that "
     "is read. Nothing was run.",

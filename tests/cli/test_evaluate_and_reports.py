@@ -11,6 +11,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 from assay.cli import compile as compile_command
@@ -23,6 +24,7 @@ from assay.errors import ConfigError, DataError, ModelError, ProgramFailed
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.markdown import compile_markdown
+from assay.testing.serving import chat_completion, served
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import show_run
 
@@ -55,6 +57,30 @@ def test_fail_under_decides_the_exit_code(least: str, code: int, tmp_path: Path)
     )
     assert done.exit_code == code, done.output
     assert ("0.500 is below --fail-under 0.51" in done.output) == bool(code)
+
+
+@pytest.mark.parametrize(("cap", "code"), [("3", 1), ("12", 0)])
+def test_the_score_of_a_part_of_the_tasks_meets_no_threshold(cap: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.ask = dspy.Predict('question -> answer')\n\n"
+        "    def forward(self, question):\n        return self.ask(question=question)\n"
+    )
+    rows = [{"question": f"{n}", "answer": "a", "split": "val"} for n in range(12)]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["p.py:P", "--rubric", "exact", "--data", "d.jsonl", "--model", "openai/m", "--no-preflight"]
+    app = web.Application()
+
+    async def answer(request: web.Request) -> web.Response:
+        return chat_completion("m", "[[ ## answer ## ]]\na\n\n[[ ## completed ## ]]")
+
+    app.router.add_post("/v1/chat/completions", answer)
+    with served(app) as address:
+        arguments += ["--api-base", f"{address}/v1", "--max-calls", cap, "--json"]
+        done = CliRunner(env={"OPENAI_API_KEY": "none"}).invoke(command, [*arguments, "--fail-under", "0.5"])
+        partial = CliRunner(env={"OPENAI_API_KEY": "none"}).invoke(command, arguments)
+    assert (done.exit_code, partial.exit_code) == (code, 0), done.output
+    assert json.loads(done.stdout)["result"]["score"] == 1.0
 
 
 SIDE = {

@@ -60,14 +60,19 @@ def command(program: str | None, **values: Any) -> None:
     if (reason := report.evaluation.why_unscored) is not None:
         raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
     require_coverage(data)
-    score = data["result"]["score"]
-    if least is not None and (score is None or score < least):
-        echo(
-            f"assay: the score {'is missing and cannot meet' if score is None else f'{score:.3f} is below'} "
-            f"--fail-under {least:g}",
-            err=True,
-        )
+    if least is not None and (problem := _below(data, least)):
+        echo(f"assay: the score {problem} --fail-under {least:g}", err=True)
         click.get_current_context().exit(1)
+
+
+def _below(data: dict[str, Any], least: float) -> str:
+    """Why a score does not meet a threshold; empty if it does. The score of a part of the tasks meets none."""
+    score, scored, tasks = data["result"]["score"], data["result"]["n"], data["tasks"]
+    if score is None:
+        return "is missing and cannot meet"
+    if data["stopped"] and scored < tasks:
+        return f"{score:.3f} is of {scored} of {counted(tasks, 'tasks')} ({data['stopped']}) and cannot meet"
+    return f"{score:.3f} is below" if score < least else ""
 
 
 def print_result(program: str, data: dict[str, Any]) -> None:
