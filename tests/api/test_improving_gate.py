@@ -119,6 +119,25 @@ def test_a_gate_that_can_no_longer_show_a_gain_ends(job: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kept_on", ["val", "gate"])
+def test_a_step_that_is_not_kept_says_which_gain_its_tasks_would_have_shown(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kept_on: str
+) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="-number"))
+    sizes = {"train": 20, "val": 20, "gate": 10, "test": 5}
+    if kept_on == "val":
+        monkeypatch.setattr("assay.api.improve.run.compile_program", assay.api.compile.compile)
+    report = assay.improve("before.py:Mine", **{**job, "optimizer": "labeled", "sizes": sizes})
+    step = report.steps[0]
+    assert (step["kept"], step["gate"] is None) == (False, kept_on == "val")
+    shown = re.search(rf"{sizes[kept_on]} {kept_on} tasks\D*(\d\.\d+)", step["note"])
+    assert shown
+    assert 0 < float(shown[1]) <= 1
+    assert report.artifact
+    assert shown[0] in (report.artifact / "report.md").read_text()
+
+
+@pytest.mark.slow
 def test_without_early_stop_a_gate_runs_the_full_split(job: dict[str, Any]) -> None:
     Path("after.py").write_text(PROGRAM.format(what="number + 2"))
     step = assay.improve("before.py:Mine", early_stop=False, **job).steps[0]
@@ -281,7 +300,7 @@ def test_criterion_intervals_have_the_level_of_the_score_if_a_test_ended_early(
 def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], done: bool
 ) -> None:  # fmt: skip
-    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached")
+    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached", notes=["unchanged"])
     monkeypatch.setattr(
         "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
     )
@@ -296,14 +315,14 @@ def test_a_search_stopped_by_a_cap_before_any_gain_remains_open(
 def test_a_search_that_used_its_share_without_a_gain_is_done_if_a_later_step_fits(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached")
+    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached", notes=["unchanged"])
     monkeypatch.setattr(
         "assay.api.improve.run.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None)
     )
     report = assay.improve(
         "before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     )
-    assert [step["note"] for step in report.steps] == ["no candidate was better than the program as it is"]
+    assert [step["note"] for step in report.steps] == ["unchanged"]
     assert (
         report.stopped == "step 2 of 2, prompts: the cap of 30 calls is reached"
     )  # the last step is unfinished; a higher cap completes it

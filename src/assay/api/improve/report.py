@@ -47,8 +47,13 @@ class ImproveReport(ReportRepr):
     def as_text(self, name: str, words: Callable[[str], str] = str) -> str:
         """The report of the improvement `name` as Markdown. `words` changes notes, and why it was stopped."""
         lines = [
-            f"- {step['step']}: {'kept' if step['kept'] else 'not kept'}; "
-            + (f"gate {with_interval(step['gate'])}" if step["gate"] else words(str(step.get("note", ""))))
+            "; ".join(
+                [
+                    f"- {step['step']}: {'kept' if step['kept'] else 'not kept'}",
+                    *([f"gate {with_interval(step['gate'])}"] if step["gate"] else []),
+                    *([words(str(step["note"]))] if step.get("note") else []),
+                ]
+            )
             for step in self.steps
         ]
         cut = [f"Stopped early: {words(self.stopped)}."] if self.stopped else []

@@ -20,7 +20,7 @@ from assay.api.train import Retained, train
 from assay.deployment.artifact import is_artifact
 from assay.errors import AssayError, BudgetExceeded, DataError, Diverged
 from assay.evaluation import Progress, default_progress
-from assay.evaluation.comparison import Comparison, losses_behind_gain
+from assay.evaluation.comparison import Comparison, losses_behind_gain, what_would_decide
 from assay.evaluation.statistics import FEWEST
 from assay.models.lora.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers.finetuning import SFTSettings
@@ -214,7 +214,7 @@ class _Improvement(ImprovementState):
             raise BudgetExceeded(stopped)
         self._note_cut(at, "prompts", stopped)
         if report.outcome.winner == "baseline":
-            raise DataError("no candidate was better than the program as it is")
+            raise DataError("; ".join(report.outcome.notes))
         return str(report.artifact), self.report.model
 
     def _later_fits(self, at: int) -> bool:
@@ -290,8 +290,11 @@ class _Improvement(ImprovementState):
                 what=result.cap.what,
             )
         sides = {"before": result.before.report()["score"], "after": result.after.report()["score"]}
-        note = ended_by(result, "gate")
-        return {"gate": result.gain.to_dict(), "kept": result.gain.is_gain, **sides, **({"note": note} if note else {})}
+        notes = [note] if (note := ended_by(result, "gate")) else []
+        if not result.gain.is_gain:
+            notes.append(what_would_decide(result.before, result.after, "gate"))
+        note = {"note": "; ".join(notes)} if notes else {}
+        return {"gate": result.gain.to_dict(), "kept": result.gain.is_gain, **sides, **note}
 
     def _compared(self, split: str, before: tuple[str, str], after: tuple[str, str]) -> Comparison:
         comparison, openings = compare_on(
