@@ -123,7 +123,7 @@ class _Reward:
         if undecided and (essential or not needed):
             raise DataError(
                 f"the reward of {self.rubric.name!r} would be unscored on every completion ({reasons}). {sees}. Name a "
-                "rubric whose checks read the answer, or train on the rollouts with assay train rl"
+                "rubric whose checks read the answer, or train on the rollouts with assay train grpo"
             )
         _require_spread(self.rubric.without(undecided), answers, outputs)
         self.notes = [
@@ -150,7 +150,7 @@ def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, str]], outp
             f"the reward of {rubric.name!r} is {rewards.pop():g} for each of {len(scored)} exported answers, whose "
             f"stored scores are {stored[0]:g} to {stored[-1]:g}: the completion of one call does not hold what the "
             f"rubric scores ({', '.join(outputs) or 'answer'}). Choose the call whose completion is the answer with "
-            "call=…, export transitions, or train on the rollouts with assay train rl"
+            "call=…, export transitions, or train on the rollouts with assay train grpo"
         )
 
 

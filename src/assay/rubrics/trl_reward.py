@@ -105,7 +105,7 @@ def _require_decided(results: Sequence[ScoreResult], columns: Sequence[str]) -> 
                 f"{grades[0].reason}. A reward has the completion and the dataset's columns "
                 f"({', '.join(columns) or 'none'}), not the rollout. trl_reward(question=…, inputs={{COLUMN: INPUT}}, "
                 "outputs=[FIELD], answer=…) names them, and group=True is for judges that compare; a criterion that "
-                "needs the rollout is trained on with assay train rl"
+                "needs the rollout is trained on with assay train grpo"
             )
     return bool(answered)
 
