@@ -389,7 +389,7 @@ def _is_person(text: str, start: int, end: int, value: str, names: list[str], sm
 
 
 _INVERTED = regex.compile(
-    rf"(?:(?<=^)|(?<=[\n({{\[\"])|(?<=(?<!\w)(?:by|and|author:?|name:?|from)\ ))(?P<last>(?:{_PARTICLE}\ |De\ |La\ |Le\ |Van\ |Von\ ){{0,3}}{_CAPITAL}),[\ \n]\ {{0,8}}"
+    rf"(?:(?<=^)|(?<=[\n({{\[\"])|(?<=(?<!\w)(?i:by|and|author:?|name:?|from:?|to:?|cc:?|contact:?|patient:?|customer:?)\ ))(?P<last>(?:{_PARTICLE}\ |De\ |La\ |Le\ |Van\ |Von\ ){{0,3}}{_CAPITAL}),[\ \n]\ {{0,8}}"
     rf"(?P<first>{_CAPITAL}|{_INITIALS})(?P<more>(?:\ {_INITIALS}|\ \p{{Lu}}(?![\p{{L}}'’]))*)(?![\p{{L}}\d]|,\ {_CAPITAL}(?!,))",
     regex.M,
 )
