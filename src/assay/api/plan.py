@@ -37,6 +37,7 @@ from assay.runs.settings import (
 from assay.runs.settings.options import PlanOptions
 from assay.runs.settings.shared import PromptSettings
 from assay.support.names import place_in
+from assay.support.numbers import counted
 from assay.support.settings import one_of, settings_of
 from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
@@ -80,7 +81,7 @@ class Plan:
         splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
         return [
             f"tasks: {splits}",
-            f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}",
+            f"estimate: {counted(self.calls, 'calls')}, about {counted(self.tokens, 'tokens')}, {price}, {minutes}",
             *self.warnings,
             *(f"note: {note}" for note in near_notes(self.data)),
         ]

@@ -140,7 +140,11 @@ def ended_early(comparison: Comparison, split: str) -> str:
         "decided": "a difference is shown; its interval holds for stopping early",
         "futile": "it can hardly become significant with the tasks that are left",
     }.get(comparison.ended)
-    return f"{split} ended after {len(comparison.after)} of {comparison.planned} tasks: {reason}" if reason else ""
+    return (
+        f"{split} ended after {len(comparison.after)} of {counted(comparison.planned, 'tasks')}: {reason}"
+        if reason
+        else ""
+    )
 
 
 def what_would_decide(before: Evaluation, after: Evaluation, split: str) -> str:

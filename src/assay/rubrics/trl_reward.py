@@ -11,6 +11,7 @@ from assay.errors import RubricError
 from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import ScoreResult, grade
 from assay.rubrics.steps import fields_in
+from assay.support.numbers import counted
 from assay.traces.records import Verdict
 
 __all__ = ["completion_fields", "trl_reward", "undecided_checks"]
@@ -101,7 +102,7 @@ def _require_decided(results: Sequence[ScoreResult], columns: Sequence[str]) -> 
     for name, grades in _verdicts(answered).items():
         if all(verdict.grade is None and verdict.applies for verdict in grades):
             raise RubricError(
-                f"criterion {name!r} was unscored on all {len(grades)} completions of the first call: "
+                f"criterion {name!r} was unscored on all of {counted(len(grades), 'completions')} of the first call: "
                 f"{grades[0].reason}. A reward has the completion and the dataset's columns "
                 f"({', '.join(columns) or 'none'}), not the rollout. trl_reward(question=…, inputs={{COLUMN: INPUT}}, "
                 "outputs=[FIELD], answer=…) names them, and group=True is for judges that compare; a criterion that "

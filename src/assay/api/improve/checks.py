@@ -288,7 +288,7 @@ def _compare_jobs(before: Job, after: Job, split: str, plan: ReportPlan | None) 
 def ended_by(comparison: Comparison, split: str) -> str:
     """A line for the report where not all tasks were run; empty otherwise."""
     return (
-        f"{split} ended after {comparison.gain.n} of {comparison.planned} tasks: {comparison.cap}"
+        f"{split} ended after {comparison.gain.n} of {counted(comparison.planned, 'tasks')}: {comparison.cap}"
         if comparison.cap is not None
         else ended_early(comparison, split)
     )

@@ -8,7 +8,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import dry_run_option, json_option, store_option, trust_option
 from assay.cli.shared import Console, open_store, pop_values, print_json
 from assay.runs.settings import StartSettings
-from assay.support.numbers import signed
+from assay.support.numbers import counted, signed
 from assay.support.terminal import echo
 
 __all__ = ["start_command"]
@@ -45,7 +45,7 @@ def start_command(candidate: str, **values: Any) -> None:
     if data["suite"] is not None:
         suite = data["suite"]
         score = "unscored" if suite["score"] is None else f"{suite['score']:.3f}"
-        echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {suite['n']} tasks passed")
+        echo(f"validation suite: {score}, {suite['pass_rate']:.1%} of {counted(suite['n'], 'tasks')} passed")
     for name, report in data["expected"].items():
         steps = ", ".join(f"{count:,.0f}" for count in report["step_requests"])
         cut = report["rules"].get("requests", 0)

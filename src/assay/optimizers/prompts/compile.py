@@ -30,6 +30,7 @@ from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.estimate import price_of
 from assay.optimizers.prompts.reserve import Decisions, ReportPlan, forecast_pair, pair_of, plan_report
 from assay.optimizers.prompts.search import PromptSearch
+from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
 
@@ -244,7 +245,9 @@ def _compared(
         outcome.notes.append(note)
     outcome.notes += losses_behind_gain(comparison, split)
     if comparison.cap is not None and (comparison.gain.is_gain if split == "gate" else comparison.gain.n >= FEWEST):
-        outcome.notes.append(f"{split} ended after {comparison.gain.n} of {comparison.planned} tasks: {comparison.cap}")
+        outcome.notes.append(
+            f"{split} ended after {comparison.gain.n} of {counted(comparison.planned, 'tasks')}: {comparison.cap}"
+        )
     elif comparison.cap is not None:
         outcome.stopped = str(comparison.cap)
     return comparison
