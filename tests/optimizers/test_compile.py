@@ -34,6 +34,9 @@ def test_auto_finds_demonstrations_if_the_plain_program_never_succeeds(tmp_path:
     assert data["unrecorded"] == data["rows_not_stored"] == 0
 
 
+SHOWS_THREE = {"bootstrap", "bootstrap-search", "knn", "mipro", "infer-rules", "ensemble", "optuna"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tmp_path: Path) -> None:
@@ -41,15 +44,14 @@ def test_every_optimizer_runs_and_stores_the_measured_program(optimizer: str, tm
     report = compile_it(optimizer, tmp_path, sizes={"train": 12, "val": 6, "test": 5}, gate=False, **demos)
     data = report.to_dict()
     assert not [note for note in data["notes"] if "failed" in note], data["notes"]
+    better = optimizer in SHOWS_THREE  # the scripted model needs three demonstrations of whole calls
+    assert data["winner"] == (optimizer if better else "baseline")
+    result = data["test"]["compiled"]
+    assert (result and (result["n"], result["score"])) == ((5, 1.0) if better else None)
     loaded = assay.load(report.artifact)
     with dspy.context(lm=scripted_lm(student_of_examples)):
         answer = loaded(question="What is 20 + 22?").answer
-    compiled = data["test"]["compiled"]
-    assert (compiled is None) == (data["winner"] == "baseline")
-    assert compiled is None or compiled["n"] == 5
-    assert (answer == "42") == (compiled is not None and compiled["score"] == 1.0)
-    if optimizer in ("bootstrap", "bootstrap-search", "knn", "ensemble"):
-        assert compiled["score"] == 1.0
+    assert (answer == "42") == better
 
 
 @pytest.mark.slow
