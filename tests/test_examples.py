@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 METRICS = ["average_confidence", "task_accuracy", "response_quality", "overall_score"]
 ROWS = [
     {"question": f"What is {n} + 0?", "answer": str(n), "split": ("train", "val", "gate", "test")[n % 4]}
-    for n in range(16)
+    for n in range(32)
 ]
 
 
@@ -46,8 +46,13 @@ def answers(request: Any) -> str:
     )
 
 
-def job() -> dict[str, Any]:
-    return {"rubric": Rubric("r", [Criterion(name="right", check=right)]), "data": ROWS, "lm": scripted_lm(answers)}
+def answers_if_helped(request: Any) -> str:
+    """As `answers` where demonstrations or a high temperature help, else wrong."""
+    return answers(request) if len(request.messages) > 2 or (request.config.temperature or 0) > 1 else "wrong"
+
+
+def job(script: Any = answers) -> dict[str, Any]:
+    return {"rubric": Rubric("r", [Criterion(name="right", check=right)]), "data": ROWS, "lm": scripted_lm(script)}
 
 
 def same_keys(report: dict[str, Any], *more: str) -> None:
@@ -77,18 +82,14 @@ def test_examples_that_compare_print_the_same_keys_before_and_after(
 
 def test_examples_that_compile_or_tune_print_the_same_keys_before_and_after(own_folder: Path) -> None:
     compiled = assay.compile(
-        dspy.Predict("question -> answer"), **job(), optimizer="labeled", out=own_folder / "a", gate=False
+        dspy.Predict("question -> answer"), **job(answers_if_helped), optimizer="labeled", out=own_folder / "a"
     ).to_dict()
-    result = example("changelog_dates").result
-    if compiled["winner"] == "baseline":
-        assert (result(compiled)["before"], result(compiled)["after"]) == (None, None)
-    else:
-        same_keys(result(compiled), "right")
-    searched = assay.tune(dspy.Predict("question -> answer"), **job(), trials=2, sizes={"val": 2}).to_dict()
+    same_keys(example("changelog_dates").result(compiled), "right")
+    searched = assay.tune(
+        dspy.Predict("question -> answer"), **job(answers_if_helped), trials=4, sizes={"val": 4}
+    ).to_dict()
     impact = example("parameter_impact_example")
-    before, after = impact.sides(searched).values()
-    assert before.keys() == after.keys() >= {"score", "tokens_per_task", "parameters"}
-    assert searched["replaces"] or before["score"] is None  # the test is opened only for a program that is better
+    same_keys(impact.sides(searched), "tokens_per_task", "parameters")
     assert impact.sides(None) == {"before": None, "after": None}
 
 

@@ -184,13 +184,8 @@ def compiled(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 def test_compile_prints_one_json_object_with_the_documented_fields(compiled: tuple[Path, dict]) -> None:
     _, data = compiled
     assert data.keys() >= {"artifact", "optimizer", "search_calls", "calls", "tokens", "cost_usd", "replaces", "test"}
-    if data["replaces"]:
-        for side in ("baseline", "compiled"):
-            assert data["test"][side].keys() >= {"score", "n", "unscored", "criteria", "task_types"}
-            assert data["test"][side]["n"] == 3
-        assert data["test"]["gain"].keys() >= {"mean", "low", "high"}
-    else:
-        assert data["test"] == {"baseline": None, "compiled": None, "gain": None}
+    assert data["replaces"] is False  # three gate tasks decide nothing, so that the test stays sealed
+    assert data["test"] == {"baseline": None, "compiled": None, "gain": None}
     assert 0 < data["search_calls"] <= 14
     assert data["cost_usd"] == 0.0
 

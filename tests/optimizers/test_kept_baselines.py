@@ -90,6 +90,10 @@ def test_a_proven_program_is_the_result_and_is_tested(tmp_path: Path) -> None:
     assert data["replaces"]
     assert data["unproven"] is None
     assert demos_of(report.program) > 0
+    for side in ("baseline", "compiled"):
+        assert data["test"][side].keys() >= {"score", "n", "unscored", "criteria", "task_types"}
+        assert data["test"][side]["n"] == 8
+    assert data["test"]["gain"].keys() >= {"mean", "low", "high"}
     assert data["test"]["gain"]["mean"] == 1.0
 
 

@@ -264,7 +264,6 @@ def test_the_command_tunes_with_several_workers_stops_at_a_cap_and_resumes(embed
     data = json.loads(ended.stdout)
     assert data["complete"] + data["pruned"] >= 4
     assert 1 <= data["best"]["max_steps"] <= 2
-    sizes_of = {side: result and result["n"] for side, result in data["test"].items() if side in ("default", "tuned")}
-    assert set(sizes_of.values()) == {2 if data["replaces"] else None}
+    assert (data["replaces"], data["test"]["tuned"]) == (False, None)  # two gate tasks decide nothing
     output = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
     assert output.returncode == 0, output.stderr
