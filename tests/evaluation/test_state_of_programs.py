@@ -113,9 +113,11 @@ class Desk:
 
 
 class BesideLockOfObject(Notes):
+    desk: ClassVar[type] = Desk
+
     def prepare(self) -> None:
-        self.desk = Desk()
-        self.seen = self.desk.seen
+        self.owner = self.desk()
+        self.seen = self.owner.seen
 
 
 class Slotted:
@@ -125,10 +127,8 @@ class Slotted:
         self.lock, self.seen = threading.Lock(), list[str]()
 
 
-class BesideLockInSlots(Notes):
-    def prepare(self) -> None:
-        self.desk = Slotted()
-        self.seen = self.desk.seen
+class BesideLockInSlots(BesideLockOfObject):
+    desk = Slotted
 
 
 class Vector:

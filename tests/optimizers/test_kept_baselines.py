@@ -90,6 +90,7 @@ def test_a_proven_program_is_the_result_and_is_tested(tmp_path: Path) -> None:
     assert data["replaces"]
     assert data["unproven"] is None
     assert demos_of(report.program) > 0
+    assert "opened 1 time in this store" in (report.artifact / "report.md").read_text()
     for side in ("baseline", "compiled"):
         assert data["test"][side].keys() >= {"score", "n", "unscored", "criteria", "task_types"}
         assert data["test"][side]["n"] == 8

@@ -180,10 +180,8 @@ def test_every_rule_has_a_hack() -> None:
     assert {hack.rule for hack in HACKS} == set(RULES)
 
 
-@pytest.mark.parametrize("hack", HACKS, ids=[f"{hack.rule}{index}" for index, hack in enumerate(HACKS)])
+@pytest.mark.parametrize("hack", [hack for hack in HACKS if hack.rule != "invalid_code"], ids=lambda hack: hack.rule)
 def test_code_that_was_there_before_the_edit_is_no_finding(hack: Hack) -> None:
-    if hack.rule == "invalid_code":
-        return
     assert find_hacks(hack.after, hack.after, hack.tests) == []
     reformatted = hack.after.replace("\n", "  # note\n").replace('"""  # note', '"""')
     assert find_hacks(hack.after, reformatted, hack.tests) == []
