@@ -237,6 +237,8 @@ def test_the_users_own_artifact_keeps_its_values(own_folder: Path) -> None:
     "entry",
     [
         "check: tests_pass, with: {isolation: none}",
+        "metric: tests_pass, with: {isolation: none}",
+        "check: null, metric: tests_pass, with: {isolation: none}",
         "check: tests_pass, with: {isolation: [none]}",
         "check: tests_pass, with: {timeout_s: 80000}",
         "check: tests_pass, with: {memory_mb: 1000000}",

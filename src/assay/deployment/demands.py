@@ -128,8 +128,10 @@ def named_in(place: str, content: bytes) -> list[str]:
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
+            arguments = part.get("with", part.get("with_"))
             named += [
-                *refused_with(part.get("check", part.get("metric")), part.get("with", part.get("with_"))),
+                *refused_with(part.get("check"), arguments),
+                *refused_with(part.get("metric"), arguments),
                 *refused_judge(part),
             ]
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()

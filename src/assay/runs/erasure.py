@@ -149,7 +149,7 @@ def files_of_jobs(store: Store) -> Iterator[str]:
     yield from (
         str(Path(value).absolute())
         for value in sorted(values)
-        if not value.endswith(_PAGE) and "\0" not in value and os.path.isfile(value)
+        if not value.endswith(_PAGE) and os.path.isfile(value)
     )
 
 

@@ -119,9 +119,7 @@ class _Conversion:
             return _scalar(_opened(value))
         except _RAISED as error:  # a program's own class may raise anything where it is read
             raised = "" if isinstance(error, _NoForm) else f" ({type(error).__name__})"
-            return self.refused(
-                f"has the type {_name(value)}, which has no JSON form{raised}", f"no JSON form: {_name(value)}"
-            )
+            return self.refused(f"has the type {_name(value)}, which has no JSON form{raised}", _no_form(value))
 
     def mapping(self, values: dict[Any, Any]) -> dict[str, Any]:
         plain: dict[str, Any] = {}
@@ -147,9 +145,7 @@ class _Conversion:
     def key(self, key: Any) -> str:
         plain = self.plain(key)
         if isinstance(plain, dict | list):
-            return self.refused(
-                f"has the type {_name(key)}, which cannot be a key in JSON", f"no JSON form: {_name(key)}"
-            )
+            return self.refused(f"has the type {_name(key)}, which cannot be a key in JSON", _no_form(key))
         return plain if isinstance(plain, str) else json.dumps(plain)
 
     def refused(self, why: str, placeholder: str) -> str:
