@@ -147,9 +147,7 @@ def files_of_jobs(store: Store) -> Iterator[str]:
             if isinstance(value, str)
         }
     yield from (
-        str(Path(value).absolute())
-        for value in sorted(values)
-        if not value.endswith(_PAGE) and os.path.isfile(value)
+        str(Path(value).absolute()) for value in sorted(values) if not value.endswith(_PAGE) and os.path.isfile(value)
     )
 
 
