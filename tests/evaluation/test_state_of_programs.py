@@ -1,6 +1,7 @@
 """Each run of a program works on a copy of its own: no prompt shows another task, and nothing of a run stays."""
 
 import copy
+import gc
 import queue
 import sqlite3
 import threading
@@ -463,6 +464,66 @@ class Arrays(Notes):
 
 def test_a_large_array_is_not_copied() -> None:
     assert len(prompts_of(Arrays())) == len(TASKS)
+
+
+class Corpus(Notes):
+    """Finds its documents by topic."""
+
+    topics: ClassVar[Any] = {topic: [{"text": "a document", "marks": []} for _ in range(50)] for topic in range(50)}
+
+    def prepare(self) -> None:
+        import numpy as np
+
+        self.seen, self.vectors = [], [[0.5] * 300 for _ in range(500)]
+        self.own = {topic: [dspy.Example(text="a document") for _ in range(50)] for topic in range(50)}
+        self.arrays = [np.zeros(300) for _ in range(500)]
+        self.expected = [id(entry) for entry in self.entries()]
+
+    def entries(self) -> list[Any]:
+        return [self.topics[3][7], self.own[3][7], self.arrays[7]]
+
+    def note(self, question: str) -> None:
+        self.seen.append(question)
+        self.vectors[0].append(len(self.seen))
+        assert [id(entry) for entry in self.entries()] == self.expected
+        assert len(self.vectors[0]) == 301
+
+
+def test_the_documents_of_a_nested_corpus_are_not_copied() -> None:
+    prompts = prompts_of(Corpus())
+    assert [tasks_in(prompt) for prompt in prompts] == [1] * len(TASKS)
+
+
+class Folder:
+    """Removes what it made at its end."""
+
+    def __init__(self) -> None:
+        self.files = ["file"]
+
+    def __del__(self) -> None:
+        self.files.clear()
+
+
+class WithFinalizers(Notes):
+    def prepare(self) -> None:
+        import openai
+
+        self.seen, self.folder, self.client = [], Folder(), openai.OpenAI(api_key="none")
+        self.client_of_folder = {"client": openai.AsyncOpenAI(api_key="none")}
+
+    def note(self, question: str) -> None:
+        self.seen.append(question)
+        assert self.folder.files == ["file"]
+        assert not self.client.is_closed()
+
+
+def test_a_finalizer_runs_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    prompts = prompts_of(WithFinalizers())
+    gc.collect()
+    assert [tasks_in(prompt) for prompt in prompts] == [1] * len(TASKS)
+    assert not ignored
 
 
 def test_callbacks_of_modules_are_called_in_each_run() -> None:

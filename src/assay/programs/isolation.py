@@ -1,10 +1,11 @@
 """Runs a program on a copy of its own, so that no run sees what another one left in the program.
 
 Copied: attributes of the program and of the objects in it, class attributes reached through `self`, and default
-arguments of the user's functions. Shared by all runs: what cannot be copied (locks, clients, connections), arrays from
-1 MiB, the entries of containers with more than 1,000 of them, and whatever an object's own `__deepcopy__` returns. What
-is shared and can be read is compared before and after a run; a run that changed it is refused, unless only a number
-changed: programs count their calls.
+arguments of the user's functions. Shared by all runs: what cannot be copied (locks, clients, connections), objects with
+a finalizer, arrays from 1 MiB, objects of which a container, together with the containers in it, has more than 1,000,
+such as the documents of a corpus, and whatever an object's own `__deepcopy__` returns. What is shared and can be read,
+apart from arrays and such documents, is compared before and after a run; a run that changed it is refused, unless only
+a number changed: programs count their calls.
 
 Module globals and the variables that functions enclose are neither copied nor compared, but an enclosed program is.
 """
@@ -14,12 +15,12 @@ import functools
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from pathlib import Path
-from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, FunctionType, GeneratorType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import dspy
@@ -27,12 +28,13 @@ import pydantic
 
 from assay.errors import ProgramError
 from assay.models.threads import settings_for_threads
+from assay.programs.agent import BaseAgent
 from assay.programs.streaming import streaming_as
 from assay.sources.files import is_user_file
 
 __all__ = ["running"]
 
-_LARGE = 1_000  # entries of a container
+_LARGE = 1_000  # entries of a container, together with those of its siblings
 _LARGE_BYTES = 1 << 20
 _PLANS = 32  # programs whose plans are kept
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
@@ -80,7 +82,6 @@ class _Plan:
     shared: dict[int, Any] = field(default_factory=dict)  # by id, as they are
     made: list[tuple[Any, Callable[[], Any]]] = field(default_factory=list)  # parts with a copy of another kind
     functions: list[FunctionType] = field(default_factory=list)  # with parts of the program, or default arguments
-    modules: list[dspy.Module] = field(default_factory=list)
     parts: set[int] = field(default_factory=set)  # ids of all parts of the program
     class_attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (object, name, value)
     watched: dict[str, Callable[[], Any]] = field(default_factory=dict)  # by name
@@ -96,10 +97,11 @@ class _Plan:
             if (other := memo.get(id(holder))) is not None and name not in vars(other):
                 vars(other)[name] = copy.deepcopy(value, memo)
         copies = {}
-        for module in (*self.modules, *program.predictors()):
-            if (other := memo.get(id(module))) is not None and other is not module:
-                other.callbacks = list(module.callbacks)  # DSPy leaves them out of a copy
-                copies[id(other)] = module
+        for part in memo[id(memo)]:  # `copy.deepcopy` lists there what it has copied
+            if isinstance(part, dspy.Module):
+                other = memo[id(part)]
+                other.callbacks = list(part.callbacks)  # DSPy leaves them out of a copy
+                copies[id(other)] = part
         return own, copies
 
     def begun(self) -> dict[str, Any]:
@@ -148,25 +150,27 @@ class _Plan:
 
     def examine(self, value: Any) -> None:
         """Finds all parts of a value that a plain `copy.deepcopy` would not treat as a run needs it."""
-        waiting, functions = [value], list[FunctionType]()
+        waiting, functions = deque([(value, "", 1)]), list[FunctionType]()
         while waiting:
-            part = waiting.pop()
+            part, path, count = waiting.popleft()
             if isinstance(part, _ATOMS) or id(part) in self.parts:
                 continue
             self.parts.add(id(part))
-            if (make := _copying(part)) is not None:
+            count = _count_below(part, count)
+            if (make := _copying(part, count)) is not None:
                 self.made.append((part, make))
                 continue
-            if isinstance(part, dspy.BaseLM | ModuleType) or _bytes_of(part) >= _LARGE_BYTES:
+            if isinstance(part, dspy.BaseLM | ModuleType) or count * _bytes_of(part) >= _LARGE_BYTES:
                 self.shared[id(part)] = part
+                continue
+            if _has_finalizer(part):
+                self._share(part, path)
                 continue
             if isinstance(part, FunctionType) and _is_user_function(part):
                 functions.append(part)
-            if isinstance(part, dspy.Module):
-                self.modules.append(part)
             if isinstance(part, dspy.Module) or _is_user_class(type(part)):
-                waiting += self._of_classes(part)
-            waiting += _parts(part).values()
+                waiting += ((attribute, f"{path}.{name}", 1) for name, attribute in self._of_classes(part).items())
+            waiting += ((inner, f"{path}{name}", count) for name, inner in _parts(part).items())
         found = functions
         while found:  # a function that encloses a function that is copied is copied too
             found = [
@@ -177,7 +181,12 @@ class _Plan:
             ]
             self.functions += found
 
-    def _of_classes(self, holder: Any) -> list[Any]:
+    def _share(self, value: Any, path: str) -> None:
+        """Shares a value that has no copies, and watches it."""
+        self.shared[id(value)] = value
+        self.watched[f"the attribute {path.lstrip('.') or 'self'}"] = lambda: value
+
+    def _of_classes(self, holder: Any) -> dict[str, Any]:
         """Watches the class attributes of an object of the user's; returns those that its copies get for themselves."""
         values: dict[str, Any] = {}
         for kind in type(holder).__mro__:
@@ -195,7 +204,7 @@ class _Plan:
         plain: Any = object.__setattr__  # objects that check their attributes, such as pydantic's, get none
         if isinstance(holder, dspy.Module) or type(holder).__setattr__ is plain:
             self.class_attributes += [(holder, *item) for item in values.items() if hasattr(holder, "__dict__")]
-        return list(values.values())
+        return values
 
     def share_what_cannot_be_copied(self, value: Any, path: str, seen: set[int], depth: int = 20) -> None:
         """Shares the smallest parts of a value that prevent its copy, and watches them."""
@@ -205,8 +214,7 @@ class _Plan:
         for name, part in _own_parts(value).items() if depth else ():
             self.share_what_cannot_be_copied(part, f"{path}{name}", seen, depth - 1)
         if not self._copies(value):
-            self.shared[id(value)] = value
-            self.watched[f"the attribute {path.lstrip('.') or 'self'}"] = lambda: value
+            self._share(value, path)
 
     def _copies(self, value: Any) -> bool:
         try:
@@ -249,15 +257,28 @@ def _plan_of(program: dspy.Module, outdated: _Plan | None = None) -> _Plan:
         return plan
 
 
-def _copying(part: Any) -> Callable[[], Any] | None:
+def _count_below(value: Any, count: int) -> int:
+    """How many objects are where the parts of a value are, if `count` are where the value is."""
+    if isinstance(value, _CONTAINERS):
+        if len(value) > _LARGE:
+            return count * len(value)
+        parts: Collection[Any] = [*value, *value.values()] if isinstance(value, dict) else value
+    elif isinstance(value, dspy.Module) or not _is_user_class(type(value)):
+        return count
+    else:
+        parts = _parts(value).values()
+    return count * (sum(not isinstance(part, _ATOMS) for part in parts) or len(parts) or 1)
+
+
+def _copying(part: Any, count_below: int) -> Callable[[], Any] | None:
     """How a part is copied that a deep copy cannot copy, or copies more of than is needed; None for other parts."""
     make: Callable[[], Any]
     if isinstance(part, dspy.BaseLM):
         make = part.copy
     elif isinstance(part, threading.local):  # empty, as in a new thread
         make = type(part)
-    elif isinstance(part, _CONTAINERS) and len(part) > _LARGE:
-        return partial(copy.copy, part)
+    elif count_below > _LARGE:
+        make = partial(copy.copy, part)
     else:
         return None
     try:
@@ -265,6 +286,13 @@ def _copying(part: Any) -> Callable[[], Any] | None:
     except Exception:  # of the user's class, such as a model that makes a deep copy of its client
         return None
     return make
+
+
+def _has_finalizer(part: Any) -> bool:
+    """Whether an object releases something at its end, such as a client its connections: its copies would do so too."""
+    kind = type(part)
+    finalizes = isinstance(getattr(kind, "__del__", None), FunctionType) and not hasattr(kind, "__deepcopy__")
+    return finalizes and not isinstance(part, dspy.Module | BaseAgent)
 
 
 def _is_user_class(kind: type) -> bool:
@@ -280,8 +308,14 @@ _is_user_file = functools.cache(lambda file: is_user_file(Path(file)))  # asked 
 
 
 def _bytes_of(value: Any) -> int:
-    """Size of an array, a tensor or a table; 0 of anything else."""
-    if not hasattr(type(value), "__array__"):
+    """Size of an array, a tensor or a table, or of what an object of C code is copied by; 0 of anything else."""
+    kind = type(value)
+    if not hasattr(kind, "__array__"):
+        if kind.__getstate__ is object.__getstate__ or not isinstance(kind.__getstate__, MethodDescriptorType):
+            return 0
+        with suppress(Exception):  # for example a closed buffer
+            state = value.__getstate__()
+            return len(state) if isinstance(state, bytes) else 0
         return 0
     size = getattr(value, "nbytes", None)
     if size is None and isinstance(count := getattr(value, "size", None), int):  # a table of pandas
@@ -343,21 +377,23 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _reading(value: Any, depth: int = 6, *, counts: bool) -> Any:
+def _reading(value: Any, depth: int = 6, count: int = 1, *, counts: bool) -> Any:
     """What can be compared of a value: its contents, as far as they are texts, or objects of the user's with them."""
     if isinstance(value, _ATOMS):
         return repr(value) if isinstance(value, str | bytes | None) else ""
     if isinstance(value, GeneratorType):
         frame = value.gi_frame
         return None if frame is None else [frame.f_lasti, _reading(frame.f_locals, depth - 1, counts=counts)]
-    if isinstance(value, _CONTAINERS):
-        if len(value) > _LARGE or not depth:
-            return len(value)
-        if isinstance(value, dict):
-            return {repr(key): _reading(item, depth - 1, counts=counts) for key, item in value.items()}
-        return [_reading(item, depth - 1, counts=counts) for item in value]
-    if depth and _is_user_class(type(value)) and (attributes := _attributes(value)):
-        return {f".{name}": _reading(part, depth - 1, counts=counts) for name, part in attributes.items()}
+    contains = isinstance(value, _CONTAINERS)
+    parts = value if contains else _attributes(value) if _is_user_class(type(value)) else ()
+    count *= len(parts)
+    if depth and parts and count <= _LARGE:
+        read = partial(_reading, depth=depth - 1, count=count, counts=counts)
+        if isinstance(parts, dict):
+            return {repr(name) if contains else f".{name}": read(part) for name, part in parts.items()}
+        return [*map(read, parts)]
+    if contains:
+        return len(value)
     return [id(value), *(_count(value, name) for name in _COUNTERS if counts)]
 
 
