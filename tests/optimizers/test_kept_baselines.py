@@ -11,12 +11,14 @@ from click.testing import CliRunner
 from dspy import lm15
 
 import assay
+from assay.api.serve import serve
 from assay.cli.main import group
 from assay.cli.tune import print_report
+from assay.evaluation.progress import SilentProgress
 from assay.models import with_recording
 from assay.reports.compiled import compile_page
 from assay.reports.markdown import gain_claim
-from assay.testing import scripted_lm
+from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Store
 
 RUBRIC = "name: r\ncriteria:\n  - name: right\n    check: exact\n"
@@ -127,11 +129,44 @@ def test_a_tuned_program_that_is_unproven_is_beside_an_artifact_with_the_default
     assert "not opened" in capsys.readouterr().out
 
 
+class Lines(SilentProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
 def test_commands_say_that_an_artifact_is_unproven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unproven = compiled(tmp_path, 10).to_dict()["unproven"]
+    engine = ScriptedEngine(taught(10), price_usd=0.0)
+    lm = with_recording(dspy.LM("openai/none", engine=engine, cache=False, num_retries=0))
+    data = compiled(tmp_path, 10, lm=lm).to_dict()
     monkeypatch.chdir(tmp_path)
-    register = ["registry", "register", "sums", unproven, "--store", "a.db"]
-    assert "unproven" in CliRunner().invoke(group, register, catch_exceptions=False).stderr
+
+    def said(*arguments: str) -> bool:
+        result = CliRunner().invoke(group, [*arguments, "--store", "a.db"], catch_exceptions=False)
+        return "unproven" in result.stderr
+
+    assert not said("registry", "register", "sums", data["artifact"])
+    assert not said("registry", "show", "sums")
+    assert said("registry", "register", "sums", data["unproven"])
+    assert said("registry", "list")
+    assert said("registry", "show", "sums@2")
+    assert said("deploy", "start", "sums@2", "--dry-run")
+    assert said("registry", "alias", "sums@2", "champion")
+    progress = Lines()
+    serve(agent=("sums",), store="a.db", port=0, on_start=lambda serving: serving.stop(), progress=progress)
+    assert any("unproven" in line for line in progress.lines)
+
+
+def test_a_report_says_that_its_artifact_is_unproven(tmp_path: Path) -> None:
+    data = compiled(tmp_path, 10).to_dict()
+    options = {"rubric": tmp_path / "r.yaml", "data": ROWS, "sizes": SIZES, "store": tmp_path / "a.db"}
+    notes = {
+        name: assay.evaluate(data[name], lm=scripted_lm(taught(10)), **options).to_dict()["notes"]
+        for name in ("artifact", "unproven")
+    }
+    assert [any("unproven" in note for note in notes[name]) for name in notes] == [False, True]
 
 
 def test_a_failed_optimizer_ends_the_command_with_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,9 @@ async def _serve(
     endpoint = None if settings.otlp == "off" else Endpoint.of(settings.otlp_endpoint)
     opened, run_id = Store(store), f"serve-{new_id()[:12]}"
     agents = _agents(settings, store)
+    for agent in agents.values():
+        if (note := agent.router.champion.note) is not None:
+            progress.say(f"note: {note}")
     gateway = Gateway(
         opened, upstream, agents=agents, key=key, host=settings.host,
         names=tuple(settings.allow_host), run_id=run_id, idle_s=settings.idle_s, max_body=settings.max_body_mb << 20,

@@ -35,6 +35,13 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield from setting_texts({name: value})
 
 
+def _say_unproven(version: dict[str, Any]) -> None:
+    from assay.sources.artifact_files import unproven_note
+
+    if (note := unproven_note(version["name"], version["evidence"])) is not None:
+        echo(f"note: {note}", err=True)
+
+
 @click.group("registry")
 def command() -> None:
     """Manage versions of agents, their aliases and feature flags."""
@@ -49,11 +56,9 @@ def command() -> None:
 def register_command(agent: str, artifact: str, store: str | None, as_json: bool, **values: Any) -> None:
     """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion."""
     from assay.api.registry import register
-    from assay.sources.artifact_files import unproven_note
 
     version = register(agent, artifact, store=store, **command_settings(values, RegisterSettings)).to_dict()
-    if (note := unproven_note(artifact)) is not None:
-        echo(f"note: {note}", err=True)
+    _say_unproven(version)
     print_json(version) if as_json else echo(f"{version['name']}  {version['sha256'][:12]}  {version['artifact']}")
 
 
@@ -75,6 +80,7 @@ def list_command(agent: str | None, store: str | None, as_json: bool) -> None:
     for row in rows:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["registered_at"]))
         echo(f"{row['name']:24} {at}  {row['model']:28} {', '.join(row['aliases']) or '–':22} {row['artifact']}")
+        _say_unproven(row)
 
 
 @command.command("show")
@@ -95,6 +101,7 @@ def show_command(version: str, store: str | None, as_json: bool) -> None:
             echo(f"{name}: {data[name]}")
     if data["problem"] is not None:
         echo(f"note: {data['problem']}", err=True)
+    _say_unproven(data)
     if named := [alias for alias, number in data["aliases"].items() if number == data["number"]]:
         echo(f"aliases: {', '.join(named)}")
     evidence = dict(data["evidence"])
@@ -130,6 +137,7 @@ def alias_command(version: str, alias: str, reason: str, store: str | None, as_j
     named = set_agent_alias(version, alias, reason=reason, store=store)
     if (problem := show_version(named.name, store=store)["problem"]) is not None:
         echo(f"note: {problem}", err=True)
+    _say_unproven(named.to_dict())
     print_json({"alias": alias, "version": named.name}) if as_json else echo(f"{alias} = {named.name}")
 
 

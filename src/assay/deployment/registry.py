@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from assay.deployment.writing import writing
 from assay.errors import ArtifactError, ConfigError, DeploymentError
-from assay.sources.artifact_files import verified
+from assay.sources.artifact_files import unproven_note, verified
 from assay.support.names import check_name
 from assay.support.settings import nearest
 from assay.traces.store import tables as schema
@@ -68,6 +68,11 @@ class Version:
     @property
     def name(self) -> str:
         return f"{self.agent}@{self.number}"
+
+    @property
+    def note(self) -> str | None:
+        """Note on a version that is unproven."""
+        return unproven_note(self.name, self.evidence)
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, **asdict(self)}
@@ -361,7 +366,7 @@ def retire_in(connection: sa.Connection, version: Version, *, why: str, by: str)
 
 def _evidence(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Scores with which an artifact was compiled."""
-    return {name: manifest[name] for name in ("rubric", "data", "result") if name in manifest}
+    return {name: manifest[name] for name in ("unproven", "rubric", "data", "result") if name in manifest}
 
 
 def _version(row: Any) -> Version:

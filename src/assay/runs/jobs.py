@@ -38,7 +38,7 @@ from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import DEFAULT_MODEL, ProgramSettings
 from assay.runs.settings.shared import CurriculumSettings
-from assay.sources.artifact_files import read_json
+from assay.sources.artifact_files import read_json, unproven_note
 from assay.sources.trust import accept, entries
 from assay.support.numbers import counted
 from assay.traces import Recorder, Store
@@ -242,7 +242,9 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
     job.rows = job.splits.report(same=equality_of(job.session.rubric.criteria))
     learned = job.training_splits()
     leaked = sum(split in SEALED and key in learned for key, split in moved.items())
+    unproven = None if job.artifact is None else unproven_note(job.artifact.path, job.artifact.manifest)
     job.warnings = [
+        *([] if unproven is None else [unproven]),
         *absent_sources(job.recorded.program, job.session.rubric, tasks),
         *job.rows.notes(),
         *(

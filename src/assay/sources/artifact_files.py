@@ -64,12 +64,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def unproven_note(path: str | Path) -> str | None:
-    """A note on an artifact that gate did not show to be better than its baseline; None for others."""
-    folder = Path(path)
-    if not (folder / "manifest.json").is_file() or not read_json(folder / "manifest.json", folder).get("unproven"):
+def unproven_note(name: str | Path, facts: Mapping[str, Any] | None = None) -> str | None:
+    """A note on an artifact that gate did not show to be better than its baseline; None for others.
+
+    Args:
+        name: folder of the artifact, or the name of a version.
+        facts: its manifest, or the version's evidence; None: the manifest in the folder, if there is one.
+    """
+    if facts is None:
+        folder = Path(name)
+        facts = read_json(folder / "manifest.json", folder) if (folder / "manifest.json").is_file() else {}
+    if not facts.get("unproven"):
         return None
-    return f"{path} is unproven: its gate did not show that it is better than its baseline, which is stored beside it"
+    return f"{name} is unproven: its gate did not show that it is better than its baseline, which is stored beside it"
 
 
 def verified(folder: Path) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def next_steps(
 
 
 def _of_result(store: Store, run: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    proof, artifact = "" if report.get("replaces") else ", which was not shown to be better,", str(report["artifact"])
+    artifact, kept = str(report["artifact"]), report.get("unproven")  # then the artifact is the baseline
+    proof = "" if report.get("replaces") else ", the baseline," if kept else ", which was not shown to be better,"
     inputs = _inputs(store, run["id"])
     command = rollout_command(artifact, inputs, "") if inputs else None
     if command is not None:

@@ -19,7 +19,7 @@ from assay.deployment.suites import Suite, SuiteResult
 from assay.deployment.traffic import Traffic
 from assay.deployment.watches import Watch
 from assay.errors import ConfigError, DataError, DeploymentError
-from assay.evaluation.progress import Progress
+from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.statistics import mean_interval
 from assay.judges.quality.drift import AnchorSet
 from assay.runs.anchors import ANCHORS
@@ -104,6 +104,8 @@ def start_deployment(
             deployments.check_idle(version.agent)
             if version.number == champion.number:
                 raise DeploymentError(f"{version.name} is already the champion")
+        if version.note is not None:
+            default_progress(progress).say(f"note: {version.note}")
         folders = [deployments.registry.folder_of(one) for one in (champion, version)]
         measure = replay_rubric(settings.replay_rubric)
         checks = compatibility(*(load_artifact(folder) for folder in folders))
