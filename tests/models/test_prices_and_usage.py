@@ -1,6 +1,8 @@
 """Servers that report no tokens, and prices of the user's own: counted, capped and shown, never 0 where unknown."""
 
 import json
+import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +15,17 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
+from assay.api.serve import serve
+from assay.api.traces import score_rollouts
 from assay.cli.main import group
 from assay.errors import ConfigError
+from assay.evaluation.progress import SilentProgress
 from assay.models import Call, Meter, get_lm, with_recording
 from assay.models.meter import Caps
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing.serving import served
+from assay.traces import Store
 
 QUESTION = "What is the capital of France?"
 MODEL = "openai/a-model-of-ones-own"
@@ -167,3 +173,59 @@ def test_the_command_line_takes_a_price_and_shows_no_zero_for_an_unknown_cost(pr
     assert data["cost_usd"] == (pytest.approx(0.003 * data["calls"]) if price else None)
     assert "$0.0000" not in shown.stdout
     assert ("$" in shown.stdout) == bool(price)
+
+
+PROGRAM = (
+    "import dspy\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.p = dspy.Predict('question -> answer')\n"
+    "    def forward(self, question):\n        return self.p(question=question)\n"
+)
+USAGE = {"usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}}
+
+
+def costs_in(store: Path, source: str) -> set[float | None]:
+    """Costs of the stored calls of the rollouts of one source."""
+    with Store(store) as opened:
+        calls = [t for r in opened.rollouts() if r.source == source for t in opened.rollout(r.id).transitions]
+    return {None if call.cost_usd is None else round(call.cost_usd, 6) for call in calls}
+
+
+def test_a_prediction_and_its_later_judges_have_the_price(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n  - name: good\n    judge: Is the answer good?\n")
+    with server(USAGE) as url:
+        run = ["run", f"{tmp_path}/program.py:P", "question=Where?", "--model", MODEL, "--api-base", url]
+        assert CliRunner().invoke(group, [*run, "--price", "2,10", "--store", f"{tmp_path}/s.db"]).exit_code == 0
+        score = ["traces", "score", "--rubric", f"{tmp_path}/r.yaml", "--judge-model", MODEL, "--judge-api-base", url]
+        score += ["--price", "4,20", "--no-preflight", "--json", "--store", f"{tmp_path}/s.db"]
+        told = CliRunner().invoke(group, score)
+    assert costs_in(tmp_path / "s.db", "program") == {0.003}
+    data = json.loads(told.stdout)
+    assert (data["calls"] > 0, data["cost_usd"]) == (True, pytest.approx(0.006 * data["calls"]))
+
+
+@pytest.mark.parametrize(("price", "cost"), [(None, None), ("2,10", 0.003)])
+def test_a_gateway_has_the_price_of_its_upstream(price: str | None, cost: float | None, tmp_path: Path) -> None:
+    def asks(serving: Any) -> None:
+        def ask() -> None:
+            try:
+                body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Where?"}]}).encode()
+                request = urllib.request.Request(
+                    f"{serving.url}/v1/chat/completions", body, {"content-type": "application/json"}
+                )
+                urllib.request.urlopen(request, timeout=20).read()
+            finally:
+                serving.stop()
+
+        threading.Thread(target=ask).start()
+
+    with server(USAGE) as url:
+        serve(upstream=url, price=price, port=0, store=tmp_path / "s.db", on_start=asks, progress=SilentProgress())
+    assert costs_in(tmp_path / "s.db", "gateway") == {cost}
+
+
+@pytest.mark.parametrize("settings", [{"price": "1,2"}, {"price": "a", "judge_model": MODEL}])
+def test_a_price_without_effect_is_refused_where_judges_score(settings: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n  - name: good\n    judge: Is the answer good?\n")
+    with pytest.raises(ConfigError):
+        score_rollouts(store=tmp_path / "s.db", rubric=f"{tmp_path}/r.yaml", **settings)

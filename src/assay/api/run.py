@@ -139,7 +139,8 @@ def predictor(
         people = set[str]()
         opened.put_searched(*outputs, *([] if rows is None else [rows]))  # first: erasure finds them after a kill too
         recorder = Recorder(opened)
-        lm = get_lm(name, observers=[recorder.observe], **_endpoint(config, artifact).client(name))
+        client = _endpoint(config, artifact).client(name)
+        lm = get_lm(name, observers=[recorder.observe], price=config.price, **client)
         if artifact:
             check_pinned(artifact, lm)
         if budget is not None:

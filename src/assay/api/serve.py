@@ -100,7 +100,11 @@ async def _serve(
         stalled_s=settings.upstream_idle_s,
     )  # fmt: skip
     upstream = upstream_of(
-        settings.answering, base=settings.upstream, key=upstream_key, idle_s=settings.upstream_idle_s
+        settings.answering,
+        base=settings.upstream,
+        key=upstream_key,
+        price=settings.price,
+        idle_s=settings.upstream_idle_s,
     )
     endpoint = None if settings.otlp == "off" else Endpoint.of(settings.otlp_endpoint)
     opened, run_id = Store(store), f"serve-{new_id()[:12]}"
@@ -182,6 +186,7 @@ def _agents(settings: ServeSettings, store: str | Path | None) -> "dict[str, Dep
     judge: StoredJudgeOptions = {
         "judge_model": settings.judge_model, "judge_api_base": settings.judge_api_base,
         "judge_api_key_env": settings.judge_api_key_env, "judge_thinking": settings.judge_thinking,
+        "price": settings.judge_price,
     }  # fmt: skip
     return {
         name: deployed(name, store=store, rubric=settings.agent_rubric, timeout_s=settings.agent_timeout_s, **judge)

@@ -12,6 +12,7 @@ from assay.evaluation import Progress, default_progress
 from assay.models import Call, LanguageModel, Meter, get_lm
 from assay.models.limits import limited
 from assay.models.roles import Endpoint
+from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.ending import cancelled_by_signals
 from assay.runs.erasure import demonstrated_inputs, erase_answers, erase_files, files_of_jobs
@@ -51,6 +52,7 @@ def score_rollouts(
         options: the fields of `assay.runs.settings.TracesScoreSettings`. `judge_model` is for criteria that need a
             judge and name no model themselves.
     Returns:
+        `calls`, `tokens`, `cost_usd` of the judges, None where they name their own models or no price is known;
         `scored`; `unscored` (undecided); `skipped` (had a score); `skipped_of_other_rubrics` (those among them that
         another rubric scored, by its name and version; `again=True` replaces them); `running` (not ended, so not
         scored); `mean`; `rubric`; and for the rollouts scored now `coverage` and `undecided`, see
@@ -80,7 +82,7 @@ def score_rollouts(
             scoring.run(waiting, threads=at_once, preflight=settings.preflight)
     skipped = [] if settings.again else [scored_by for scored_by in ended.values() if scored_by is not None]
     running = sum(status == "running" for status, _ in states.values())
-    return {**scoring.report(), **_skipped(skipped, name), "running": running}
+    return {**scoring.report(), **_skipped(skipped, name), "running": running, **_spent(measure, judge, meter)}
 
 
 def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dict[str, tuple[str, str | None]]:
@@ -97,8 +99,18 @@ def named_judge(
     if (model := settings.judge_model) is None:
         return None
     endpoint = Endpoint(settings.judge_api_base, settings.judge_api_key_env)
-    lm = get_lm(model, temperature=JUDGE_TEMPERATURE, meter=meter, observers=list(observers), **endpoint.client(model))
+    lm = get_lm(
+        model, temperature=JUDGE_TEMPERATURE, meter=meter, observers=list(observers), price=settings.judge_price,
+        **endpoint.client(model),
+    )  # fmt: skip
     return budgeted(lm, settings.judge_thinking, "judge_thinking")
+
+
+def _spent(measure: Rubric, judge: LanguageModel | None, meter: Meter) -> dict[str, Any]:
+    """What judges have spent; unknown for the models that they name themselves, which have no meter."""
+    known, usage = judge is not None or not measure.needs_judge, meter.usage
+    spent = {"calls": usage.calls, "tokens": usage.tokens, "cost_usd": usage.known_cost_usd}
+    return spent if known else dict.fromkeys(spent)
 
 
 def _skipped(rubrics: Sequence[str], name: str) -> dict[str, Any]:

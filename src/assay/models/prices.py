@@ -11,7 +11,7 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.models.roles import is_embedded
 
-__all__ = ["Price", "cost_of", "price", "price_text"]
+__all__ = ["FREE", "Price", "cost_of", "price", "price_text"]
 
 _MILLION = 1_000_000
 
@@ -45,6 +45,7 @@ class Price:
         return (prompt_tokens * self.prompt + completion_tokens * self.answer) / _MILLION
 
 
+FREE = Price(0.0, 0.0)
 _RULE = "must be two numbers of at least 0, in US dollars for a million tokens of prompt and answer: 0.15,0.60"
 
 

@@ -8,7 +8,7 @@ from assay.cli.flags import command_settings, drop_unused_judge, settings_flags
 from assay.cli.options import json_option, min_coverage_option, store_option, trust_option
 from assay.cli.shared import Console, open_store, print_json, require_coverage
 from assay.runs.settings import TracesScoreSettings
-from assay.support.numbers import counted
+from assay.support.numbers import counted, price
 from assay.support.terminal import echo
 
 __all__ = ["score_command"]
@@ -44,6 +44,9 @@ def _show(report: dict[str, Any]) -> None:
         f"{counted(report['scored'], 'rollouts')} scored{mean}; {report['unscored']} could not be scored and are "
         f"unchanged, {report['skipped']} already had a score"
     )
+    if report["calls"]:
+        cost = "cost unknown" if report["cost_usd"] is None else price(report["cost_usd"])
+        echo(f"judges: {counted(report['calls'], 'calls')}, {report['tokens']:,} tokens, {cost}")
     if by_rubric := report["skipped_of_other_rubrics"]:
         rubrics = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in by_rubric.items())
         echo(f"note: existing scores of other rubrics than {report['rubric']}: {rubrics}. --again replaces them")

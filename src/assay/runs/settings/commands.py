@@ -7,7 +7,7 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address, is_embedded
-from assay.runs.settings.fields import RESUMED, api_base, api_key_env, thinking_of
+from assay.runs.settings.fields import RESUMED, api_base, api_key_env, price_of_model, thinking_of
 from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
 
@@ -85,6 +85,7 @@ class RunSettings(Settings):
     model: str | None = setting(None, "Language model; by default that of the artifact.")
     api_base: str | None = api_base("the model")
     api_key_env: str | None = api_key_env()
+    price: str | None = price_of_model(note="")
     thinking: int | str | None = thinking_of("the program", " By default that of the artifact.")
     task_timeout: float = setting(DEFAULT_S, "Time limit of one prediction in seconds.", gt=0, metavar="SECONDS")
 

@@ -39,12 +39,16 @@ def api_key_env(whose: str = "this server") -> Any:
     )
 
 
-def price_of_model() -> Any:
-    """The field with the user's price of the model."""
+def price_of_model(
+    whose: str = "the model",
+    note: str = " Also that of the other roles with this model.",
+    default: str = "litellm's, to which litellm.register_model adds",
+) -> Any:
+    """The field with the user's price of a model."""
     return setting(
         None,
-        "Price of the model in US dollars for a million tokens of prompt and answer: 0.15,0.60. Also that of the other "
-        "roles with this model. By default litellm's, to which litellm.register_model adds.",
+        f"Price of {whose} in US dollars for a million tokens of prompt and answer: 0.15,0.60.{note} By default "
+        f"{default}.",
         metavar="IN,OUT",
         parse=price_text,
         job=RESUMED,

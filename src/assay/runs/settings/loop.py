@@ -18,7 +18,7 @@ __all__ = ["SCHEDULERS", "LoopInstallSettings", "LoopLimits", "LoopSettings", "l
 SCHEDULERS = ("systemd", "cron")
 METHODS = {"compile": CompileSettings, "improve": ImproveSettings}
 _PATHS = ("rubric", "plan", "suite_data", "suite_rubric", "replay_rubric", "privacy_key", "against", "monitor")
-_SCORING = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "threads", "task_timeout")
+_SCORING = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "price", "threads", "task_timeout")
 
 
 @dataclass(frozen=True, kw_only=True)

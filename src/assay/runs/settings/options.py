@@ -136,6 +136,7 @@ class RunOptions(TypedDict, total=False):
     model: str | None
     api_base: str | None
     api_key_env: str | None
+    price: str | None
     thinking: int | str | None
     task_timeout: float
 

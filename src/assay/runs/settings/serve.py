@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from assay.errors import ConfigError
+from assay.runs.settings.fields import price_of_model
 from assay.runs.settings.shared import DEFAULT_MODEL
 from assay.runs.settings.traces import StoredJudgeSettings
 from assay.support.settings import setting
@@ -39,6 +40,7 @@ class ServeSettings(StoredJudgeSettings):
         "Base URL of a server that implements OpenAI chat completions (vLLM, llama.cpp, a provider).",
         metavar="URL",
     )
+    price: str | None = price_of_model(default="the cost of the gateway's calls to a server is unknown")
     host: str = setting("127.0.0.1", "Address to bind; non-loopback addresses require --key.")
     port: int = setting(8321, "Port to bind; 0 selects a free port.", ge=0, le=65535)
     allow_host: Sequence[str] = setting(
@@ -97,6 +99,12 @@ class ServeSettings(StoredJudgeSettings):
     otlp_tenants: Sequence[str] = setting(
         (), "Tenant whose rollouts are sent too; repeatable.", metavar="NAME", flag="--otlp-tenant", many=True
     )
+
+    OF_JUDGE: ClassVar[tuple[str, ...]] = ("judge_api_base", "judge_api_key_env", "judge_thinking")
+
+    @property
+    def judge_price(self) -> str | None:
+        return self.price if self.judge_model == self.answering else None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -131,6 +131,7 @@ class ServeOptions(TypedDict, total=False):
     judge_api_base: str | None
     judge_api_key_env: str | None
     judge_thinking: int | str | None
+    price: str | None
     agent_timeout_s: float
     advance_s: float
     otlp: str
@@ -191,6 +192,7 @@ class StoredJudgeOptions(TypedDict, total=False):
     judge_api_base: str | None
     judge_api_key_env: str | None
     judge_thinking: int | str | None
+    price: str | None
 
 
 class TracesScoreOptions(TypedDict, total=False):
@@ -201,6 +203,7 @@ class TracesScoreOptions(TypedDict, total=False):
     judge_api_base: str | None
     judge_api_key_env: str | None
     judge_thinking: int | str | None
+    price: str | None
     runs: Sequence[str]
     again: bool
     threads: int | None

@@ -5,11 +5,20 @@ What one call selects, such as the run whose rollouts are listed, is not a key o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from assay.errors import ConfigError, FailureKind
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address
-from assay.runs.settings.fields import api_base, limit_of, preflight_of, rubric_of, selected, thinking_of
+from assay.runs.settings.fields import (
+    api_base,
+    limit_of,
+    preflight_of,
+    price_of_model,
+    rubric_of,
+    selected,
+    thinking_of,
+)
 from assay.runs.settings.shared import JudgeModelSettings
 from assay.support.settings import Settings, setting
 
@@ -132,11 +141,18 @@ class StoredJudgeSettings(JudgeModelSettings):
     )
     judge_api_base: str | None = api_base("the judges' model")
     judge_thinking: int | str | None = thinking_of("the rubric's judges")
+    price: str | None = price_of_model("the judges' model", "")
+
+    OF_JUDGE: ClassVar[tuple[str, ...]] = ("judge_api_base", "judge_api_key_env", "judge_thinking", "price")
+
+    @property
+    def judge_price(self) -> str | None:
+        return self.price
 
     def __post_init__(self) -> None:
         check_address(self.judge_api_base, "judge_api_base")
         super().__post_init__()
-        unused = self.changed("judge_api_base", "judge_api_key_env", "judge_thinking")
+        unused = self.changed(*self.OF_JUDGE)
         if unused and self.judge_model is None:
             raise ConfigError(f"{unused[0]}={getattr(self, unused[0])!r} would have no effect without judge_model")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from assay.models.prices import FREE, Price
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces.gateway.client_requests import ClientRequest
@@ -210,7 +211,7 @@ class Call:
             return False
         transition.latency_ms = (time.perf_counter() - self._clock) * 1000
         answer, response_id = passed.answer(self._dialect, transition)
-        transition.cost_usd = live.upstream.price_usd
+        transition.cost_usd = _cost(live.upstream.price, transition)
         if not live.upstream.named and (name := answering_model(transition.response)) is not None:
             live.rollout.model = name if live.rollout.model == transition.model else live.rollout.model
             transition.model = name
@@ -252,12 +253,21 @@ class Call:
         passed.status, passed.secrets, passed.parts = 200, self.passed.secrets, [json_text(body).encode()]
         transition.latency_ms = (time.perf_counter() - self._clock) * 1000
         answer, response_id = passed.answer(self._dialect, transition)
+        transition.cost_usd = _cost(live.upstream.price, transition)
         try:
             self._rollouts.completed(
                 live, transition, self.client_request(), answer, response_id, request_json=self._text
             )
         except Exception as error:  # the caller has its answer; the call stays unfinished
             _LOG.error("a background response could not be stored: %s", error_text(error, passed.secrets))
+
+
+def _cost(price: Price | None, transition: Transition) -> float | None:
+    """Dollars of a call; None if its price or its tokens are not known."""
+    counts = (transition.prompt_tokens, transition.completion_tokens)
+    if price is None or (counts == (None, None) and price != FREE):
+        return None
+    return price.cost(counts[0] or 0, counts[1] or 0)
 
 
 def requested_choices(dialect: str, body: Mapping[str, Any]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from assay.errors import FailureKind, MissingExtra
 from assay.models.failures import failure_of_call
+from assay.models.prices import Price
 from assay.models.redirects import no_redirects
 from assay.models.transports import accounted
 from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
@@ -55,7 +56,7 @@ class LitellmUpstream:
     client: Mapping[str, Any] = field(default_factory=dict)
     weights: str = ""
     adapters: tuple[str, ...] = ()
-    price_usd: float | None = None
+    price: Price | None = None
     idle_s: float = IDLE_S
 
     def __post_init__(self) -> None:

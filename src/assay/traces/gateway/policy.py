@@ -22,6 +22,7 @@ from aiohttp import web
 from assay.errors import AssayError, ModelError, StopRun
 from assay.models.limits import asking_model
 from assay.models.lm import LanguageModel
+from assay.models.prices import FREE
 from assay.models.roles import is_embedded
 from assay.models.transports import accounted
 from assay.support.scrubbing import error_text
@@ -82,7 +83,7 @@ class PolicyUpstream(EmbeddedUpstream):
         short = re.split("[/:]", lm.model, maxsplit=1)[-1]
         super().__init__(
             lm.model, "", model=short if is_embedded(lm.model) else lm.model, key="", weights=backend.weights,
-            adapters=tuple(backend.adapters), price_usd=0.0, tools=bool(backend.supports_function_calling),
+            adapters=tuple(backend.adapters), price=FREE, tools=bool(backend.supports_function_calling),
         )  # fmt: skip
         self.lm, self.sample, self.names = lm, sample, (lm.model, short, *accepts)
         self.answered, self.other_models = 0, set[str]()

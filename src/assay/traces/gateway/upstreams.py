@@ -19,6 +19,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from assay.errors import ConfigError
+from assay.models.prices import FREE, Price
 from assay.models.roles import check_address, check_variables, is_embedded
 from assay.models.transports import accounted
 from assay.support.scrubbing import MARK, add_secrets, is_maskable
@@ -76,7 +77,7 @@ class HttpUpstream:
     adapters: tuple[str, ...] = ()
     dialects: tuple[str, ...] = tuple(DIALECTS)
     logprobs: bool = False
-    price_usd: float | None = None
+    price: Price | None = None
     idle_s: float = IDLE_S
     other: "LitellmUpstream | None" = None  # answers the dialects that the server does not support
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
@@ -328,7 +329,7 @@ def _taken_apart(address: str) -> tuple[str, str, str]:
 
 
 def upstream_of(
-    model: str | None, *, base: str | None = None, key: str | None = None, idle_s: float = IDLE_S
+    model: str | None, *, base: str | None = None, key: str | None = None, price: Any = None, idle_s: float = IDLE_S
 ) -> HttpUpstream | LitellmUpstream:  # fmt: skip
     """The upstream for a model's name.
 
@@ -336,10 +337,12 @@ def upstream_of(
         model: `embedded/NAME`, or a name of litellm's; None with a `base`: whatever the caller asks for.
         base: address of a server that speaks OpenAI chat completions, and perhaps the other dialects.
         key: the server's; by default that of the provider's environment variable, and for a `base` the caller's own.
+        price: as for `get_lm`; by default the cost of calls is unknown, except that an embedded model costs nothing.
         idle_s: time without a byte after which an answer has failed.
     Raises:
         ConfigError: no provider of this model is known, or the address cannot be used.
     """
+    own = Price.of(price)
     if base is not None:
         base = re.sub("^https?://", lambda scheme: scheme[0].lower(), base.strip(), flags=re.IGNORECASE)
         if not re.match("https?://[^/?#]", base):
@@ -348,11 +351,13 @@ def upstream_of(
         address, version, query = _taken_apart(base)
         known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
         return HttpUpstream(
-            model or address, address, model=known, version=version, query=query, key=key, idle_s=idle_s
+            model or address, address, model=known, version=version, query=query, key=key, price=own, idle_s=idle_s
         )
     if model is None:
         raise ConfigError("name a model, or the address of a server with --upstream")
     if is_embedded(model):
+        if own is not None:
+            raise ConfigError(f"price would have no effect on {model}, which runs in this process and costs nothing")
         from assay.models.embedded import LlamaBackend, server_url
 
         backend = LlamaBackend(model)
@@ -364,7 +369,7 @@ def upstream_of(
             key="",
             weights=backend.weights,
             adapters=backend.adapters,
-            price_usd=0.0,
+            price=FREE,
             tools=backend.supports_function_calling,
             idle_s=idle_s,
         )
@@ -375,11 +380,13 @@ def upstream_of(
             f"model={model!r} names no provider that litellm knows: write PROVIDER/NAME (openai/…, anthropic/…, "
             "ollama_chat/…), or upstream='http://…', the address of a server of your own"
         )
-    litellm = LitellmUpstream(model, {"api_key": key} if key else {}, idle_s=idle_s)
+    litellm = LitellmUpstream(model, {"api_key": key} if key else {}, price=own, idle_s=idle_s)
     if provider in _PROVIDERS:
         address, variables, dialects = _PROVIDERS[provider]
         key = key or next((value for name in variables if (value := os.environ.get(name))), None)
-        return HttpUpstream(model, address, model=rest, key=key, dialects=dialects, other=litellm, idle_s=idle_s)
+        return HttpUpstream(
+            model, address, model=rest, key=key, price=own, dialects=dialects, other=litellm, idle_s=idle_s
+        )
     return litellm
 
 
