@@ -1,6 +1,8 @@
 """Artifacts run in any folder: the files and packages that a program uses from its own folder are in them."""
 
 import json
+import os
+import pickle
 import shutil
 import sqlite3
 import sys
@@ -14,6 +16,7 @@ from own_programs import RUBRIC, answer, rows
 import assay
 from assay.errors import ArtifactError
 from assay.testing import scripted_lm
+from assay.traces import Store
 
 PROGRAM = """
 import os, sqlite3, sys
@@ -74,6 +77,8 @@ DATA = {"facts.txt": "F", "data/facts.txt": "F", "data/more/facts.txt": "F"}
         ("open('facts.txt').read() if os.path.exists('facts.txt') else 'none'", {}),
         ("''.join(open(f'data/{name}').read() for name in os.listdir('data') if name.endswith('.txt'))", {}),
         ("''.join(file.read_text() for file in Path('data').glob('*.txt'))", {}),
+        ("open(file='facts.txt').read()", {}),
+        ("''.join(open(b'data/' + name).read() for name in os.listdir(path=b'data') if name.endswith(b'.txt'))", {}),
         ("FACTS", {"top": "FACTS = open('facts.txt').read()"}),
         ("self.facts", {"built": "self.facts = Path('data/facts.txt').read_text()"}),
         ("open('facts.txt').read() if question == '?' else ''", {}),
@@ -98,6 +103,8 @@ def test_files_that_a_program_opens_next_to_itself_are_found_from_any_folder(
     monkeypatch.chdir(home / "far")
     with dspy.context(lm=scripted_lm(answer)):
         assert assay.load(report.artifact)(question="?").answer == "F4"
+    for function in (open, os.stat, os.listdir):  # which find the files of artifacts now
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -205,6 +212,19 @@ def test_the_data_and_files_of_its_format_next_to_it_are_not_copied_unopened(hom
     data = rows(home / "project" / "sets")
     files = {"agent.py": program("''", top=top), "sets/facts.txt": "F"}
     assert source(compiled_in(home, files, "agent.py:QA", data=data, out="second").artifact) == ["agent.py"]
+
+
+def test_nothing_private_goes_with_a_folder_that_the_code_names(home: Path) -> None:
+    names = [".env", "prod.env", "api-key.txt", "OpenAI API Key.txt", "gcp-service-account.json", "id_ecdsa",
+             "vault.kdbx", "secrets/prod.json", "access_token.json", ".aws/config"]  # fmt: skip
+    files = {"agent.py": program("''", top="FOLDER = 'data'"), "data/facts.txt": "F", "data/keys.txt": "F"}
+    (home / "far" / "salaries.txt").write_text("private")
+    (home / "project" / "data").mkdir()
+    (home / "project" / "data" / "all.txt").symlink_to(home / "far" / "salaries.txt")
+    (home / "project" / "data" / "settings.txt").symlink_to("prod.env")
+    with Store(home / "project" / "data" / "calls.db"):
+        report = compiled_in(home, files | {f"data/{name}": "private" for name in names}, "agent.py:QA")
+    assert source(report.artifact) == ["agent.py", "data/facts.txt", "data/keys.txt"]
 
 
 def test_environments_and_tools_folders_are_not_copied(home: Path) -> None:

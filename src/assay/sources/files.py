@@ -10,10 +10,13 @@ import ast
 import builtins
 import importlib.metadata
 import os
+import re
 import site
+import sqlite3
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +108,7 @@ class SourceFiles:
                 self.missing.append(f"it reads {written}, which is outside of its folder {root}")
             return
         place = file.relative_to(root)
-        why = "it is the data" if _is_below(file, without) else unfit(place)
+        why = _private(file, root, without)
         if why is not None and place.as_posix() not in self.files:
             self.notes.append(
                 f"the program reads {place}, which its artifact does not contain: {why}. List it in {FILES} to copy it"
@@ -121,12 +124,33 @@ class SourceFiles:
     def _take(self, file: Path, root: Path, without: Collection[Path]) -> bool:
         """Copy a file unless it is private; False if it is too large."""
         place = file.relative_to(root)
-        if place.as_posix() in self.files or unfit(place) is not None or _is_below(file, without):
+        if place.as_posix() in self.files or _private(file, root, without) is not None:
             return True
         if self._bytes() + file.stat().st_size > _MOST_BYTES or len(self.files) >= _MOST_FILES:
             return False
         self.files[place.as_posix()] = file.read_bytes()
         return True
+
+
+def _private(file: Path, root: Path, without: Collection[Path]) -> str | None:
+    """Reason why a file of a program's folder is not copied; None if it may be."""
+    if _is_below(file, without):
+        return "it is the data"
+    target = file.resolve()  # of a link
+    return unfit(file.relative_to(root)) or unfit(Path(target.name)) or _of_store(target)
+
+
+def _of_store(file: Path) -> str | None:
+    """Reason why the database of a store is not copied, or its log; None for other files."""
+    database = file.with_name(re.sub(r"-(wal|shm|journal)$", "", file.name))
+    with suppress(OSError, sqlite3.Error):
+        with open(database, "rb") as opened:
+            is_database = opened.read(16) == b"SQLite format 3\0"
+        if is_database:
+            with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+                names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            return "it is a store with recorded calls" if {"rollouts", "transitions"} <= names else None
+    return None
 
 
 def _is_below(file: Path, folders: Iterable[Path]) -> bool:
@@ -154,7 +178,9 @@ def _below(named: Iterable[Path], without: Collection[Path]) -> Iterator[Path]:
         elif not any(data.is_relative_to(path) for data in without):
             for folder, folders, files in os.walk(path):
                 folders[:] = sorted(name for name in folders if not _is_environment(Path(folder, name)))
-                yield from (Path(folder, name) for name in sorted(files) if Path(name).suffix not in _CODE)
+                paths = (Path(folder, name) for name in sorted(files) if Path(name).suffix not in _CODE)
+                # a link may lead anywhere
+                yield from (file for file in paths if file.is_file() and file.resolve().is_relative_to(path))
 
 
 def _is_environment(folder: Path) -> bool:

@@ -6,6 +6,7 @@ inside a run are not the program's, and neither are those that were opened for w
 """
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -18,8 +19,13 @@ from assay.support.package import FOLDER
 
 __all__ = ["databases_file", "forget", "is_written", "notice", "opened_for", "unfit", "watching"]
 
-_KEYS = frozenset({".pem", ".key", ".p12", ".pfx", ".token", ".env"})
-_SECRET = ("secret", "credential", "password", "passwd", "id_rsa", "id_ed25519", "apikey", "api_key")
+_KEYS = frozenset(
+    {".pem", ".key", ".p8", ".p12", ".pfx", ".ppk", ".jks", ".keystore", ".kdbx", ".gpg", ".ovpn", ".token", ".env"}
+)
+_SECRET = (  # in names without their separators
+    "secret", "credential", "password", "passwd", "idrsa", "idecdsa", "ided25519", "apikey", "accesskey", "privatekey",
+    "sshkey", "serviceaccount", "accesstoken", "authtoken", "kubeconfig", "netrc",
+)  # fmt: skip
 _CLIENTS = tuple(
     os.path.join("", *parts)
     for parts in (
@@ -134,9 +140,10 @@ def unfit(inside: Path) -> str | None:
     Args:
         inside: its path in the folder.
     """
-    name = inside.name.lower()
+    *folders, name = [re.sub(r"[\W_]", "", part.lower()) for part in inside.parts]
     if any(part.startswith(".") for part in inside.parts):
         return "hidden files are not copied"
-    if inside.suffix.lower() in _KEYS or any(word in name for word in _SECRET) or inside.stem.lower() == "token":
+    named = any(word in name or any(folder in (word, f"{word}s") for folder in folders) for word in _SECRET)
+    if named or inside.suffix.lower() in _KEYS or inside.stem.lower() == "token":
         return "its name suggests a secret"
     return None

@@ -13,6 +13,7 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from assay.sources.opened import databases_file
@@ -30,28 +31,33 @@ def find_files_of(prefix: str, home: Path) -> None:
 
 
 def _install() -> None:
-    builtins.open = io.open = _or_beside(builtins.open)
+    builtins.open = io.open = _or_beside(builtins.open, builtins)
     for name in ("stat", "lstat", "listdir", "scandir"):
         function = getattr(os, name)
-        setattr(os, name, extended := _or_beside(function))
+        setattr(os, name, extended := _or_beside(function, os))
         for group in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
             if function in group:
                 group.add(extended)
     sqlite3.connect = _connecting(sqlite3.connect)
 
 
-def _or_beside(function: Callable[..., Any]) -> Callable[..., Any]:
+def _or_beside(function: Callable[..., Any], group: ModuleType) -> Callable[..., Any]:
+    """A function of a module, for paths of artifacts too."""
+
     @functools.wraps(function)
     def called(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
         except FileNotFoundError:
+            key = next((name for name in ("file", "path") if name in options), "")
             mode = options.get("mode", arguments[1] if len(arguments) > 1 else "r")
             writes = isinstance(mode, str) and set(mode) & set("wax+")
-            if not arguments or writes or options.get("dir_fd") is not None or (file := _beside(arguments[0])) is None:
+            file = _beside(arguments[0] if arguments else options.get(key))
+            if writes or options.get("dir_fd") is not None or file is None:
                 raise
-        return function(file, *arguments[1:], **options)
+        return function(file, *arguments[1:], **options) if arguments else function(**{**options, key: file})
 
+    called.__module__ = group.__name__  # where pickle finds it
     return called
 
 
@@ -69,7 +75,7 @@ def _connecting(connect: Callable[..., Any]) -> Callable[..., Any]:
     return connected
 
 
-def _beside(path: Any) -> str | None:
+def _beside(path: Any) -> Any:
     """The file or folder of the artifact whose code asks for a relative path; None if it has none."""
     if not isinstance(path, str | bytes | os.PathLike) or os.path.isabs(name := os.fsdecode(path)):
         return None
@@ -79,6 +85,8 @@ def _beside(path: Any) -> str | None:
         home = next((home for prefix, home in tuple(_homes.items()) if module.startswith(prefix)), None)
         if home is not None:
             file = os.path.normpath(home / name)
-            return file if file.startswith(f"{home}{os.sep}") and Path(file).exists() else None
+            if not file.startswith(f"{home}{os.sep}") or not Path(file).exists():
+                return None
+            return os.fsencode(file) if isinstance(path, bytes) else file
         frame = frame.f_back  # type: ignore[assignment]
     return None
