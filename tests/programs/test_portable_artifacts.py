@@ -173,14 +173,16 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("what", OUTSIDE)
-def test_a_program_whose_artifact_would_not_run_elsewhere_is_refused_before_the_search(home: Path, what: str) -> None:
+@pytest.mark.parametrize(("what", "cache"), [*((what, True) for what in OUTSIDE), ("a secret", False)])
+def test_a_program_whose_artifact_would_not_run_elsewhere_is_refused_before_the_search(
+    home: Path, what: str, cache: bool
+) -> None:
     files = {"agents/qa.py": OUTSIDE[what], "above.txt": "F", "agents/.env": "F"}
     if what == "a file that is too large":
         (home / "project" / "agents").mkdir()
         (home / "project" / "agents" / "large.txt").write_bytes(b"F" * 51_000_000)
     with pytest.raises(ArtifactError):
-        compiled_in(home, files, "agents/qa.py:QA")
+        compiled_in(home, files, "agents/qa.py:QA", cache=cache)
     assert not (home / "artifact").exists()
     assert compiled_in(home, files, "agents/qa.py:QA", portable=False).artifact.is_dir()
 

@@ -66,7 +66,7 @@ def rehearsed(job: Job, *, portable: bool) -> list[str]:
     """Saves the unchanged program as an artifact, loads it as another machine would, and runs the first val task in it.
 
     Finds modules and files that would be missing on another machine, before the job spends anything. The working
-    directory is another one meanwhile. After a preflight the task is answered from the response cache.
+    directory is another one meanwhile. The calls of the task are those of the preflight, which are not sent again.
 
     Args:
         portable: an artifact that would not run elsewhere is an error, not a note.
@@ -88,7 +88,7 @@ def rehearsed(job: Job, *, portable: bool) -> list[str]:
             with alone(), contextlib.chdir(scratch):  # without this process's modules, as on another machine
                 if (note := check_loads(path, program)) is not None:
                     (notes if needs_instance(program, source) else missing).append(note.replace(f"{path}: ", ""))
-                error = None if note or not job.config.cache or session.recorder.unrecorded.calls else _error(job, path)
+                error = None if note or session.recorder.unrecorded.calls else _error(job, path)
                 verified(path)  # a program that writes into its own folder changes its artifact
             # an error that the program has here as well is not the artifact's
             if error is not None and _run_once(job, job.recorded) is None:
