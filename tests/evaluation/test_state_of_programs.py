@@ -574,3 +574,44 @@ def test_a_compiled_program_has_nothing_of_the_runs(tmp_path: Path) -> None:
     )
     compiled = next(module for _, module in report.program.named_sub_modules(Notes))
     assert program.seen == compiled.seen == compiled.history == compiled.answer.history == []
+
+
+class Teaching(BesideLock):
+    """Has what cannot be copied, and a function around itself."""
+
+    kept: ClassVar[list[str]] = []
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.own = lambda: self.answer
+
+    def forward(self, question: str) -> Any:
+        assert self.own() is self.answer
+        return self.answer(question=question, notes="")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["labeled", "bootstrap", "knn"])
+def test_a_program_with_parts_that_cannot_be_copied_is_compiled(tmp_path: Path, optimizer: str) -> None:
+    def taught(request: Any) -> str:
+        return numbered(request) if len(request.messages) > 2 else "[[ ## answer ## ]]\n0\n\n[[ ## completed ## ]]"
+
+    report = assay.compile(
+        Teaching(),
+        rubric=Rubric("r", [Criterion(name="right", check=exact)]),
+        data=[{"question": f"What is number {n}?", "answer": str(n)} for n in range(60)],
+        optimizer=optimizer,
+        lm=scripted_lm(numbered if optimizer == "bootstrap" else taught),
+        store=tmp_path / "s.db",
+        out=tmp_path / "artifact",
+        gate=False,
+        test=False,
+    )
+    data = report.to_dict()
+    assert data["failed"] is None
+    if optimizer == "labeled":
+        best = report.program
+        assert data["winner"] == "labeled"
+        assert best.own() is best.answer
+        assert best.answer.demos
+        assert "kept" not in vars(best)

@@ -15,6 +15,7 @@ from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
+from assay.programs.isolation import copied
 from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.curricula import keep_schedule, schedule_of
@@ -202,7 +203,7 @@ def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> Record
     """The program for the `sample`-th rollout of every task, with its parameters from `over`."""
     recorded = job.recorded.another(sample)
     if over:
-        recorded.program = recorded.program.deepcopy()
+        recorded.program = copied(recorded.program)
         recorded.set_parameters(over[sample % len(over)])
     recorded.group = job.run_id
     return recorded

@@ -24,6 +24,7 @@ from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
 from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
+from assay.programs.isolation import copied
 from assay.reports.markdown import compile_markdown
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
@@ -67,7 +68,7 @@ class CompileReport(ReportRepr):
         if self.stored is not None:
             return load(self.artifact)
         result = self.outcome.result
-        return runnable(result.program.deepcopy(), result.settings, self.own_lm)
+        return runnable(copied(result.program), result.settings, self.own_lm)
 
     def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:

@@ -27,7 +27,7 @@ from assay.models.scope import looping_answers_as_text
 from assay.models.tool_limits import ToolOverTime
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
-from assay.programs.isolation import running
+from assay.programs.isolation import copied, running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
@@ -177,6 +177,11 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             make_adapter(prompt_format)
             if is_agent(program):
                 program.prompt_format = prompt_format
+
+    def __deepcopy__(self, memo: object) -> "RecordedProgram":
+        other = copy.copy(self)
+        other.program = copied(self.program)
+        return other
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 How a call keeps its budget is in `assay.programs.thinking`, when a step thinks in `assay.programs.allocation`.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from assay.programs.adapters import make_adapter
 from assay.programs.agent import Agent
 from assay.programs.allocation import THRESHOLDS, ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos, without_nearest
+from assay.programs.isolation import copied
 from assay.programs.refinement import Refine
 from assay.programs.thinking import LimitsThoughts
 
@@ -115,7 +115,7 @@ def set_thresholds(program: Any, values: Mapping[str, float]) -> None:
 
 def with_policy(program: Any, policy: ThinkingPolicy) -> Any:
     """A copy of a program with a policy."""
-    other = copy.deepcopy(program)
+    other = copied(program)
     agent = _deciding(other)
     if agent is None:
         raise ProgramError(f"{type(program).__name__} is no Agent, so it takes no thinking policy")

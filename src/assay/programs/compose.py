@@ -4,7 +4,6 @@ DSPy's own KNN program bootstraps at every call and does not save its demonstrat
 a seed and cannot be rebuilt from its state.
 """
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from assay.models.thinking import Thinking
 from assay.models.threads import settings_for_threads
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
+from assay.programs.isolation import copied
 from assay.programs.streaming import in_thread, streaming_as
 from assay.support.awaited import completed
 from assay.support.values import json_text, value_text
@@ -117,7 +117,7 @@ class NearestDemos(Composite):
         return [self.pool[i] for i in np.argsort(-similarity, kind="stable")[: self.k]][::-1]
 
     def solve(self, **inputs: Any) -> Any:
-        nearest, program = self.nearest(**inputs), copy.deepcopy(self.program)
+        nearest, program = self.nearest(**inputs), copied(self.program)
         for name, predictor in program.named_predictors():
             predictor.demos = [
                 dspy.Example(**fields) for entry in nearest for fields in ends(entry["demos"].get(name, []))

@@ -1,4 +1,4 @@
-"""Runs a program on a copy of its own, so that no run sees what another one left in the program.
+"""Copies of programs, for runs and for candidates. Each run has one of its own, and sees nothing of another run.
 
 Copied: attributes of the program and of the objects in it, class attributes reached through `self`, and default
 arguments of the user's functions. Shared by all runs: what cannot be copied (locks, clients, connections), objects with
@@ -32,7 +32,7 @@ from assay.programs.agent import BaseAgent
 from assay.programs.streaming import streaming_as
 from assay.sources.files import is_user_file
 
-__all__ = ["running"]
+__all__ = ["copied", "running"]
 
 _LARGE = 1_000  # entries of a container, together with those of its siblings
 _LARGE_BYTES = 1 << 20
@@ -52,7 +52,7 @@ def running(program: dspy.Module) -> Iterator[dspy.Module]:
     Raises:
         ProgramError: the run changed an attribute that all runs share.
     """
-    plan, own, copies = _copied(program)
+    plan, own, copies = _planned(program, for_run=True)
     before = plan.begun()
     lm, trace = dspy.settings.lm, dspy.settings.trace
     settings: dict[str, Any] = {"disable_history": False, "caller_modules": []}
@@ -75,6 +75,11 @@ def running(program: dspy.Module) -> Iterator[dspy.Module]:
         )
 
 
+def copied(program: dspy.Module) -> Any:
+    """A copy of a program, to be changed. It shares what the copies of runs share, and its class has its attributes."""
+    return _planned(program, for_run=False)[1]
+
+
 @dataclass
 class _Plan:
     """What the copies of a program share, and what they replace."""
@@ -88,12 +93,12 @@ class _Plan:
     runs: int = 0  # under way
     idle: dict[str, Any] = field(default_factory=dict)  # readings before the first of them
 
-    def copy(self, program: dspy.Module) -> tuple[dspy.Module, dict[int, dspy.Module]]:
+    def copy(self, program: dspy.Module, *, for_run: bool) -> tuple[dspy.Module, dict[int, dspy.Module]]:
         """A copy, and the modules of `program` by the id of their copies."""
         memo = self._memo()
         own: dspy.Module = copy.deepcopy(program, memo)
         self._fill(memo)
-        for holder, name, value in self.class_attributes:
+        for holder, name, value in self.class_attributes if for_run else ():
             if (other := memo.get(id(holder))) is not None and name not in vars(other):
                 vars(other)[name] = copy.deepcopy(value, memo)
         copies = {}
@@ -218,16 +223,18 @@ class _Plan:
 
     def _copies(self, value: Any) -> bool:
         try:
-            memo = self._memo()
-            copy.deepcopy(value, memo)
-            self._fill(memo)
+            copy.deepcopy(value, self._memo())
         except Exception:
             return False
         return True
 
     def finish(self, program: dspy.Module) -> None:
         self.examine(program)
-        self.share_what_cannot_be_copied(program, "", set())
+        seen = set[int]()
+        self.share_what_cannot_be_copied(program, "", seen)
+        for function in self.functions:  # which are filled after the copy
+            for part in _parts(function).values():
+                self.share_what_cannot_be_copied(part, function.__qualname__, seen)
         self.class_attributes = [entry for entry in self.class_attributes if self._copies(entry[-1])]
 
 
@@ -235,14 +242,14 @@ _plans: "OrderedDict[int, tuple[dspy.Module, _Plan]]" = OrderedDict()  # by id o
 _planning, _lock = threading.Lock(), threading.Lock()
 
 
-def _copied(program: dspy.Module) -> tuple[_Plan, dspy.Module, dict[int, dspy.Module]]:
+def _planned(program: dspy.Module, *, for_run: bool) -> tuple[_Plan, dspy.Module, dict[int, dspy.Module]]:
     """The plan of a program, a copy, and the program's modules by the id of their copies."""
     plan = _plan_of(program)
     try:
-        return plan, *plan.copy(program)
+        return plan, *plan.copy(program, for_run=for_run)
     except Exception:  # the program was given an attribute that cannot be copied
         plan = _plan_of(program, outdated=plan)
-        return plan, *plan.copy(program)
+        return plan, *plan.copy(program, for_run=for_run)
 
 
 def _plan_of(program: dspy.Module, outdated: _Plan | None = None) -> _Plan:

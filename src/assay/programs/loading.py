@@ -23,6 +23,7 @@ from assay.programs.converse import Converse
 from assay.programs.document_answers import AnswerFromDocuments
 from assay.programs.environments.experiment import Experimenter
 from assay.programs.environments.nim import NimPlayer
+from assay.programs.isolation import copied
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.sql.agent import TextToSQL
 from assay.programs.tool_user import ToolUser
@@ -254,7 +255,7 @@ def _how_to_give(name: str, target: Any, config: Mapping[str, Any] | None) -> st
 
 def _built(target: Any, tasks: Sequence[Task], config: dict[str, Any] | None) -> Any:
     if isinstance(target, dspy.Module):
-        program = target.deepcopy()  # the module's instance is not modified
+        program = copied(target)  # the module's instance is not modified
     elif config:
         program = target(**config)
     elif isinstance(target, BuiltFromTasks):

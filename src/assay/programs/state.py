@@ -11,6 +11,7 @@ from assay.errors import ProgramError
 from assay.models.thinking import Thinking
 from assay.programs.allocation import ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
+from assay.programs.isolation import copied
 from assay.programs.loading import load_program
 from assay.support.values import json_text
 
@@ -89,7 +90,7 @@ def restore_program(
         return NearestDemos(inner, state["pool"], k=state["k"])
     if state["kind"] == "ensemble":
         return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
-    program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
+    program = load_program(name, config=config) if fresh is None else copied(fresh)
     frozen = _frozen_modules_of(program, state.get("frozen", {}))
     _load_module_state(program, state["state"])
     for name, module in frozen.items():

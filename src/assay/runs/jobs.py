@@ -27,6 +27,7 @@ from assay.evaluation.session import has_tools
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
+from assay.programs.isolation import copied
 from assay.programs.loading import BuiltFromTasks, full_name, program_class
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of
@@ -295,7 +296,7 @@ def _recorded(program: dspy.Module, session: Session, prompt_format: str | None,
     """
     if session.thinking is None:
         return RecordedProgram(program, session, prompt_format=prompt_format)
-    program = program if own else program.deepcopy()
+    program = program if own else copied(program)
     set_thinking(program, session.thinking)
     recorded = RecordedProgram(program, session, prompt_format=prompt_format)
     check_budget(program, session.lm, session.thinking, prompt_format=prompt_format)

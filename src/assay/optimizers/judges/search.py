@@ -3,7 +3,6 @@
 Does not open gate or test.
 """
 
-import copy
 import functools
 import itertools
 import json
@@ -39,6 +38,7 @@ from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.teleprompters import propose
+from assay.programs.isolation import copied
 from assay.support.numbers import figure
 from assay.support.scrubbing import scrubbed
 
@@ -175,7 +175,7 @@ class JudgeSearch:
         self.session.register(train, "train")
         self.session.register(val, "val")
         proposal = Proposal(
-            RecordedProgram(copy.deepcopy(self.judge), self.session),
+            RecordedProgram(copied(self.judge), self.session),
             train,
             val,
             self.session,
@@ -215,7 +215,7 @@ class JudgeSearch:
                 calibrate = functools.partial(fits.calibration, method, cuts=cuts)
                 cross_fitted = self._cross_fitted(calibrate, read, pool, fixed, judge)
                 if cross_fitted is not None:
-                    calibrated = copy.deepcopy(judge)
+                    calibrated = copied(judge)
                     # fitted on all labels but those of gate and test
                     calibrated.calibration = calibrate(range(len(items)))
                     self._add(

@@ -1,6 +1,5 @@
 """The candidates of the prompt search: their parts, their similarity, and the programs built from them."""
 
-import copy
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from assay.optimizers.prompts.thinking import POLICIES
 from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import NearestDemos, ends, input_key, without_nearest
+from assay.programs.isolation import copied
 
 __all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel", "searched_program"]
 
@@ -165,7 +165,7 @@ def searched_program(student: RecordedProgram) -> RecordedProgram:
     outer = student.program
     if not isinstance(outer, NearestDemos):
         return student
-    program = copy.deepcopy(outer.program)
+    program = copied(outer.program)
     if isinstance(program, Agent):
         program.agent_parameters, program.prompt_format = outer.agent_parameters, outer.prompt_format
     entries = random.Random(student.session.seed).sample(outer.pool, min(outer.k, len(outer.pool)))
@@ -309,7 +309,7 @@ class SearchSpace:
     def build(self, spec: CandidateSpec) -> RecordedProgram:
         """The program of a spec."""
         base = self.student
-        program = RecordedProgram(copy.deepcopy(base.program), base.session, prompt_format=base.prompt_format)
+        program = RecordedProgram(copied(base.program), base.session, prompt_format=base.prompt_format)
         program.temperature = base.temperature
         for name, predictor in program.program.named_predictors():
             if (text := self.instructions[spec.instruction].get(name)) is not None:

@@ -19,6 +19,7 @@ from assay.evaluation.threads import in_order
 from assay.programs import Agent, ToolAgent
 from assay.programs.agent import GUIDE
 from assay.programs.compose import ends
+from assay.programs.isolation import copied
 from assay.support.values import value_text
 
 __all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
@@ -102,7 +103,7 @@ def teacher_variants(student: RecordedProgram, prompt_formats: Sequence[str | No
         settings += [(prompt_format, {}) for prompt_format in prompt_formats]
     variants = []
     for prompt_format, parameters in settings:
-        teacher = RecordedProgram(copy.deepcopy(student.program), student.session, prompt_format=prompt_format)
+        teacher = RecordedProgram(copied(student.program), student.session, prompt_format=prompt_format)
         teacher.set_parameters({"temperature": _COOL, **parameters})
         guided = isinstance(student.program, Agent) and student.program.guided
         variants.append(Variant(teacher, {"adapter": prompt_format, **parameters}, guided=guided))
@@ -294,7 +295,7 @@ def with_demos(
 ) -> RecordedProgram:
     """A copy of the program that shows these runs. A predictor that was called several times in a run shows the first
     and the last of these calls: how the work begins and how it ends."""
-    compiled = RecordedProgram(copy.deepcopy(student.program), student.session, prompt_format=prompt_format)
+    compiled = RecordedProgram(copied(student.program), student.session, prompt_format=prompt_format)
     compiled.temperature = student.temperature
     demos: Mapping[str, list[dspy.Example]] = defaultdict(list)
     for demonstration in demonstrations:

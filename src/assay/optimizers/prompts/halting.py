@@ -1,6 +1,5 @@
 """Fits when a `Refine` program halts, on val: the largest saving that is shown to keep the score within a margin."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.programs import Refine
 from assay.programs.budgets import allocates
 from assay.programs.compose import without_nearest
+from assay.programs.isolation import copied
 from assay.programs.refinement import Halting
 
 __all__ = [
@@ -55,7 +55,7 @@ def never_revises(program: Any) -> str:
 
 def with_halting(program: Any, halting: Halting) -> Any:
     """A copy of a program with these thresholds."""
-    other = copy.deepcopy(program)
+    other = copied(program)
     refine = refinement_in(other)
     if refine is None:
         raise ProgramError(f"{type(program).__name__} is no Refine program, so it has no halting")

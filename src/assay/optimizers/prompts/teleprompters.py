@@ -1,6 +1,5 @@
 """DSPy's teleprompters by name. They propose programs; `assay.optimizers.prompts.compile` chooses between them."""
 
-import copy
 import importlib
 import inspect
 import math
@@ -18,6 +17,7 @@ from assay.optimizers.prompts.named import check_settings, refusal, short_name
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
+from assay.programs.isolation import copied
 from assay.support.settings import one_of
 
 __all__ = [
@@ -104,7 +104,7 @@ def _knn(p: Proposal) -> RecordedProgram:
         for name, inputs, output in demonstration.steps:
             demos.setdefault(name, []).append({**inputs, **output})
         pool.append({"key": input_key(dict(demonstration.task.inputs)), "demos": demos})
-    return RecordedProgram(NearestDemos(copy.deepcopy(p.student.program), pool, k=p.demos), p.session)
+    return RecordedProgram(NearestDemos(copied(p.student.program), pool, k=p.demos), p.session)
 
 
 def _copro(p: Proposal) -> RecordedProgram:
@@ -306,7 +306,7 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     name = short_name(name)
     build = OPTIMIZERS.get(name) or (lambda p: _by_path(name, p))
     student = proposal.student
-    proposal.student = RecordedProgram(copy.deepcopy(student.program), session, prompt_format=student.prompt_format)
+    proposal.student = RecordedProgram(copied(student.program), session, prompt_format=student.prompt_format)
     proposal.student.temperature = student.temperature
     with session.context(), looping_answers_as_text():  # of proposals; runs of the program set it back
         compiled = build(proposal)
