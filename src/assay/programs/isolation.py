@@ -316,7 +316,7 @@ _is_user_file = functools.cache(lambda file: is_user_file(Path(file)))  # asked 
 
 def _bytes_of(value: Any) -> int:
     """Size of an array, a tensor or a table, or of what an object of C code is copied by; 0 of anything else."""
-    kind = type(value)
+    kind: Any = type(value)
     if not hasattr(kind, "__array__"):
         if kind.__getstate__ is object.__getstate__ or not isinstance(kind.__getstate__, MethodDescriptorType):
             return 0
