@@ -293,8 +293,8 @@ class _Improvement(ImprovementState):
         notes = [note] if (note := ended_by(result, "gate")) else []
         if not result.gain.is_gain:
             notes.append(what_would_decide(result.before, result.after, "gate"))
-        note = {"note": "; ".join(notes)} if notes else {}
-        return {"gate": result.gain.to_dict(), "kept": result.gain.is_gain, **sides, **note}
+        noted = {"note": "; ".join(notes)} if notes else {}
+        return {"gate": result.gain.to_dict(), "kept": result.gain.is_gain, **sides, **noted}
 
     def _compared(self, split: str, before: tuple[str, str], after: tuple[str, str]) -> Comparison:
         comparison, openings = compare_on(
