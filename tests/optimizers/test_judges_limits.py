@@ -101,7 +101,7 @@ def test_judge_module_of_the_user_is_compiled(tmp_path: Path) -> None:
         "from assay.judges import PointwiseJudge\nmood = PointwiseJudge('Is it kind?', shows=('output',))\nnumber = 4\n"
     )
     assert assay.load_judge(f"{tmp_path}/mine.py:mood").labels == ("no", "yes")
-    with pytest.raises(assay.AssayError, match=r"is a int, not a (judge|callable)"):
+    with pytest.raises(assay.AssayError, match="is a int"):
         assay.load_judge(f"{tmp_path}/mine.py:number")
 
 

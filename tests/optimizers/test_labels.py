@@ -129,8 +129,6 @@ def test_answers_of_weight_0_have_no_loss(tokenizer: Any, tmp_path: Path) -> Non
         {"prompt": TALK[:2], "completion": [{**TALK[2], "weight": 0}, TALK[4]]},
         {"messages": TALK, "functions": [{"name": "add"}]},
         {"messages": [*TALK[:2], {"role": "assistant", "function_call": {"name": "add", "arguments": "{}"}}, TALK[4]]},
-        {"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]},
-        {"instruction": "Add.", "input": "1 2", "output": "3"},
         {"prompt": TALK[:2], "chosen": TALK[2:3], "rejected": TALK[4:]},
     ],
 )

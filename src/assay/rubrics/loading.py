@@ -405,5 +405,5 @@ def import_check(path: str, folder: Path | None = None) -> Check:
     except Exception as error:
         raise RubricError(f"check {path!r} {why_not_imported(path, error, folder=folder)}") from error
     if not callable(check) or isinstance(check, Rubric):
-        raise RubricError(f"check {path!r} is a {type(check).__name__}, not a check or metric")
+        raise RubricError(f"{path!r} is a {type(check).__name__}, not a check, metric or judge")
     return check
