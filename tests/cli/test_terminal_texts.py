@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import tqdm
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -96,7 +97,15 @@ def test_what_others_print_is_escaped_by_the_streams() -> None:
     out = StringIO()
     print(HOSTILE, file=protected(out))
     protected(out).writelines([HOSTILE, "\n"])
-    assert out.getvalue() == (escaped(HOSTILE) + "\n") * 2
+    assert out.getvalue() == (escaped(HOSTILE.replace("\r", "\n")) + "\n") * 2
+
+
+def test_a_progress_bar_of_another_library_is_printed_in_lines() -> None:
+    out = StringIO()
+    for _ in tqdm.tqdm(range(2), file=protected(out), mininterval=0):
+        pass
+    shares = [line.split("|")[0].strip() for line in out.getvalue().splitlines() if line]
+    assert list(dict.fromkeys(shares)) == ["0%", "50%", "100%"]
 
 
 def test_json_keeps_its_values() -> None:

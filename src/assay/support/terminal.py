@@ -17,6 +17,7 @@ __all__ = ["ask", "echo", "escaped", "protected", "rich_console"]
 
 # Controls except newline and tab; marks, overrides and isolates of the text direction; line separators; lone surrogates
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
+_RETURN = re.compile("\r\n?")
 
 
 def escaped(text: str) -> str:
@@ -52,8 +53,11 @@ class _Escaped(Filtered):
 
 
 def protected(stream: TextIO, *, texts: bool = False) -> TextIO:
-    """A stream for everything that this process prints. `texts` as in `scrubbed`."""
-    return cast(TextIO, _Escaped(scrubbed(stream, texts=texts), escaped))
+    """A stream for everything that this process prints. `texts` as in `scrubbed`.
+
+    A carriage return ends the line: progress bars of other libraries begin with one, and it overwrites text.
+    """
+    return cast(TextIO, _Escaped(scrubbed(stream, texts=texts), lambda text: escaped(_RETURN.sub("\n", text))))
 
 
 def rich_console(*, err: bool = False) -> Any:

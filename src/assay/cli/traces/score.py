@@ -42,7 +42,7 @@ def _show(report: dict[str, Any]) -> None:
     mean = "" if report["mean"] is None else f", mean {report['mean']:.3f}"
     echo(
         f"{counted(report['scored'], 'rollouts')} scored{mean}; {report['unscored']} could not be scored and are "
-        f"unchanged, {report['skipped']} already had a score"
+        "unchanged" + (f", {report['skipped']} already had a score" if report["skipped"] else "")
     )
     if report["calls"]:
         cost = "cost unknown" if report["cost_usd"] is None else price(report["cost_usd"])
