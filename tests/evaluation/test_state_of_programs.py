@@ -615,3 +615,23 @@ def test_a_program_with_parts_that_cannot_be_copied_is_compiled(tmp_path: Path, 
         assert best.own() is best.answer
         assert best.answer.demos
         assert "kept" not in vars(best)
+
+
+class Whole(dspy.Module):
+    """One service behind all runs, which copies do not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def __deepcopy__(self, memo: object) -> "Whole":
+        return self
+
+    def forward(self, question: str) -> Any:
+        return self.answer(question=question)
+
+
+def test_a_program_whose_copy_is_itself_runs() -> None:
+    lm = scripted_lm(lambda request: "[[ ## answer ## ]]\n5")
+    data = [{"question": "q", "answer": "5"}]
+    assert assay.evaluate(Whole(), rubric="exact", data=data, split="all", lm=lm).to_dict()["result"]["score"] == 1

@@ -102,7 +102,7 @@ class _Plan:
             if (other := memo.get(id(holder))) is not None and name not in vars(other):
                 vars(other)[name] = copy.deepcopy(value, memo)
         copies = {}
-        for part in memo[id(memo)]:  # `copy.deepcopy` lists there what it has copied
+        for part in memo.get(id(memo), ()):  # `copy.deepcopy` lists there what it has copied
             if isinstance(part, dspy.Module):
                 other = memo[id(part)]
                 other.callbacks = list(part.callbacks)  # DSPy leaves them out of a copy
