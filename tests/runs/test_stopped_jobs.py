@@ -291,7 +291,7 @@ def test_a_compile_that_a_full_disk_stopped_continues_once_there_is_space(
         calls[0] += 1
         if calls[0] == 5:
             full[0] = 1
-        time.sleep(0.02)
+        time.sleep(0.3 if full[0] == 1 else 0.0)  # the store has time to notice
         return '{"answer": "1"}'
 
     def compiled(*, resume: bool) -> dict[str, Any]:
