@@ -247,3 +247,16 @@ def test_what_is_compiled_from_an_artifact_carries_all_its_files_on(home: Path) 
         == source(first)
         == ["a?.txt", "agent.py", "b.txt"]
     )
+
+
+@pytest.mark.parametrize("mark", ["open('facts.txt').read()", "Path('data/more/facts.txt').read_text()"])
+def test_an_artifact_is_compiled_again_in_the_folder_of_its_program(mark: str, home: Path) -> None:
+    compiled_in(home, {"a.py": program(mark), **DATA}, "a.py", out="first")
+    second = compiled_in(home, {}, str(home / "first"), out="second").artifact
+    assert source(second) == source(home / "first")
+
+
+def test_an_artifact_that_reads_another_version_of_its_file_is_not_portable(home: Path) -> None:
+    compiled_in(home, {"a.py": program("open('facts.txt').read()"), **DATA}, "a.py", out="first")
+    with pytest.raises(ArtifactError, match="reads facts"):
+        compiled_in(home, {"facts.txt": "G"}, str(home / "first"), out="second")

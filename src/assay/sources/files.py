@@ -8,6 +8,7 @@ whose name, or the name of whose folder, is a text in the code. Secrets, hidden 
 
 import ast
 import builtins
+import filecmp
 import importlib.metadata
 import os
 import re
@@ -104,9 +105,12 @@ class SourceFiles:
             return
         file = file if file.is_relative_to(root) else file.resolve()
         if not file.is_relative_to(root):
-            if not _is_of_the_machine(file) and not _is_below(file, without):
+            if _is_of_the_machine(file) or _is_below(file, without):
+                return
+            if (twin := _twin(file, written, root)) is None:
                 self.missing.append(f"it reads {written}, which is outside of its folder {root}")
-            return
+                return
+            file = twin
         place = file.relative_to(root)
         why = _private(file, root, without)
         if why is not None and place.as_posix() not in self.files:
@@ -130,6 +134,17 @@ class SourceFiles:
             return False
         self.files[place.as_posix()] = file.read_bytes()
         return True
+
+
+def _twin(file: Path, written: str, root: Path) -> Path | None:
+    """The file of a program's folder that the same relative path finds elsewhere, if its content is the same.
+
+    An artifact that is compiled again next to its program reads the file of the working directory, and has a copy.
+    """
+    twin = root / os.path.normpath(written)
+    if twin.is_relative_to(root) and twin.is_file() and filecmp.cmp(file, twin, shallow=False):
+        return twin
+    return None
 
 
 def _private(file: Path, root: Path, without: Collection[Path]) -> str | None:
