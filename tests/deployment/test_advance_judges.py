@@ -62,3 +62,18 @@ def test_judges_of_an_advance_use_the_named_model_also_for_replays(
     assert (rollouts["shadow"].score, rollouts["shadow"].coverage) == (1.0, 1.0)
     assert scores == [0.0, 0.0]
     assert (list(pairs.differences), pairs.missing) == ([1.0, 1.0], 0)
+
+
+def test_an_advance_names_the_criterion_that_it_could_not_decide(own_folder: Path) -> None:
+    Path("r.yaml").write_text('name: r\ncriteria: [{name: same_text, check: "assay.rubrics.checks:exact"}]')
+    with Store() as store:
+        deployments = two_versions(store, own_folder)
+        deployments.start("support@2", Plan(steps=(Step(weight=50, decides=True),), metrics=PLAN.metrics))
+        production = assay.deployed("support")
+        for at in range(2):
+            production(question=str(at))
+        production.store.flush()
+        done = CliRunner().invoke(group, ["deploy", "advance", "support", "--rubric", "r.yaml"])
+    assert done.exit_code == 0, done.output
+    assert "same_text" in done.stderr
+    assert "expected=" in done.stderr

@@ -92,8 +92,8 @@ def _summary(counts: dict[str, Any]) -> str:
     )
     return (
         (f"rollouts of agents: {agents or 'none'}; " if "agents" in counts else "")
-        + f"{counted(counts['calls'], 'calls')} went to a model, {counts['stored']} are stored, "
-        f"{counts['unrecorded']} were not recorded; rollouts never closed: {counts['unclosed']:,}"
+        + f"{counted(counts['calls'], 'calls')} to a model: {counts['stored']} stored, "
+        f"{counts['unrecorded']} not recorded; rollouts never closed: {counts['unclosed']:,}"
         + (f"; passed on and not recorded: {passed}" if passed else "")
         + (f"; requested, but not supported by the gateway: {unsupported}" if unsupported else "")
     )

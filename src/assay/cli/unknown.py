@@ -24,7 +24,11 @@ MEANT: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("--out", "--directory", "--dir"), ("--report", "--out")),
     **dict.fromkeys(("--metric", "--scorer", "--criteria", "--evaluator"), ("--rubric", "--objective")),
     **dict.fromkeys(("--lm", "--llm", "--model-name", "--engine", "-m"), ("--model",)),
-    **dict.fromkeys(("--base-url", "--api-url", "--endpoint", "--openai-base-url"), ("--api-base",)),
+    **dict.fromkeys(
+        ("--base-url", "--api-url", "--endpoint", "--openai-base-url", "--api-base"),
+        ("--api-base", "--upstream", "--judge-api-base"),
+    ),
+    **dict.fromkeys(("--upstream",), ("--api-base",)),
     **dict.fromkeys(("--api-key", "--token"), ("--api-key-env", "--key")),
     **dict.fromkeys(("--judge", "--grader", "--grader-model"), ("--judge-model",)),
     **dict.fromkeys(("--teacher", "--prompt-model", "--reflection-lm", "--teacher-model"), ("--reflection-model",)),

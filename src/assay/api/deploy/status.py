@@ -11,7 +11,7 @@ from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Hook
 from assay.deployment.standing import DeploymentReport, order, status_of
 from assay.errors import ConfigError
-from assay.evaluation.progress import Progress
+from assay.evaluation.progress import Progress, default_progress
 from assay.models import Meter
 from assay.runs.loading import load_rubric
 from assay.runs.settings import AdvanceSettings
@@ -77,7 +77,12 @@ def advance_deployment(
             return status_of(deployments, current.id, moment)
         measure = None
         if rubric is not None:
-            score_rollouts(rubric, store=store, agent=current.agent, progress=progress, **options)
+            scores = score_rollouts(rubric, store=store, agent=current.agent, progress=progress, **options)
+            for name, gap in scores["undecided"].items():
+                default_progress(progress).say(
+                    f"{name} was not decided on {gap['n']} of {gap['of']}: {gap['reason']}. Checks that compare "
+                    "expected outputs need them in the calls of the agent (expected=…)"
+                )
             judge = named_judge(settings, Meter())
             measure = load_rubric(rubric, judge_model=judge)  # for replays
         decision = advanced(opened, current, rubric=measure, hooks=hooks, now=moment, progress=progress)

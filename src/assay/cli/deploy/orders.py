@@ -10,6 +10,7 @@ from assay.cli.options import dry_run_option, json_option, reason_option, rubric
 from assay.cli.shared import Console, open_store, print_json, show_judges
 from assay.cli.wording import in_flags
 from assay.runs.settings import AdvanceSettings
+from assay.support.numbers import counted
 from assay.support.terminal import echo
 
 __all__ = ["advance_command", "history_command", "order_commands", "status_command"]
@@ -65,7 +66,7 @@ def _show(data: dict[str, Any], as_json: bool) -> None:
             if values["score"] is None
             else (f"{values['score']:.3f}, lower bound {values['low']:.3f}, upper bound {values['high']:.3f}")
         )
-        echo(f"  {arm:9} {values['n']:6} rollouts{unscored}  {score}")
+        echo(f"  {arm:9} {counted(values['n'], 'rollouts'):>15}{unscored}  {score}")
     for reading in data["readings"]:
         champion, candidate, gain, low, high = (
             "–" if (value := reading[name]) is None else f"{value:{sign}.3f}"

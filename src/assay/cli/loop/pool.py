@@ -8,6 +8,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, out_option, store_option
 from assay.cli.shared import open_store, pop_values, print_json
 from assay.deployment.pool_settings import PoolSettings
+from assay.support.numbers import counted
 from assay.support.terminal import echo
 
 __all__ = ["pool_command", "show_pool"]
@@ -38,8 +39,8 @@ def show_pool(data: dict[str, Any]) -> None:
     place = "not written" if data["path"] is None else f"{data['path']} ({data['sha256'][:12]})"
     splits = ", ".join(f"{name} {count}" for name, count in data["splits"].items())
     echo(
-        f"{data['tasks']} tasks from {data['rollouts']} rollouts, {data['hard']} hard or failed, {data['new_tasks']} "
-        f"new ({splits}): {place}"
+        f"{counted(data['tasks'], 'tasks')} from {counted(data['rollouts'], 'rollouts')}, {data['hard']} hard or "
+        f"failed, {data['new_tasks']} new ({splits}): {place}"
     )
     for gate in data["gates"]:
         value = f"{gate['value']:.3g}" if isinstance(gate["value"], float) else gate["value"]

@@ -32,7 +32,9 @@ def import_command(kind: str, file: str, store: str | None, as_json: bool, **val
         print_json(report)
         return
     for name, value in report.items():
-        if name != "reasons":
+        if name not in ("reasons", "repeated"):
             echo(f"{name:18} {value}")
+    for place in report["repeated"]:
+        echo(f"duplicate: {place}", err=True)
     for reason in report["reasons"]:
         echo(f"skipped: {reason}", err=True)

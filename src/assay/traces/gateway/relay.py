@@ -127,7 +127,7 @@ class Relay:
             if name not in self.counts:
                 _LOG.warning(
                     "%s is passed on, but its format is not recorded: calls there become no rollouts. "
-                    "Recorded are %s, at any address that ends so",
+                    "Recorded are calls at addresses that end in %s",
                     name,
                     ", ".join("/" + path.removeprefix("/v1/").lstrip("/") for path in DIALECTS.values()),
                 )
