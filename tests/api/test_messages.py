@@ -116,6 +116,9 @@ def test_missing_artifact_is_reported(place: Path) -> None:
     (place / ".assay" / "artifacts" / "triage-auto").mkdir(parents=True)
     with pytest.raises(ProgramError, match=r"unknown program .*Did you mean '\.assay/artifacts/triage-auto'"):
         assay.evaluate("triage-auto", rubric="r.yaml", data=ROWS, lm=lm())
+    (place / "compiled").mkdir()
+    with pytest.raises(ProgramError, match=r"Did you mean 'compiled'"):
+        assay.evaluate("complied", rubric="r.yaml", data=ROWS, lm=lm())
 
 
 def test_file_with_one_program_needs_no_class_name(place: Path) -> None:

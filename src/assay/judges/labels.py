@@ -22,6 +22,7 @@ from assay.datasets.splits import FEW, renamed, split_of, splits_of_few
 from assay.errors import DataError
 from assay.judges.label_texts import id_text, rater_columns, ratings_in, read_label
 from assay.support.missing import is_missing
+from assay.support.numbers import counted
 from assay.support.values import digest_of
 
 __all__ = [
@@ -323,8 +324,8 @@ def split_items(
         chosen[assigned[item.key]].append(item)
     if empty := [name for name in SPLITS if not chosen[name]]:
         raise DataError(
-            f"no items in the splits {', '.join(empty)} ({len(named)} distinct items in total; at least {len(SPLITS)} "
-            "are needed). Add labels, or assign splits in a column 'split'"
+            f"no items in the splits {', '.join(empty)} ({counted(len(named), 'distinct items')} in total; at least "
+            f"{len(SPLITS)} are needed). Add labels, or assign splits in a column 'split'"
         )
     splits = {}
     for name, members in chosen.items():

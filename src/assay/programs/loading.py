@@ -94,10 +94,10 @@ def program_class(name: str) -> Any:
             )
         made = [str(made) for made in [Path(".assay/artifacts") / name] if made.is_dir()]
         near = made or difflib.get_close_matches(name, SHIPPED, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = f". Did you mean {near[0]!r}?" if near else similar_name(path)
         raise ProgramError(
-            f"unknown program {name!r}: pass path/to/file.py:Class, package.module:Class, "
-            f"or one of {', '.join(SHIPPED)}.{hint}"
+            f"unknown program {name!r}: pass path/to/file.py:Class, package.module:Class, the folder of an artifact, "
+            f"or one of {', '.join(SHIPPED)}{hint}"
         )
     try:
         module, attribute = located(name)

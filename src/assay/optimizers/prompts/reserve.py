@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 _LEAST = 20  # fewest tasks of gate and of test, whatever the difference to detect
+_MORE_TASKS = "Add tasks, raise the size of the split where it has more, or name each task's split in a field 'split'"
 _SEARCH = 0.5  # share of a cap that the search has at least
 _GROWTH = 1.5  # prompts grow by demonstrations and instructions
 
@@ -222,8 +223,7 @@ def too_small(sizes: dict[str, int]) -> str | None:
     counts = ", ".join(f"{name} has {counted(count, 'tasks')}" for name, count in small.items())
     return (
         f"too few tasks for a decision: {counts}; a gain needs at least {fewest_to_accept()} of gate and of test, "
-        f"and {_LEAST} of each show one of {detectable_difference(_LEAST):.2f} or more. "
-        "Add tasks, or name each task's split in a field 'split'"
+        f"and {_LEAST} of each show one of {detectable_difference(_LEAST):.2f} or more. {_MORE_TASKS}"
     )
 
 
@@ -232,10 +232,7 @@ def too_few_to_score(sizes: dict[str, int], split: str) -> str | None:
     count = sizes[split] if split in sizes else sum(sizes.values())
     if count >= FEWEST:
         return None
-    return (
-        f"{split} has {counted(count, 'tasks')}: the interval of a score needs at least {FEWEST}. "
-        "Add tasks, or name each task's split in a field 'split'"
-    )
+    return f"{split} has {counted(count, 'tasks')}: the interval of a score needs at least {FEWEST}. {_MORE_TASKS}"
 
 
 def announce_splits(splits: Splits, progress: Progress) -> list[str]:
