@@ -58,7 +58,7 @@ class NotebookProgress(Progress):
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Advance]:
-        with self._tqdm(total=total, desc=escaped(name)) as bar:
+        with self._tqdm(total=total, desc=escaped(name), disable=False) as bar:
 
             def advance(count: int) -> None:
                 with self._lock:

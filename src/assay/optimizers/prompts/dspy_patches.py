@@ -4,7 +4,8 @@
   one does neither; the same holds for `ParallelExecutor` (used by `dspy.Parallel` and so by SIMBA).
 - Unscored examples are left out of means, see `assay.rubrics.protection`.
 - Optuna studies that teleprompters create get a seed; DSPy gives them none.
-- Output is written to a log: standard output belongs to the command.
+- Output is written to a log: standard output belongs to the command. Bars of tqdm are left out: standard error has the
+  command's own progress, and in a file each of their steps would be a line.
 """
 
 import random
@@ -19,6 +20,7 @@ from dspy.evaluate.evaluate import Evaluate, EvaluationResult
 from dspy.teleprompt import simba
 from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
 from dspy.utils.parallelizer import ParallelExecutor
+from tqdm.std import tqdm
 
 from assay.errors import StopRun
 from assay.evaluation.threads import in_order
@@ -61,6 +63,7 @@ def repaired_dspy(
             optuna.create_study,
             DspyAdapter.propose_new_texts,
             simba.wrap_program,
+            tqdm.__init__,
         )
         Evaluate.__call__ = _rejecting(
             _reporting_evaluations(protected_call(_evaluate), on_evaluated), instruction_check
@@ -69,6 +72,7 @@ def repaired_dspy(
         ParallelExecutor.__init__ = _patient(originals[1])
         simba.wrap_program = _reporting_runs(originals[4], on_run)
         optuna.create_study = _seeded(originals[2], seed)
+        tqdm.__init__ = _without_bar(originals[5])
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
         try:
@@ -81,6 +85,7 @@ def repaired_dspy(
                 optuna.create_study,
                 DspyAdapter.propose_new_texts,
                 simba.wrap_program,
+                tqdm.__init__,
             ) = originals
 
 
@@ -125,6 +130,13 @@ def _reporting_runs(wrap: Callable[..., Callable[..., Any]], on_run: OnRun) -> C
         return run
 
     return reporting
+
+
+def _without_bar(init: Callable[..., None]) -> Callable[..., None]:
+    def disabled(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **{"disable": True, **kwargs})
+
+    return disabled
 
 
 def _patient(init: Callable[..., None]) -> Callable[..., None]:
