@@ -78,7 +78,8 @@ def not_expected(task: Task, name: str, *, with_what: str = "") -> NoGrade:
     """The error of a check on an expected output that a task lacks: its row, if a file has it, is named."""
     way = ""
     if ":" in task.where:
-        way = f". Give it a value in {task.where}"
+        other = ", or have the criterion read another field (with: {field: NAME})" if task.expected else ""
+        way = f". Give it a value in {task.where}{other}"
     elif task.where and not task.expected:
         way = ". Give the row as {'inputs': {…}, 'expected': {…}}"
     names = ", ".join(sorted(task.expected)) or "none"
