@@ -1,5 +1,6 @@
 """Programs given as factories, with constructor arguments, and with other names than `self`."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from assay.programs.loading import load_program, program_inputs
 from assay.testing import scripted_lm
 
 PROGRAMS = """
+import functools
+
 import dspy
 
 class QA(dspy.Module):
@@ -42,8 +45,21 @@ def made():
 def made_with(k, *, words=("b",)):
     return QA(k, words)
 
+class Kinds:
+    @classmethod
+    def deep(cls, k=8):
+        return QA(k)
+
+prepared = functools.partial(QA, 9, words=["c"])
+
 def solve(question):
     return {"answer": "4"}
+
+def solve_any(**inputs):
+    return {"answer": inputs["question"]}
+
+def solve_some(question=None):
+    return {"answer": question.upper()}
 """
 
 
@@ -67,6 +83,9 @@ def compiled(program: Any) -> Any:
         ("mine.py:QA(k=7)", "47"),
         ("mine.py:made_with(k=5, words=['x:y', '(z)'])", "45"),
         ("mine:made_with(k=6)", "46"),
+        ("mine.py:Kinds.deep", "48"),
+        ("mine.py:Kinds.deep(k=2)", "42"),
+        ("mine.py:prepared", "49"),
     ],
 )
 def test_factories_and_arguments_in_a_name_build_the_program_and_its_artifact(
@@ -85,6 +104,35 @@ def test_a_factory_object_is_called(place: Path) -> None:
         return made.deepcopy()
 
     assert type(compiled(factory).program) is type(made)
+
+
+@pytest.mark.parametrize("kind", ["function", "method", "partial", "object"])
+def test_a_factory_object_is_called_with_its_defaults(place: Path, kind: str) -> None:
+    made = load_program("mine.py:QA(k=1)")
+    qa = type(made)
+
+    def function(k: int = 6) -> Any:
+        return qa(k)
+
+    class Factory:
+        def method(self, k: int = 6) -> Any:
+            return qa(k)
+
+        __call__ = method
+
+    factories = {
+        "function": function, "method": Factory().method, "partial": functools.partial(qa, 6), "object": Factory()
+    }  # fmt: skip
+    report = compiled(factories[kind])
+    assert (type(report.program), report.program.depth) == (qa, 6)
+
+
+@pytest.mark.parametrize("name", ["solve_any", "solve_some"])
+def test_a_function_whose_inputs_have_defaults_is_a_program_by_name_and_as_an_object(place: Path, name: str) -> None:
+    program = load_program(f"mine.py:{name}")
+    for each in (f"mine.py:{name}", program.function):
+        report = assay.evaluate(each, rubric="r.yaml", data="rows.jsonl", lm=scripted_lm(answer), split="all")
+        assert report.evaluation.report()["failed"] == 0
 
 
 def test_missing_arguments_are_named_with_a_way_to_give_them(place: Path) -> None:

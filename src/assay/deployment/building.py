@@ -6,6 +6,7 @@ Does not build programs: `assay.programs.restore_program` does.
 import inspect
 import sys
 from collections.abc import Collection
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def check_program(name: str, target: Any, *, travels: bool, judge: bool) -> None
 
     Args:
         target: the object of this name.
-        travels: its source is in the artifact, which was trusted; then it may also be a function that is defined there.
+        travels: its source is in the artifact, which was trusted; then it may also be a function,
+            a method or a partial that is defined there.
         judge: it must be a judge.
     Raises:
         ArtifactError: it is not a program.
@@ -87,7 +89,8 @@ def check_program(name: str, target: Any, *, travels: bool, judge: bool) -> None
     agent = isinstance(target, type) and all(
         callable(getattr(target, part, None)) for part in ("execute", "set_parameters")
     )
-    if not judge and (agent or (travels and inspect.isfunction(target))):
+    factory = inspect.isfunction(target) or inspect.ismethod(target) or isinstance(target, partial)
+    if not judge and (agent or (travels and factory)):
         return
     actual = f"the class {kind.__qualname__}" if isinstance(target, type) else f"a {kind.__name__}"
     expected = "a judge" if judge else "a dspy.Module, or a class of one or of a BaseAgent"

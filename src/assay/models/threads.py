@@ -52,8 +52,8 @@ def open_place(place: object) -> Token[Any]:
 
 
 def leave_place(token: Token[Any]) -> None:
-    _place.reset(token)
     """Undo `open_place`."""
+    _place.reset(token)
 
 
 def current_place() -> Any:

@@ -27,7 +27,7 @@ from assay.programs.isolation import copied
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.sql.agent import TextToSQL
 from assay.programs.tool_user import ToolUser
-from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
+from assay.programs.wrapping import AgentProgram, FunctionProgram, as_module, takes_inputs, with_forward
 from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located, without_call
 from assay.sources.naming import public
@@ -260,10 +260,10 @@ def _built(target: Any, tasks: Sequence[Task], config: dict[str, Any] | None) ->
         program = target(**config)
     elif isinstance(target, BuiltFromTasks):
         program = target.from_tasks(tasks)
-    elif takes_inputs(target) is not None:
-        program = FunctionProgram(target)
-    else:
+    elif isinstance(target, type):
         program = target()
+    else:
+        program = as_module(target)
     if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
         return AgentProgram(program)
     return program

@@ -124,8 +124,34 @@ def takes_inputs(function: Any) -> list[str] | None:
     return needed or None
 
 
+def _made_by(function: Any) -> Any:
+    """The program that a factory returns, which is called with its defaults; None if it is a function of inputs."""
+    parameters: Any = []
+    if not (isinstance(function, functools.partial) and isinstance(function.func, type)):
+        try:  # a class has the signature of DSPy's metaclass
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return None
+    if any(parameter.default is parameter.empty for parameter in parameters):
+        return None
+    try:
+        made = function()
+    except Exception:
+        if parameters:
+            return None  # an input that is None
+        raise
+    if isinstance(made, dspy.Module | BaseAgent):
+        return made
+    if parameters:
+        return None
+    raise ProgramError(
+        f"{getattr(function, '__qualname__', repr(function))} takes no inputs and returns a {type(made).__name__}: "
+        "a function without arguments must return a dspy.Module"
+    )
+
+
 def as_module(program: Any) -> dspy.Module:
-    """Converts an object to a module: classes are instantiated, functions and agents wrapped.
+    """Converts an object to a module: classes are instantiated, factories called, functions and agents wrapped.
 
     Raises:
         ProgramError: an unsupported object, or a class that cannot be instantiated without arguments.
@@ -147,17 +173,14 @@ def as_module(program: Any) -> dspy.Module:
             f"{type(program).__name__} has execute but no set_parameters; an agent needs both "
             "(see assay.programs.BaseAgent)"
         )
-    if inspect.isfunction(program) and not inspect.signature(program).parameters:
-        made = program()  # a program has inputs: this function returns one
-        if not isinstance(made, dspy.Module):
-            raise ProgramError(
-                f"{program.__qualname__} takes no inputs and returns a {type(made).__name__}: a function without "
-                "arguments must return a dspy.Module"
-            )
-        made._assay_origin = (program.__module__, program.__qualname__)
-        return as_module(made)
     if callable(program):
-        return FunctionProgram(program)
+        made = _made_by(program)
+        if made is None:
+            return FunctionProgram(program)
+        module = as_module(made)
+        if inspect.isfunction(program) or isinstance(getattr(program, "__self__", None), type):
+            module._assay_origin = (program.__module__, program.__qualname__)  # otherwise that of its class
+        return module
     raise ProgramError(
         "a program is a name, a path, a dspy.Module, a function or an agent; "
         f"got a {type(program).__name__}: {program!r}"

@@ -41,7 +41,7 @@ def refuse_function(program: Any) -> None:
     elif isinstance(program, str) and not is_artifact(program) and without_call(program) == program:
         inputs, name = takes_inputs(program_class(program)) or [], program
         if not inputs:
-            return  # a class, a program, or a function that returns one
+            return  # a class, a program, or a function with defaults: building it shows whether it returns a program
     else:
         return
     called = f"{name}({', '.join(f'{argument}=…' for argument in inputs)})"
