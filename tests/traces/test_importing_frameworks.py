@@ -499,6 +499,28 @@ def test_answers_as_frameworks_write_them_are_read(
     assert (transition.output, len(choice(transition)["message"].get("tool_calls", [])), skipped) == (output, calls, [])
 
 
+@pytest.mark.parametrize(
+    ("said", "output"),
+    [
+        ({"model": "m", "message": {"role": "assistant", "content": "3"}, "done": True}, "3"),  # Ollama
+        ({"output": {"message": {"role": "assistant", "content": [{"text": "3"}]}}, "stopReason": "end_turn"}, "3"),
+        (
+            {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "3"}]}]},
+            "3",
+        ),
+        ({"text": "3", "generation_id": "g", "finish_reason": "COMPLETE"}, "3"),  # Cohere
+        ({"answer": 3}, '{"answer": 3}'),  # the model's own JSON
+        ({"output": {"sum": 3}, "message": "added"}, '{"output": {"sum": 3}, "message": "added"}'),
+    ],
+)
+def test_langfuses_spans_hold_answers_as_text_that_is_an_envelope_or_the_models_own(
+    tmp_path: Path, said: Any, output: str
+) -> None:
+    recorded = {"langfuse.observation.input": text([USER]), "langfuse.observation.output": text(said)}
+    run, skipped = imported(tmp_path, [span(1, {}, parent=0), chat(2, recorded)])
+    assert (run.transitions[0].output, skipped) == (output, [])
+
+
 @pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
 @pytest.mark.parametrize(
     "given",
@@ -549,6 +571,9 @@ def test_null_requests_are_counted_and_unscored(tmp_path: Path) -> None:
     null = {"mlflow.spanType": "LLM", "mlflow.spanInputs": "null", "mlflow.spanOutputs": '"a"'}
     run, (skipped,) = imported(tmp_path, [span(1, {}, parent=0), span(2, null)])
     assert (run.status, "'mlflow.spanInputs'" in skipped.reason) == ("error", True)
+    null = {"langfuse.observation.type": "generation", "langfuse.observation.input": "null"}
+    run, (skipped,) = imported(tmp_path, [span(1, {}, parent=0), span(2, {**null, "langfuse.observation.output": "a"})])
+    assert (run.status, "'langfuse.observation.input'" in skipped.reason) == ("error", True)
     withheld = {"gen_ai.input.messages": "[REDACTED]", "gen_ai.completion": "a"}
     run, _ = imported(tmp_path, [span(1, {}, parent=0), chat(2, withheld)])
     assert (run.status, run.failure) == ("error", "record")

@@ -133,14 +133,15 @@ def _is_answer(value: Any, *, strict: bool) -> bool:
         )
     if not isinstance(value, dict):
         return False
-    if any(key in value for key in _SURE) or is_call(value):
+    if any(key in value for key in (*_SURE, *_REASONS)) or is_call(value):
+        return True
+    if any(_is_answer(value.get(key), strict=True) for key in ("message", "output")):
         return True
     return not strict and (
         is_message(value)
         or "message" in value
         or isinstance(value.get("output"), list | dict)
         or isinstance(value.get("content"), dict)
-        or any(name in value for name in _REASONS)
         or (bool(value) and set(value) <= _TEXT)
     )
 

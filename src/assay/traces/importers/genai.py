@@ -300,7 +300,7 @@ def _call(attributes: Attributes, events: list[Event], reading: Reading) -> LMCa
     events = [*events, *_listed_events(attributes.get("events"))]
     raw_name, raw_request = _named(attributes, _INPUTS)
     if raw_name.startswith("langfuse."):  # which writes texts as they are, and anything else as JSON
-        raw_request = parsed(raw_request)
+        raw_request = None if raw_request == "null" else parsed(raw_request)
     raw_reading = Reading()
     raw = raw_reading.read(raw_name, body_of, raw_request, {"messages": []})
     settings = {
