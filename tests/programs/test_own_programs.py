@@ -89,6 +89,7 @@ class QA(dspy.Module):
         plugin, deep = importlib.import_module("plugin"), import_module(name="parts.deep")
         marks = [plugin.MARK, deep.MARK, __import__("third").MARK]
         marks.append(importlib.import_module(".near", package=parts_name()).MARK)
+        marks.append(importlib.import_module(".near", "parts").MARK)
         return dspy.Prediction(answer=" ".join([*marks, self.answer(question=question).answer]))
 
 def parts_name():
@@ -114,7 +115,7 @@ def test_modules_imported_by_name_in_a_string_are_isolated_between_programs(tmp_
     first, second = (load_program(write_dynamic(tmp_path / name, name)) for name in ("one", "two"))
     with dspy.context(lm=scripted_lm(answer)):
         assert [p(question="?").answer for p in (first, second, first)] == [
-            f"{m} near{m} {m} near 4" for m in ("one", "two", "one")
+            f"{m} near{m} {m} near near 4" for m in ("one", "two", "one")
         ]
     assert not {"plugin", "third", "parts"} & sys.modules.keys()
 
@@ -130,7 +131,7 @@ def test_modules_imported_by_name_in_a_string_are_in_the_artifact(tmp_path: Path
         tmp_path / "elsewhere",
         "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer)",
     )
-    assert text.strip().endswith("one nearone one near 4")
+    assert text.strip().endswith("one nearone one near near 4")
 
 
 def test_a_file_named_like_an_installed_module_does_not_shadow_it(tmp_path: Path) -> None:

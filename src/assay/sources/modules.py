@@ -142,7 +142,7 @@ class _Importlib(ModuleType):
 
     def import_module(self, name: str, package: str | None = None) -> ModuleType:
         if name.startswith("."):
-            return importlib.import_module(name, package)
+            name = importlib.util.resolve_name(name, package or "")
         return self._namespace.import_(name, fromlist=("__name__",))
 
 
