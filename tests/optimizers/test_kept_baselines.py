@@ -248,6 +248,9 @@ def test_the_result_is_an_instance_of_the_users_class(tmp_path: Path) -> None:
     loaded = Sums()
     loaded.load(tmp_path / "best.json")
     assert [demo["question"] for demo in loaded.answer.demos] == [demo["question"] for demo in best.answer.demos]
+    best.save(tmp_path / "whole", save_program=True)
+    whole = dspy.load(tmp_path / "whole", allow_pickle=True)
+    assert (type(whole).__name__, len(whole.answer.demos)) == ("Sums", len(best.answer.demos))
     other = dspy.utils.DummyLM([{"answer": "other"}])
     with dspy.context(lm=other):
         assert best.deepcopy()(question="?").answer == "other"

@@ -210,6 +210,10 @@ class CallSettings:
     def __deepcopy__(self, memo: object) -> "CallSettings":
         return self
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """None: a program that DSPy saves whole (`save_program=True`) is loaded without assay."""
+        return type(None), ()
+
     def context(self) -> AbstractContextManager[Any]:
         options: dict[str, Any] = {}
         lm = dspy.settings.lm
