@@ -303,6 +303,10 @@ class LastInClass(Notes):
         self.keep(question)
 
 
+class LastInNewAttribute(LastInClass):
+    """The class inherits `last`; its run sets one of its own."""
+
+
 class InDefaultArgument(Notes):
     def note(self, question: str, earlier: list[str] = []) -> None:  # noqa: B006
         earlier.append(question)
@@ -370,7 +374,8 @@ class InGenerator(Notes):
 @pytest.mark.parametrize(
     ("build", "attribute"),
     [
-        (InClass, "InClass.shared"), (LastInClass, "LastInClass.last"), (InDefaultArgument, "note"),
+        (InClass, "InClass.shared"), (LastInClass, "LastInClass.last"),
+        (LastInNewAttribute, "LastInNewAttribute.last"), (InDefaultArgument, "note"),
         (InUncopied, "seen.questions"), (InUncopiedSlots, "seen.last"), (InQueue, "seen"),
         (InDatabase, "seen"), (InGenerator, "seen"),
     ],

@@ -90,6 +90,7 @@ class _Plan:
     parts: set[int] = field(default_factory=set)  # ids of all parts of the program
     class_attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (object, name, value)
     watched: dict[str, Callable[[], Any]] = field(default_factory=dict)  # by name
+    classes: set[type] = field(default_factory=set)  # of the user, whose attributes are watched
     runs: int = 0  # under way
     idle: dict[str, Any] = field(default_factory=dict)  # readings before the first of them
 
@@ -125,7 +126,10 @@ class _Plan:
             return changed if changed or self.runs else _changed(self.idle, self._readings(counts=True))
 
     def _readings(self, *, counts: bool) -> dict[str, Any]:
-        return {name: _reading(read(), counts=counts) for name, read in self.watched.items()}
+        values = {name: read() for name, read in self.watched.items()}
+        for kind in self.classes:  # also what a run has added to one
+            values |= {f"the class attribute {kind.__name__}.{name}": v for name, v in _class_attributes(kind).items()}
+        return {name: _reading(value, counts=counts) for name, value in values.items()}
 
     def _memo(self) -> dict[int, Any]:
         memo = self.shared | {id(part): make() for part, make in self.made}
@@ -197,13 +201,12 @@ class _Plan:
         for kind in type(holder).__mro__:
             if not _is_user_class(kind):
                 continue
-            for name, value in vars(kind).items():
+            self.classes.add(kind)
+            for value in tuple(vars(kind).values()):
                 function = getattr(value, "__func__", value)
                 if isinstance(function, FunctionType) and _has_defaults(function):
                     self.watched[f"a default argument of {function.__qualname__}"] = partial(_defaults, function)
-                if name.startswith("__") or name == "_abc_impl" or hasattr(value, "__get__"):
-                    continue
-                self.watched[f"the class attribute {kind.__name__}.{name}"] = partial(getattr, kind, name, None)
+            for name, value in _class_attributes(kind).items():
                 if not isinstance(value, _ATOMS):
                     values.setdefault(name, value)
         plain: Any = object.__setattr__  # objects that check their attributes, such as pydantic's, get none
@@ -311,6 +314,15 @@ def _is_user_class(kind: type) -> bool:
     return file is None or _is_user_file(file)
 
 
+def _class_attributes(kind: type) -> dict[str, Any]:
+    """The attributes that a class has itself, without its methods and those of Python."""
+    return {
+        name: value
+        for name, value in tuple(vars(kind).items())
+        if not (name.startswith("__") or name == "_abc_impl" or hasattr(value, "__get__"))
+    }
+
+
 _is_user_file = functools.cache(lambda file: is_user_file(Path(file)))  # asked for every object of every run
 
 
@@ -411,7 +423,8 @@ def _count(value: Any, name: str) -> Any:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """Name of a value that changed. One that was None may be set once: programs build an index at their first run."""
+    """Name of a value that changed. One that was None or not there may be set once: programs build an index at their
+    first run."""
     for name, value in before.items():
         other = after.get(name)
         if value == other or value == repr(None):
