@@ -597,6 +597,14 @@ def part_text(item: dict[str, Any]) -> str:
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [item]}]}]}) + "\n"
 
 
+@pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+def test_a_background_response_that_goes_on_is_no_answer(tmp_path: Path, kind: str, status: str) -> None:
+    run, (skipped,) = recorded_by(kind, tmp_path, [USER], {"object": "response", "status": status, "output": []})
+    assert (run.status, run.failure, run.transitions[0].output) == ("error", "record", "")
+    assert "output" in skipped.reason.lower()
+
+
 def test_one_piece_of_a_stream_is_no_answer(tmp_path: Path) -> None:
     recorded = adk([ADK_USER], [{"text": "It"}], "STOP")
     piece = {"content": {"role": "model", "parts": [{"text": "It"}]}, "partial": True}

@@ -5,6 +5,7 @@ from typing import Any
 
 from assay.traces.importers.chat import is_call, is_message, messages_of
 from assay.traces.importers.values import UnknownShape, as_text, count_of, parsed
+from assay.traces.messages.chaining import unfinished
 
 __all__ = ["answers_of"]
 
@@ -43,8 +44,8 @@ def answers_of(value: Any, reasons: Any = None, *, count: Any = None) -> list[di
         UnknownShape: It is an object or a list in no known format.
     """
     answer, reasons = parsed(value), parsed(reasons)
-    if isinstance(answer, dict) and answer.get("partial") is True and "content" in answer:
-        raise UnknownShape  # one piece of a stream of Google ADK
+    if isinstance(answer, dict) and (unfinished(answer) or (answer.get("partial") is True and "content" in answer)):
+        raise UnknownShape  # a background response that goes on, or one piece of a stream of Google ADK
     if answer in (None, "") or (answer == {} and not isinstance(value, str)):
         return []
     if not _is_answer(answer, strict=isinstance(value, str)):
