@@ -50,6 +50,9 @@ class Kinds:
     def deep(cls, k=8):
         return QA(k)
 
+def made_with_any(**options):
+    return QA(**{"k": 1, **options})
+
 prepared = functools.partial(QA, 9, words=["c"])
 
 def solve(question):
@@ -86,6 +89,7 @@ def compiled(program: Any) -> Any:
         ("mine.py:Kinds.deep", "48"),
         ("mine.py:Kinds.deep(k=2)", "42"),
         ("mine.py:prepared", "49"),
+        ("mine.py:made_with_any", "41"),
     ],
 )
 def test_factories_and_arguments_in_a_name_build_the_program_and_its_artifact(

@@ -126,23 +126,21 @@ def takes_inputs(function: Any) -> list[str] | None:
 
 def _made_by(function: Any) -> Any:
     """The program that a factory returns, which is called with its defaults; None if it is a function of inputs."""
-    parameters: Any = []
-    if not (isinstance(function, functools.partial) and isinstance(function.func, type)):
-        try:  # a class has the signature of DSPy's metaclass
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            return None
-    if any(parameter.default is parameter.empty for parameter in parameters):
+    if takes_inputs(function) is not None or inspect.iscoroutinefunction(function):
         return None
+    try:
+        may_have_inputs = bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        may_have_inputs = True
     try:
         made = function()
     except Exception:
-        if parameters:
+        if may_have_inputs:
             return None  # an input that is None
         raise
     if isinstance(made, dspy.Module | BaseAgent):
         return made
-    if parameters:
+    if may_have_inputs:
         return None
     raise ProgramError(
         f"{getattr(function, '__qualname__', repr(function))} takes no inputs and returns a {type(made).__name__}: "
