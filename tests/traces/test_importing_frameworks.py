@@ -598,8 +598,8 @@ def part_text(item: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
-@pytest.mark.parametrize("status", ["queued", "in_progress"])
-def test_a_background_response_that_goes_on_is_no_answer(tmp_path: Path, kind: str, status: str) -> None:
+@pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
+def test_a_response_that_goes_on_or_ended_without_output_is_no_answer(tmp_path: Path, kind: str, status: str) -> None:
     run, (skipped,) = recorded_by(kind, tmp_path, [USER], {"object": "response", "status": status, "output": []})
     assert (run.status, run.failure, run.transitions[0].output) == ("error", "record", "")
     assert "output" in skipped.reason.lower()

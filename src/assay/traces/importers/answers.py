@@ -44,8 +44,8 @@ def answers_of(value: Any, reasons: Any = None, *, count: Any = None) -> list[di
         UnknownShape: It is an object or a list in no known format.
     """
     answer, reasons = parsed(value), parsed(reasons)
-    if isinstance(answer, dict) and (unfinished(answer) or (answer.get("partial") is True and "content" in answer)):
-        raise UnknownShape  # a background response that goes on, or one piece of a stream of Google ADK
+    if isinstance(answer, dict) and (_has_no_answer(answer) or (answer.get("partial") is True and "content" in answer)):
+        raise UnknownShape  # of the Responses API, or one piece of a stream of Google ADK
     if answer in (None, "") or (answer == {} and not isinstance(value, str)):
         return []
     if not _is_answer(answer, strict=isinstance(value, str)):
@@ -118,6 +118,12 @@ def _continued(begun: dict[str, Any], piece: dict[str, Any]) -> dict[str, Any]:
     if reasoning := begun.get("reasoning_content", "") + piece.get("reasoning_content", ""):
         message["reasoning_content"] = reasoning
     return message
+
+
+def _has_no_answer(body: dict[str, Any]) -> bool:
+    """Whether a response of the Responses API goes on in the background, or ended without any output."""
+    ended = body.get("object") == "response" and body.get("status") in ("failed", "cancelled")
+    return unfinished(body) or (ended and not body.get("output"))
 
 
 def _is_answer(value: Any, *, strict: bool) -> bool:
