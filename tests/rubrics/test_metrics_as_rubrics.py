@@ -190,9 +190,14 @@ def test_a_model_that_is_named_for_judges_is_the_one_that_a_metric_calls(judging
 
 def test_a_model_for_judges_is_refused_only_where_nothing_can_call_it(folder: Path) -> None:
     settings: dict[str, Any] = {"data": ROWS, "lm": scripted_lm(lambda _: ""), "preflight": False}
-    assert assay.evaluate(Echo(), rubric=metric, judge_model="openai/j", **settings).to_dict()["result"]["score"] == 1.0
+    assert (
+        assay.evaluate(Echo(), rubric=metric, judge_model="openai/of-no-project-file", **settings).to_dict()["result"][
+            "score"
+        ]
+        == 1.0
+    )
     with pytest.raises(ConfigError, match="judge_model"):
-        assay.evaluate(Echo(), rubric="exact", judge_model="openai/j", **settings)
+        assay.evaluate(Echo(), rubric="exact", judge_model="openai/of-no-project-file", **settings)
 
 
 @pytest.mark.parametrize("name", ["regex", "refusal", "length", "tool_executed", "exakt", "nothing.py:metric", "m.py"])
