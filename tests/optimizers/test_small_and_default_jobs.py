@@ -73,9 +73,8 @@ def test_cap_of_250_calls_decides_the_gate_and_fills_the_test_table(tmp_path: Pa
     assert data["replaces"]
     for side in ("baseline", "compiled"):
         assert data["test"][side]["score"] is not None
-        assert (
-            data["test"][side]["n"] >= 20
-        )  # half of the cap, 2 calls a pair, 2 splits: 62 tasks unless it ended once it had decided
+        # half of the cap, 2 calls a pair, 2 splits: 31 tasks, fewer where the gain is decided before
+        assert data["test"][side]["n"] >= 20
     assert data["test"]["gain"]["n"] == data["test"]["compiled"]["n"]
 
 
