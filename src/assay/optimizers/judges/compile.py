@@ -54,7 +54,7 @@ class JudgeOutcome(ReportRepr):
     judged: Judged | None = None
     agreement: Agreement | None = None
     ceiling: Agreement | None = None
-    before: Judged | None = None  # the baseline's verdicts on the test items, and all of the next are on test
+    before: Judged | None = None  # the baseline's verdicts on the test items; the fields below are of test too
     test_baseline: Agreement | None = None
     gain: dict[str, Any] | None = None
     accuracy_gain: dict[str, Any] | None = None
