@@ -32,7 +32,7 @@ _OPTIMISM = 0.5  # standard errors added to the critic's mean, for exploration
 _UNCHANGED, _PATIENCE = 20, 60  # converged: this many episodes without change, or without a new best
 _CONFIRMED = 3  # points evaluated on the validation tasks, in addition to the first
 _COVERAGE = 0.5  # of an episode's runs must be scored for the episode to count
-_EVIDENCE = 1.5  # log marginal likelihood that a parameter must add to count as acting: odds of 4.5
+_EVIDENCE = 0.5  # log marginal likelihood that a parameter must add to count as acting: odds of 1.6
 _HOPELESS = 3  # unscored episodes at the start after which training ends
 _BETTER, _EQUAL, _WORSE = (
     "better: the policy moves here",
