@@ -407,3 +407,53 @@ def test_errors_of_the_library_name_arguments_not_flags() -> None:
         for flag in _FLAG.findall(_COMMAND.sub("", _text_of(node.exc)))
     ]
     assert places == []
+
+
+_INTERNALS = re.compile(r"dspy\.(_vendor|clients|adapters|teleprompt|utils\.(callback|parallelizer))(\.\w+)*")
+_SEAMS = ("src/assay/models/dspy_seam.py", "tests/stub_dspy35.py")
+
+
+def _dspy_internals(text: str) -> Iterator[str]:
+    """Imports, attributes and strings that name a module inside DSPy."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+            if node.attr == "_engine_spec":
+                yield f"{node.lineno}: _engine_spec"
+            if isinstance(node.ctx, ast.Store) and re.match(r"dspy\.[A-Z]", names[0]):
+                yield f"{node.lineno}: assignment to {names[0]}"
+        else:
+            continue
+        yield from (f"{node.lineno}: {name}" for name in names if _INTERNALS.fullmatch(name))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import dspy._vendor.lm15",
+        "from dspy.clients.execution import execute",
+        "x = 'dspy.adapters.types'",
+        "dspy.utils.callback.BaseCallback",
+        "dspy.Evaluate.__call__ = f",
+        "from dspy.teleprompt import GEPA",
+        "lm._engine_spec",
+    ],
+)
+def test_ways_to_name_internals_of_dspy_are_detected(text: str) -> None:
+    assert list(_dspy_internals(text))
+
+
+def test_only_the_seam_names_internals_of_dspy() -> None:
+    assert [
+        f"{path.relative_to(ROOT)}:{found}"
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path != Path(__file__) and path.relative_to(ROOT).as_posix() not in _SEAMS
+        for found in _dspy_internals(path.read_text(encoding="utf-8"))
+    ] == []

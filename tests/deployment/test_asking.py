@@ -86,7 +86,7 @@ def test_arguments_of_a_judge_import_nothing(own_folder: Path) -> None:
         "question: str, n: int -> answer: bool",
         "q -> a: list[str], b: Optional[Literal['x', 'y']]",
         "q: dspy.Image, h: dspy.History -> a: dict[str, list[int | None]]",
-        "q: list[dspy.adapters.types.image.Image] -> when: list[datetime.date], cost: list[decimal.Decimal]",
+        "q: list[dspy.Image] -> when: list[datetime.date], cost: list[decimal.Decimal]",
         "q: typing.Any -> a: Literal['a', 'b']",
     ],
 )

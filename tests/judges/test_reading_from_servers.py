@@ -277,7 +277,7 @@ def test_a_judge_is_read_from_a_decision_models_probabilities() -> None:
 
 def test_dspys_own_predictor_sends_the_same_question_to_a_decision_model() -> None:
     judge_client, dspy_client = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
-    from dspy.adapters.types.decision import Choice
+    from dspy.experimental import Choice
 
     with dspy.context(lm=judge_client):
         PointwiseJudge(GOOD)(task_input="q", output="x")

@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 import pytest
 from dspy import lm15
-from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
+from dspy.lm15 import TokenLogprob, TopLogprob
 
 from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session, evaluate

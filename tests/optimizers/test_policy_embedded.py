@@ -327,13 +327,13 @@ def examples(count: int) -> list[dspy.Example]:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
-    from dspy.teleprompt.grpo import GRPO
+    from assay.models.dspy_seam import training_internals
 
     lm = get_lm(embedded, max_tokens=24)
     lm.provider = TRLProvider()
     student = Turning()
     student.set_lm(lm)
-    optimizer = GRPO(
+    optimizer = training_internals().grpo(
         metric=lambda gold, result, trace=None: float(result.turn == gold.turn), adapter=dspy.ChatAdapter(),
         exclude_demos=True, num_threads=1,
         num_train_steps=2, num_dspy_examples_per_grpo_step=2, num_rollouts_per_grpo_step=2,
@@ -349,7 +349,7 @@ def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None:
-    from dspy.clients.utils_finetune import TrainDataFormat
+    from assay.models.dspy_seam import training_internals
 
     observed: list[Any] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[observed.append])
@@ -358,7 +358,9 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
         {"messages": [{"role": "user", "content": "What do you say?"}, {"role": "assistant", "content": "Fish."}]}
     ] * 8
     job = lm.finetune(
-        text, TrainDataFormat.CHAT, {"name": "fish", "epochs": 4, "batch": 4, "lora_r": 4, "learning_rate": 2e-3}
+        text,
+        training_internals().data_format.CHAT,
+        {"name": "fish", "epochs": 4, "batch": 4, "lora_r": 4, "learning_rate": 2e-3},
     )
     tuned = job.result(timeout=300)
     assert not isinstance(tuned, Exception), tuned
@@ -382,5 +384,5 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     assert trained.turn.lm.model == f"{embedded}+turn"
     with dspy.context(adapter=dspy.ChatAdapter()):
         assert trained(place="77 Main Street").turn == "yes"
-    refused = lm.finetune(text, TrainDataFormat.CHAT, {"epoch": 1}).result(timeout=60)
+    refused = lm.finetune(text, training_internals().data_format.CHAT, {"epoch": 1}).result(timeout=60)
     assert "SFTSettings has no setting 'epoch'" in str(refused)

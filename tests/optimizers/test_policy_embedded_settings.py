@@ -206,7 +206,7 @@ def test_tokenizer_of_the_embedded_model_is_the_configured_one(embedded: str) ->
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
-    from dspy.clients.utils_finetune import TrainDataFormat
+    from assay.models.dspy_seam import training_internals
 
     lm = get_lm(embedded, max_tokens=4, seed=3)
     lm.provider = TRLProvider()
@@ -226,7 +226,7 @@ def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:
         apart.append(fish - hello)
         pending = job.get_status()["pending_batch_ids"]
         assert len(pending) == 2
-        job.step([{"batch_id": at, "group": group} for at in pending], TrainDataFormat.GRPO_CHAT)
+        job.step([{"batch_id": at, "group": group} for at in pending], training_internals().data_format.GRPO_CHAT)
         assert lm.recording.backend.adapters != adapters  # it answers with the new weights
         adapters = lm.recording.backend.adapters
     assert apart == sorted(apart)

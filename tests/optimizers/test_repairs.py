@@ -5,13 +5,15 @@ from pathlib import Path
 
 import dspy
 import pytest
-from dspy.teleprompt import simba
 
 import assay
 from assay.errors import Unscored
+from assay.models.dspy_seam import optimizer_internals
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
 from assay.rubrics.protection import protect_dspy
 from assay.testing import scripted_lm
+
+INTERNALS = optimizer_internals()
 
 SPLITS = ("train", "val", "gate", "test")
 
@@ -33,7 +35,7 @@ def scores_of_simba_runs(examples: list[dspy.Example], scores: list[float | None
 
     with repaired_dspy(io.StringIO(), seed=0):
         runs = dspy.Parallel(access_examples=False, num_threads=1)(
-            [(simba.wrap_program(Echo(), metric), example) for example in examples]
+            [(INTERNALS.simba.wrap_program(Echo(), metric), example) for example in examples]
         )
     return [run["score"] for run in runs]
 
@@ -52,10 +54,10 @@ def test_an_unscored_simba_batch_is_an_error_and_not_zero() -> None:
 
 def test_dspy_is_restored_afterwards() -> None:
     protect_dspy()  # which stays
-    before = simba.wrap_program, dspy.Evaluate.__call__
+    before = INTERNALS.simba.wrap_program, dspy.Evaluate.__call__
     with repaired_dspy(io.StringIO(), seed=0):
         assert dspy.Evaluate.__call__ is not before[1]
-    assert (simba.wrap_program, dspy.Evaluate.__call__) == before
+    assert (INTERNALS.simba.wrap_program, dspy.Evaluate.__call__) == before
 
 
 @pytest.mark.parametrize("optimizer", ["bootstrap", "gepa"])

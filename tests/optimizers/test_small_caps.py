@@ -157,7 +157,9 @@ def unpriced() -> Any:
 
 
 def test_repairs_of_dspy_are_reverted() -> None:
-    from dspy.teleprompt import simba
+    from assay.models.dspy_seam import optimizer_internals
+
+    simba = optimizer_internals().simba
 
     before = simba.wrap_program
     with repaired_dspy():

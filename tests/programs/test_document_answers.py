@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 import pytest
 from dspy import lm15
-from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
+from dspy.lm15 import TokenLogprob, TopLogprob
 
 import assay
 from assay.errors import ConfigError, DataError, EnvironmentFailed, ProgramError

@@ -6,7 +6,7 @@ from typing import Any
 import dspy
 import pytest
 from dspy import lm15
-from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
+from dspy.lm15 import TokenLogprob, TopLogprob
 
 from assay.models.lm import with_recording
 from assay.programs import AgentParameters, ToolAgent

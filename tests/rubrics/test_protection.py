@@ -8,14 +8,15 @@ from typing import Any
 
 import dspy
 import pytest
-from dspy.teleprompt import simba
-from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
 from dspy.utils.exceptions import LMServerError
 
 from assay.errors import Unscored
+from assay.models.dspy_seam import optimizer_internals
 from assay.rubrics import Criterion, NoGrade, Rubric
 from assay.rubrics.protection import MissingScore
 from assay.testing import scripted_lm
+
+INTERNALS = optimizer_internals()
 
 N = 15
 
@@ -121,7 +122,9 @@ def test_server_failures_are_excluded_from_evaluate_and_program_failures_are_not
 
 
 def test_gepa_and_simba_exclude_server_failures() -> None:
-    adapter = DspyAdapter(student_module=Failing(), metric_fn=rubric(always).metric(), feedback_map={}, num_threads=1)
+    adapter = INTERNALS.gepa_adapter(
+        student_module=Failing(), metric_fn=rubric(always).metric(), feedback_map={}, num_threads=1
+    )
     tasks = examples(6)
     for capture in (False, True):
         assert adapter.evaluate(tasks, {"say": "Say yes."}, capture_traces=capture).scores == [
@@ -132,7 +135,7 @@ def test_gepa_and_simba_exclude_server_failures() -> None:
             1.0,
             1.0,
         ], "means of the scored"
-    run = simba.wrap_program(Failing(), rubric(always).metric())
+    run = INTERNALS.simba.wrap_program(Failing(), rubric(always).metric())
     assert isinstance(run(tasks[3])["score"], MissingScore)
     assert (run(tasks[1])["score"], run(tasks[2])["score"]) == (0.0, 1.0)
 
@@ -202,9 +205,11 @@ def gepa(metric: Any, **options: Any) -> dspy.GEPA:
 @pytest.mark.parametrize("feedback", [True, False])
 def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     proposed: list[dict[str, str]] = []
-    build = DspyAdapter.build_program
+    build = INTERNALS.gepa_adapter.build_program
     monkeypatch.setattr(
-        DspyAdapter, "build_program", lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1]
+        INTERNALS.gepa_adapter,
+        "build_program",
+        lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1],
     )
     report = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(
         Echo(), trainset=examples(), valset=examples(6)
@@ -216,7 +221,7 @@ def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.Monkey
 
 def test_gepa_continues_after_an_unscored_batch_without_a_preference() -> None:
     metric, tasks = rubric().metric(), examples(7)
-    adapter = DspyAdapter(student_module=Echo(), metric_fn=metric, feedback_map={}, num_threads=1)
+    adapter = INTERNALS.gepa_adapter(student_module=Echo(), metric_fn=metric, feedback_map={}, num_threads=1)
     candidate = {"say": "Say yes."}
     with pytest.raises(Unscored):
         adapter.evaluate([tasks[0], tasks[3]], candidate)
@@ -244,7 +249,7 @@ def test_simba_gives_an_unscored_run_the_mean_of_the_same_example(monkeypatch: p
         values.extend(run["score"] for run in bucket)
         return True
 
-    monkeypatch.setattr(simba, "append_a_rule", rule)
+    monkeypatch.setattr(INTERNALS.simba, "append_a_rule", rule)
     optimizer = dspy.SIMBA(metric=rubric().metric(), bsize=6, num_candidates=2, max_steps=2, max_demos=0, num_threads=1)
     best = optimizer.compile(Echo(), trainset=examples(12), seed=0)
     assert set(values) == {1.0}
@@ -255,7 +260,7 @@ def test_user_metrics_are_unchanged() -> None:
     rubric().metric()  # the protection is in place
     observed: list[Any] = []
 
-    class Watcher(dspy.utils.callback.BaseCallback):  # type: ignore[misc]
+    class Watcher(dspy.utils.BaseCallback):  # type: ignore[misc]
         def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
             observed.append(inputs.get("metric"))
 

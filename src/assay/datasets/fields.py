@@ -8,6 +8,7 @@ import functools
 import json
 import mimetypes
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Fields", "allows_none"]
 
 _UNTYPED = ("data:application/octet-stream", "data:;")  # the bytes show what it is
-_DSPY, _MEDIA = "dspy.adapters.types", ("Image", "Audio", "File", "History")
+_MEDIA = ("Image", "Audio", "File", "History")
 _BEGIN, _END = "<<CUSTOM-TYPE-START-IDENTIFIER>>", "<<CUSTOM-TYPE-END-IDENTIFIER>>"  # around a medium in DSPy's JSON
 _PARTS = {"image_url": "image_url", "input_audio": "input_audio", "file": "file"}  # of messages: type -> field
 _LONGEST_LITERAL = 100_000  # characters
@@ -273,7 +274,7 @@ def _members(annotation: Any) -> dict[str, Any]:
 def _medium(annotation: Any) -> str | None:
     """Name of DSPy's type of a medium. DSPy is not imported here: the annotation exists only where it is."""
     for base in getattr(annotation, "__mro__", ()):
-        if base.__module__.startswith(_DSPY) and base.__name__ in _MEDIA:
+        if base.__name__ in _MEDIA and base is getattr(sys.modules.get("dspy"), base.__name__, None):
             return str(base.__name__)
     return None
 

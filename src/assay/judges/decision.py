@@ -7,9 +7,8 @@ has the format of DSPy's own predictors. These clients are not `dspy.LM`s, so th
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dspy.adapters.utils import get_field_description_string
-
 from assay.judges.reading import MASS
+from assay.models.dspy_seam import field_descriptions
 from assay.rubrics import JudgeSpec, NoGrade
 
 __all__ = ["asks_decisions", "decision_reading"]
@@ -30,7 +29,7 @@ def decision_reading(
     """
     state: dict[str, Any] = {
         "instructions": signature.instructions,
-        "input_fields": get_field_description_string(signature.input_fields),
+        "input_fields": field_descriptions(signature.input_fields),
         "inputs": dict(inputs),
     }
     if demos:

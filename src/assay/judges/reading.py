@@ -18,6 +18,7 @@ import dspy
 
 from assay.errors import ConfigError
 from assay.models import LanguageModel, supports
+from assay.models.dspy_seam import filter_truncation_warnings
 from assay.models.roles import is_embedded
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.thoughts import without_thoughts
@@ -371,7 +372,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 @contextmanager
 def _no_truncation_warning() -> Iterator[None]:
     """Suppresses DSPy's warning of truncated answers: a verdict needs no more than its first tokens."""
-    logging.getLogger("dspy.clients.lm").addFilter(_is_relevant)  # adding it again has no effect
+    filter_truncation_warnings(_is_relevant)
     token = _single_token.set(True)
     try:
         yield

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dspy import lm15
-from dspy._vendor.lm15.serde import response_to_dict
+
+from assay.models.dspy_seam import response_to_dict
 
 __all__ = ["failure_in", "reply_text", "stored_response", "streamable", "text_of", "with_completion"]
 

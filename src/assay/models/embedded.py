@@ -232,7 +232,8 @@ class LlamaBackend:
     def complete(self, request: Any) -> tuple[Any, float]:
         """Response and its cost in dollars (0: the model runs locally)."""
         from dspy import lm15
-        from dspy.clients.lm15_boundary import request_kwargs, response_value
+
+        from assay.models.dspy_seam import request_kwargs, response_value
 
         body = {key: value for key, value in request_kwargs(request, "chat").items() if value is not None}
         if "max_completion_tokens" in body:

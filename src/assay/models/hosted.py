@@ -9,12 +9,11 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import
 
 import dspy
 from dspy import lm15
-from dspy.clients.execution import execute, prepare
-from dspy.clients.lm15_boundary import request_kwargs
 from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 
 from assay.errors import ConfigError
 from assay.models.answers import failure_in, text_of, with_completion
+from assay.models.dspy_seam import execute, prepare, request_kwargs
 from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, check_variables
 from assay.models.thinking import Server, Thinking, hosted_request, server_at

@@ -120,7 +120,7 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
 
     @property
     def recording(self) -> RecordingEngine:
-        engine = self._engine_spec
+        engine = self.engine
         assert isinstance(engine, RecordingEngine)
         return engine
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import dspy
 from dspy import lm15
-from dspy._vendor.lm15.serde import request_to_dict, response_from_dict
 from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
 from assay.errors import LoopStopped
@@ -19,6 +18,7 @@ from assay.models.alternatives import pruned
 from assay.models.answers import stored_response, text_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer
+from assay.models.dspy_seam import request_to_dict, response_from_dict
 from assay.models.embedded import LlamaBackend
 from assay.models.failures import failure_of_call, is_refused
 from assay.models.hosted import HostedBackend

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from dspy import lm15
-from dspy._vendor.lm15.types import StreamDeltaEvent, TextDelta
 
 from assay.models.answers import streamable
 
@@ -23,7 +22,7 @@ def events_in_pieces(response: lm15.Response) -> Iterator[Any]:
     for event in lm15.response_to_events(streamable(response)):
         pieces = (
             _PIECE.findall(event.delta.text)
-            if isinstance(event, StreamDeltaEvent) and isinstance(event.delta, TextDelta)
+            if isinstance(event, lm15.StreamDeltaEvent) and isinstance(event.delta, lm15.TextDelta)
             else []
         )
         if not pieces:

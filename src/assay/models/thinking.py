@@ -265,14 +265,14 @@ def reasoning_request(request: "lm15.Request", thinking: Thinking) -> "lm15.Requ
 
 def _refusal(provider: str, name: str, thinking: Thinking, reasons: bool) -> str:
     """Why a provider's model cannot honour a budget; empty if it can."""
-    from dspy._vendor.lm15.providers.anthropic import anthropic_adaptive_class
+    from assay.models.dspy_seam import has_adaptive_thinking
 
     if not reasons:
         return "is not known to think, and would ignore it or fail"
     if not thinking.tokens:
         return ""
     if provider == "anthropic":
-        if anthropic_adaptive_class(name):
+        if has_adaptive_thinking(name):
             return "takes effort words, no token budget: Thinking(effort='low')"
         least = thinking.tokens < _ANTHROPIC_LEAST
         return f"needs a budget of at least {_ANTHROPIC_LEAST} tokens, or 'off'" if least else ""

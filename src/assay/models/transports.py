@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+from assay.models.dspy_seam import TRANSPORTS
 from assay.models.threads import accounted_calls, follow
 
 __all__ = ["accounted", "asking", "blind_clients", "is_lm_request", "watch", "went_by"]
@@ -30,8 +31,7 @@ _asking: ContextVar[tuple[Callable[[int], None], ...]] = ContextVar("assay_askin
 _on_call: Callable[[], None] | None = None  # called for each LM call that is not accounted
 _on_blind: Callable[[str], None] | None = None  # called with a description of what cannot be inspected
 _lock = threading.Lock()
-_DSPY = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
-_HOOKED = ("httpx", "httpx2", "httpcore", "aiohttp", _DSPY)
+_HOOKED = ("httpx", "httpx2", "httpcore", "aiohttp", TRANSPORTS)
 _BLIND = ("curl_cffi", "pycurl", "niquests", "vertexai", "google.generativeai")  # clients in C or over gRPC
 _PATH = re.compile(
     r"/(?:chat/completions|completions?|complete|infill|invocations|responses|responses/compact|messages|"
@@ -54,7 +54,7 @@ _PROMPTS = (
 _PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork"})
 _ASSAY_PROCESS = "assay-"  # prefix of the names of assay's own processes, which record their calls themselves
 _SYSTEM_FACTS = ("platform", "distro", "uuid", "ctypes.util")  # run system tools to identify the system
-_SEEN_BY_HOOKS = ("http.client", "urllib3.", "httpx", "httpcore", "aiohttp", _DSPY)
+_SEEN_BY_HOOKS = ("http.client", "urllib3.", "httpx", "httpcore", "aiohttp", TRANSPORTS)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _hook(module: Any) -> None:
     elif module.__name__ == "httpcore":
         _wrap(module.ConnectionPool, "handle_request", _httpcore_detects)
         _wrap_async(module.AsyncConnectionPool, "handle_async_request", _httpcore_detects)
-    elif module.__name__ == _DSPY:
+    elif module.__name__ == TRANSPORTS:
         _wrap(module.StdlibTransport, "stream", _dspy_detects)
         _wrap_async(module.StdlibAsyncTransport, "_do_stream", _dspy_detects)
     else:

@@ -12,10 +12,10 @@ from typing import Any, get_args, get_origin
 
 import dspy
 import pydantic
-from dspy.adapters.utils import format_field_value, parse_value
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
+from assay.models.dspy_seam import format_field_value, parse_value
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
 from assay.support.settings import one_of

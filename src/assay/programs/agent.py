@@ -8,6 +8,7 @@ import dspy
 
 from assay.errors import ProgramError
 from assay.models import count_tokens
+from assay.models.dspy_seam import prompt_text
 from assay.models.thinking import Thinking, native_thinking
 from assay.models.threads import settings_for_threads
 from assay.programs.adapters import checked_format, listen_under, make_adapter
@@ -164,8 +165,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         limit, remaining, demos = self.agent_parameters.context_length, list(window), list(predictor.demos)
         while True:
             filled = {**inputs, field: "\n".join(remaining)}
-            messages = dspy.settings.adapter.format(signature, demos, filled)
-            text = "\n".join(str(message["content"]) for message in messages)
+            text = prompt_text(dspy.settings.adapter.format(signature, demos, filled))
             # a token has at least one byte, so the tokens of short prompts need not be counted
             if len(text.encode("utf-8", "replace")) <= limit or count_tokens(dspy.settings.lm, text) <= limit:
                 break

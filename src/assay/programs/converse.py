@@ -14,6 +14,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import DataError, ProgramError
 from assay.models import count_tokens
+from assay.models.dspy_seam import prompt_text
 from assay.models.failures import stop_in
 from assay.models.limits import current_tool_limit, limited, within_limit
 from assay.programs.agent import GUIDE, Agent
@@ -332,8 +333,7 @@ class Converse(Agent):
         limit = self.agent_parameters.context_length
         while True:
             filled = {**inputs, "history": dspy.History(messages=history)}
-            rendered = dspy.settings.adapter.format(signature, demos, filled)
-            text = "\n".join(str(message["content"]) for message in rendered)
+            text = prompt_text(dspy.settings.adapter.format(signature, demos, filled))
             # a token has at least one byte, so the tokens of short prompts need not be counted
             fits = len(text.encode("utf-8", "replace")) <= limit or count_tokens(dspy.settings.lm, text) <= limit
             if fits or not (history or demos):

@@ -102,16 +102,15 @@ def protect_dspy() -> None:
     with _lock:
         if _installed:
             return
-        from dspy.evaluate.evaluate import Evaluate
-        from dspy.teleprompt import mipro_optimizer_v2, simba
-        from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
-        from dspy.utils.parallelizer import ParallelExecutor
+        from assay.models.dspy_seam import patch_for_unscored
 
-        Evaluate.__call__ = protected_call(Evaluate.__call__)
-        simba.wrap_program = _simba_program(simba.wrap_program)
-        ParallelExecutor.execute = _neutral(ParallelExecutor.execute)
-        mipro_optimizer_v2.eval_candidate_program = _mipro_evaluation(mipro_optimizer_v2.eval_candidate_program)
-        DspyAdapter.evaluate = _gepa_batch(DspyAdapter.evaluate)
+        patch_for_unscored(
+            evaluate=protected_call,
+            simba_program=_simba_program,
+            parallel=_neutral,
+            mipro_evaluation=_mipro_evaluation,
+            gepa_batch=_gepa_batch,
+        )
         _installed = True
 
 
@@ -148,7 +147,7 @@ class _ProtectedMetric:
 
 def protected_call(outer: Callable[..., Any]) -> Callable[..., Any]:
     """Patches `Evaluate.__call__` inside DSPy's callbacks, so that callbacks still see the original metric."""
-    from dspy.utils.callback import with_callbacks
+    from assay.models.dspy_seam import with_callbacks
 
     raw = getattr(outer, "__wrapped__", None)
     is_dspy = raw is not None and raw.__module__ == "dspy.evaluate.evaluate" and not hasattr(raw, "__wrapped__")

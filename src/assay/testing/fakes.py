@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dspy import lm15
-from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
 
 from assay.models import LanguageModel, Meter, ResponseCache, with_recording
 from assay.models.calls import Observer
@@ -56,9 +55,9 @@ class ScriptedEngine:
         usage = lm15.Usage(input_tokens=prompt, output_tokens=completion)
         logprobs = None
         if isinstance(output, dict):
-            top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in output.items() if p > 0)
+            top = tuple(lm15.TopLogprob(token=word, logprob=math.log(p)) for word, p in output.items() if p > 0)
             output = max(output, key=output.__getitem__)
-            logprobs = (TokenLogprob(token=output, logprob=0.0, top=top),)
+            logprobs = (lm15.TokenLogprob(token=output, logprob=0.0, top=top),)
         return lm15.Response(
             id=None,
             model=request.model,

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import dspy
-from dspy.clients.typesafe import TypeSafe
 
+from assay.models.dspy_seam import patch_calls, patch_parsing
 from assay.models.limits import current_tool_limit
 from assay.models.threads import current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
@@ -73,14 +73,8 @@ def _install() -> None:
     with _lock:
         if _installed:
             return
-        for owner, wrap in (
-            (dspy.BaseLM, _with_lm_events),
-            (TypeSafe, _with_lm_events),
-            (dspy.Tool, _with_tool_events),
-        ):
-            for name in ("__call__", "acall"):
-                setattr(owner, name, wrap(getattr(owner, name)))
-        _watch_adapters()
+        patch_calls(lm=_with_lm_events, tool=_with_tool_events)
+        patch_parsing(_watched)
         _installed = True
 
 
@@ -185,22 +179,6 @@ def _limited(tool: Any) -> Any:
     plain, limited = tool.func, copy.copy(tool)
     limited.func = lambda *args, **kwargs: within_tool_limit(lambda: plain(*args, **kwargs), tool.name)
     return limited
-
-
-def _watch_adapters() -> None:
-    """Wrap `parse` of all existing and future adapter classes, because each has its own."""
-    plain = dspy.Adapter.__init_subclass__.__func__
-
-    def with_watched_parse(cls: Any, /, **kwargs: Any) -> None:
-        plain(cls, **kwargs)
-        cls.parse = _watched(cls.parse)
-
-    dspy.Adapter.__init_subclass__ = classmethod(with_watched_parse)
-    waiting = list(dspy.Adapter.__subclasses__())
-    while waiting:
-        adapter = waiting.pop()
-        waiting += adapter.__subclasses__()
-        adapter.parse = _watched(adapter.parse)
 
 
 def _watched(plain: Any) -> Any:

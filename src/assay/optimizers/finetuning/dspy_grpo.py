@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-from dspy.clients.provider import ReinforceJob
 
 from assay.errors import AssayError, ConfigError, DataError, ModelError
 from assay.models import LanguageModel
+from assay.models.dspy_seam import ReinforceJob
 from assay.models.embedded import LlamaBackend, PolicyBackend
 from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.advantages import ValueMemory, assign_credit

@@ -271,7 +271,7 @@ class _Desk:
         return questions
 
     def complete(self, request: Any) -> tuple[Any, float]:
-        from dspy.clients.lm15_boundary import request_kwargs, response_value
+        from assay.models.dspy_seam import request_kwargs, response_value
 
         return response_value(self.chat(request_kwargs(request, "chat")), "chat", request), self.price_usd
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspy.clients.provider import Provider, TrainingJob
+import dspy
 
 from assay.errors import ConfigError
 from assay.optimizers.finetuning.dspy_grpo import TRLReinforceJob
@@ -20,7 +20,7 @@ from assay.support.values import json_text
 __all__ = ["TRLProvider"]
 
 
-class TRLProvider(Provider):  # type: ignore[misc]
+class TRLProvider(dspy.Provider):  # type: ignore[misc]
     """Fine-tunes embedded models with TRL. The result is a language model with the adapter.
 
     `train_kwargs` are fields of `SFTSettings` (for `lm.reinforce`: of `PolicySettings`), and `name` for the adapter (by
@@ -38,7 +38,7 @@ class TRLProvider(Provider):  # type: ignore[misc]
 
     @staticmethod
     def finetune(
-        job: TrainingJob,
+        job: dspy.TrainingJob,
         model: str,
         train_data: Sequence[Mapping[str, Any]],
         train_data_format: Any,

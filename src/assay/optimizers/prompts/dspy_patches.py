@@ -16,14 +16,12 @@ from typing import Any, TextIO
 
 import dspy
 import numpy as np
-from dspy.evaluate.evaluate import Evaluate, EvaluationResult
-from dspy.teleprompt import simba
-from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
-from dspy.utils.parallelizer import ParallelExecutor
+from dspy.evaluate.evaluate import EvaluationResult
 from tqdm.std import tqdm
 
 from assay.errors import StopRun
 from assay.evaluation.threads import in_order
+from assay.models.dspy_seam import patched_optimizers
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
 
@@ -57,36 +55,26 @@ def repaired_dspy(
 
     protect_dspy()
     with _lock:
-        originals = (
-            Evaluate.__call__,
-            ParallelExecutor.__init__,
-            optuna.create_study,
-            DspyAdapter.propose_new_texts,
-            simba.wrap_program,
-            tqdm.__init__,
-        )
-        Evaluate.__call__ = _rejecting(
-            _reporting_evaluations(protected_call(_evaluate), on_evaluated), instruction_check
-        )
-        DspyAdapter.propose_new_texts = _keeping_previous(originals[3], instruction_check)
-        ParallelExecutor.__init__ = _patient(originals[1])
-        simba.wrap_program = _reporting_runs(originals[4], on_run)
-        optuna.create_study = _seeded(originals[2], seed)
-        tqdm.__init__ = _without_bar(originals[5])
+        originals = optuna.create_study, tqdm.__init__
+        optuna.create_study = _seeded(originals[0], seed)
+        tqdm.__init__ = _without_bar(originals[1])
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
         try:
-            with redirect_stdout(log) if log is not None else nullcontext():
+            with (
+                redirect_stdout(log) if log is not None else nullcontext(),
+                patched_optimizers(
+                    evaluate=lambda _: _rejecting(
+                        _reporting_evaluations(protected_call(_evaluate), on_evaluated), instruction_check
+                    ),
+                    parallel_init=_patient,
+                    gepa_proposal=lambda propose: _keeping_previous(propose, instruction_check),
+                    simba_program=lambda wrap: _reporting_runs(wrap, on_run),
+                ),
+            ):
                 yield
         finally:
-            (
-                Evaluate.__call__,
-                ParallelExecutor.__init__,
-                optuna.create_study,
-                DspyAdapter.propose_new_texts,
-                simba.wrap_program,
-                tqdm.__init__,
-            ) = originals
+            optuna.create_study, tqdm.__init__ = originals
 
 
 def _rejecting(

@@ -1,0 +1,191 @@
+"""The only module that names DSPy's internals, and the versions of DSPy that it was written for.
+
+Internals are `dspy._vendor`, `dspy.clients`, `dspy.adapters`, `dspy.teleprompt`, `dspy.utils.callback`,
+`dspy.utils.parallelizer` and attributes of DSPy's classes that are replaced. Patches take functions, so that this
+module imports no other package of assay than `assay.errors`.
+"""
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import dspy
+
+from assay.errors import ConfigError
+
+__all__ = [
+    "TRANSPORTS",
+    "ReinforceJob",
+    "TypeSafe",
+    "UntestedDSPy",
+    "check_version",
+    "execute",
+    "field_descriptions",
+    "filter_truncation_warnings",
+    "format_field_value",
+    "has_adaptive_thinking",
+    "optimizer_internals",
+    "parse_value",
+    "patch_calls",
+    "patch_for_unscored",
+    "patch_parsing",
+    "patched_optimizers",
+    "prepare",
+    "prompt_text",
+    "request_kwargs",
+    "request_to_dict",
+    "response_from_dict",
+    "response_to_dict",
+    "response_value",
+    "training_internals",
+    "with_callbacks",
+]
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_OLDEST, _UNTESTED, _REFUSED = (3, 4, 1), (3, 5), (3, 6)
+TRANSPORTS = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
+
+
+class UntestedDSPy(UserWarning):
+    """This version of DSPy is supported by its announcements only: assay was not run with it."""
+
+
+def check_version(installed: str) -> None:
+    """Warns of DSPy 3.5, refuses versions out of the range. Pre-releases of 3.5 and 3.6 count as the release.
+
+    Raises:
+        ConfigError: the version is older than 3.4.1, 3.6 or newer, or no version.
+    """
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)", installed)
+    release = tuple(int(number or 0) for number in match.groups()[:3]) if match else ()
+    early = match is not None and release == _OLDEST and re.match(r"[._-]?(a|b|rc|dev)", match[4])
+    if early or not _OLDEST <= release < _REFUSED:
+        raise ConfigError(
+            f"DSPy {installed} is not supported: install one of 3.4.1 to 3.5, `pip install 'dspy>=3.4.1,<3.6'`"
+        )
+    if release >= _UNTESTED:
+        warnings.warn(
+            f"assay was not run with DSPy {installed}: the engine of recorded models, DSPy's XML format, ReAct and the "
+            "patches of its optimizers rest on a stub of the announced changes. Tested: 3.4.1",
+            UntestedDSPy,
+            stacklevel=3,
+        )
+
+
+check_version(dspy.__version__)
+
+from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict  # noqa: E402
+from dspy.adapters.utils import format_field_value, parse_value  # noqa: E402
+from dspy.adapters.utils import get_field_description_string as field_descriptions  # noqa: E402
+from dspy.clients.execution import execute, prepare  # noqa: E402
+from dspy.clients.lm15_boundary import request_kwargs, response_value  # noqa: E402
+from dspy.clients.provider import ReinforceJob  # noqa: E402
+from dspy.clients.typesafe import TypeSafe  # noqa: E402
+from dspy.utils.callback import with_callbacks  # noqa: E402
+
+
+def has_adaptive_thinking(name: str) -> bool:
+    """Whether a model of Anthropic takes effort words instead of a token budget."""
+    from dspy._vendor.lm15.providers.anthropic import anthropic_adaptive_class
+
+    return bool(anthropic_adaptive_class(name))
+
+
+def filter_truncation_warnings(relevant: Callable[[logging.LogRecord], bool]) -> None:
+    """Adds a filter to the logger of DSPy's LMs; adding it again has no effect."""
+    logging.getLogger("dspy.clients.lm").addFilter(relevant)
+
+
+def prompt_text(prompt: Any) -> str:
+    """Text of what `Adapter.format` returns: a list of messages in DSPy 3.4, in 3.5 a prompt with `lm15` messages."""
+    if isinstance(prompt, list):
+        return "\n".join(str(message["content"]) for message in prompt)
+    parts = [part for message in prompt.messages for part in message.parts]
+    system = [prompt.system] if isinstance(prompt.system, str) else list(prompt.system or ())
+    return "\n".join(part if isinstance(part, str) else getattr(part, "text", str(part)) for part in [*system, *parts])
+
+
+def patch_calls(lm: Wrapper, tool: Wrapper) -> None:
+    """Wraps the calls of every LM and of every tool, sync and async."""
+    for owner, wrap in ((dspy.BaseLM, lm), (TypeSafe, lm), (dspy.Tool, tool)):
+        for name in ("__call__", "acall"):
+            setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def patch_parsing(wrap: Wrapper) -> None:
+    """Wraps `parse` of all existing and future adapter classes, because each has its own."""
+    plain = dspy.Adapter.__init_subclass__.__func__
+
+    def with_wrapped_parse(cls: Any, /, **kwargs: Any) -> None:
+        plain(cls, **kwargs)
+        cls.parse = wrap(cls.parse)
+
+    dspy.Adapter.__init_subclass__ = classmethod(with_wrapped_parse)
+    waiting = list(dspy.Adapter.__subclasses__())
+    while waiting:
+        adapter = waiting.pop()
+        waiting += adapter.__subclasses__()
+        adapter.parse = wrap(adapter.parse)
+
+
+def optimizer_internals() -> SimpleNamespace:
+    """Modules of SIMBA and MIPROv2, GEPA's adapter class and the class that runs threads."""
+    from dspy.teleprompt import mipro_optimizer_v2, simba
+    from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
+    from dspy.utils.parallelizer import ParallelExecutor
+
+    return SimpleNamespace(simba=simba, mipro=mipro_optimizer_v2, gepa_adapter=DspyAdapter, parallel=ParallelExecutor)
+
+
+def training_internals() -> SimpleNamespace:
+    """DSPy's GRPO and its formats of training data."""
+    from dspy.clients.utils_finetune import TrainDataFormat
+    from dspy.teleprompt.grpo import GRPO
+
+    return SimpleNamespace(grpo=GRPO, data_format=TrainDataFormat)
+
+
+def patch_for_unscored(
+    *, evaluate: Wrapper, simba_program: Wrapper, parallel: Wrapper, mipro_evaluation: Wrapper, gepa_batch: Wrapper
+) -> None:
+    """Wraps the functions of DSPy's optimizers that compute scores."""
+    of = optimizer_internals()
+    _wrap(
+        (dspy.Evaluate, "__call__", evaluate),
+        (of.simba, "wrap_program", simba_program),
+        (of.parallel, "execute", parallel),
+        (of.mipro, "eval_candidate_program", mipro_evaluation),
+        (of.gepa_adapter, "evaluate", gepa_batch),
+    )
+
+
+@contextmanager
+def patched_optimizers(
+    *, evaluate: Wrapper, parallel_init: Wrapper, gepa_proposal: Wrapper, simba_program: Wrapper
+) -> Iterator[None]:
+    """Inside, the functions of DSPy's optimizers are wrapped. One context at a time."""
+    of = optimizer_internals()
+    originals = _wrap(
+        (dspy.Evaluate, "__call__", evaluate),
+        (of.parallel, "__init__", parallel_init),
+        (of.gepa_adapter, "propose_new_texts", gepa_proposal),
+        (of.simba, "wrap_program", simba_program),
+    )
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+def _wrap(*patches: tuple[Any, str, Wrapper]) -> list[tuple[Any, str, Any]]:
+    """Replaces attributes by their wrappers, after all were found; returns the replaced ones."""
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    for (owner, name, original), (*_, wrap) in zip(originals, patches, strict=True):
+        setattr(owner, name, wrap(original))
+    return originals
