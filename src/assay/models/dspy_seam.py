@@ -52,7 +52,7 @@ TRANSPORTS = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
 
 
 class UntestedDSPy(UserWarning):
-    """This version of DSPy is supported by its announcements only: assay was not run with it."""
+    """assay was not run with this version of DSPy."""
 
 
 def check_version(installed: str) -> None:
@@ -70,8 +70,8 @@ def check_version(installed: str) -> None:
         )
     if release >= _UNTESTED:
         warnings.warn(
-            f"assay was not run with DSPy {installed}: the engine of recorded models, DSPy's XML format, ReAct and the "
-            "patches of its optimizers rest on a stub of the announced changes. Tested: 3.4.1",
+            f"assay was not run with DSPy {installed}: the engine of recorded models, prompt formats, ReAct and the patches "
+            "of its optimizers may not work. Tested: 3.4.1",
             UntestedDSPy,
             stacklevel=3,
         )
