@@ -274,8 +274,9 @@ def _members(annotation: Any) -> dict[str, Any]:
 def _medium(annotation: Any) -> str | None:
     """Name of DSPy's type of a medium. DSPy is not imported here: the annotation exists only where it is."""
     for base in getattr(annotation, "__mro__", ()):
-        if base.__name__ in _MEDIA and base is getattr(sys.modules.get("dspy"), base.__name__, None):
-            return str(base.__name__)
+        name = str(base.__name__)
+        if name in _MEDIA and base is getattr(sys.modules.get("dspy"), name, None):
+            return name
     return None
 
 

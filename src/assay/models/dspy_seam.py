@@ -70,8 +70,8 @@ def check_version(installed: str) -> None:
         )
     if release >= _UNTESTED:
         warnings.warn(
-            f"assay was not run with DSPy {installed}: the engine of recorded models, prompt formats, ReAct and the patches "
-            "of its optimizers may not work. Tested: 3.4.1",
+            f"assay was not run with DSPy {installed}: the engine of recorded models, prompt formats, ReAct and the "
+            "patches of its optimizers may not work. Tested: 3.4.1",
             UntestedDSPy,
             stacklevel=3,
         )
