@@ -202,7 +202,7 @@ def open_job(
         recorded = _recorded(loaded, session, config.prompt_format or settings["adapter"], own=module is None)
         splits.outputs = frozenset(
             name for predictor in recorded.program.predictors() for name in predictor.signature.output_fields
-        )
+        ) | frozenset(fields.outputs if fields is not None else ())
         recorded.set_parameters({**settings["parameters"], **config.parameters})
         path = rubric if isinstance(rubric, str | Path) else None
         job = Job(
