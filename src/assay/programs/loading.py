@@ -24,6 +24,7 @@ from assay.programs.document_answers import AnswerFromDocuments
 from assay.programs.environments.experiment import Experimenter
 from assay.programs.environments.nim import NimPlayer
 from assay.programs.isolation import copied
+from assay.programs.saved import saved_program_hint
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.sql.agent import TextToSQL
 from assay.programs.tool_user import ToolUser
@@ -83,6 +84,8 @@ def program_class(name: str) -> Any:
         path = Path(name)
         if path.suffix == ".py":
             return program_class(full_name(name))
+        if (hint := saved_program_hint(path)) is not None:
+            raise ProgramError(hint)
         if path.is_dir():
             raise ProgramError(
                 f"the folder {name!r} is not an artifact: it has no manifest.json. "
