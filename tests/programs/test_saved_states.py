@@ -93,6 +93,20 @@ def test_a_program_object_is_not_changed_by_a_state(file: Path) -> None:
     assert all(predictor.signature.instructions != "SAVED" for predictor in program.predictors())
 
 
+def test_a_state_that_shows_a_task_of_gate_or_test_is_named_in_a_warning(file: Path) -> None:
+    data = [{**row, "split": ("train", "val", "gate", "test")[n % 4]} for n, row in enumerate(DATA)]
+
+    def shows(state: Any) -> None:
+        state["solve.predict"]["demos"] = [{"question": row["question"], "answer": "42"} for row in data[:8]]
+
+    lm, _ = recording_lm()
+    options: dict[str, Any] = {"rubric": rubric(), "data": data, "lm": lm, "sizes": {"val": 3}}
+    report = assay.evaluate(f"{file}:Solver", state=str(saved(file, change=shows)), **options)
+    assert any("4 tasks" in note for note in report.notes)
+    report = assay.evaluate(f"{file}:Solver", state=str(saved(file)), **options)
+    assert not any("demonstrations" in note for note in report.notes)
+
+
 def test_compile_starts_from_a_state_and_its_artifact_needs_no_file_besides(file: Path, tmp_path: Path) -> None:
     lm, prompts = recording_lm()
     path = saved(file)

@@ -23,7 +23,7 @@ _GENERATION = {
     "frequency_penalty", "max_completion_tokens", "max_tokens", "n", "presence_penalty", "reasoning_effort", "seed",
     "stop", "temperature", "top_k", "top_p",
 }  # fmt: skip
-_PARTS = {"demos", "fields", "lm", "signature", "traces", "train"}  # of the state of a predictor
+_PARTS = {"config", "demos", "fields", "lm", "signature", "traces", "train"}  # of the state of a predictor
 
 
 def program_state(program: dspy.Module) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from assay.runs.settings.shared import CurriculumSettings
 from assay.sources.artifact_files import read_json, unproven_note
 from assay.sources.trust import accept, entries
 from assay.support.numbers import counted
+from assay.support.values import json_value
 from assay.traces import Recorder, Store
 from assay.traces.carried import carried_by
 from assay.traces.store.sealing import (
@@ -267,9 +268,27 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
             if leaked
             else []
         ),
+        *(
+            [
+                f"{job.config.state} has demonstrations of {counted(shown, 'tasks')} of gate or test: the score on "
+                "them is biased upwards. Give its training tasks the split train"
+            ]
+            if (shown := _shown_by_state(job))
+            else []
+        ),
     ]
     for warning in job.warnings:
         progress.say(f"warning: {warning}")
+
+
+def _shown_by_state(job: Job) -> int:
+    """Number of gate and test tasks whose inputs are those of a demonstration in the saved state."""
+    if job.config.state is None:
+        return 0
+    tasks = [json_value(task.inputs, placeholders=True) for name in SEALED for task in job.splits.parts()[name]]
+    predictors = job.recorded.program.predictors()
+    demos = [json_value(dict(demo), placeholders=True) for predictor in predictors for demo in predictor.demos]
+    return sum(any(inputs.items() <= demo.items() for demo in demos) for inputs in tasks) if demos else 0
 
 
 def _splits(
