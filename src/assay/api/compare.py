@@ -13,7 +13,7 @@ from assay.errors import ConfigError
 from assay.evaluation import Gain, Progress, paired_gain
 from assay.programs.loading import program_class
 from assay.rubrics.loading import RubricSource
-from assay.runs.arguments import resolve_lm
+from assay.runs.arguments import check_state, resolve_lm
 from assay.runs.settings import DEFAULT_MODEL, CompareSettings
 from assay.runs.settings.options import CompareOptions
 from assay.sources.trust import trusts
@@ -87,6 +87,7 @@ def compare(
     lm = resolve_lm(lm, settings)
     # a wrong type is named before the programs are loaded, whose own errors would hide it
     settings["split"] = CompareSettings(program="a", rubric="rubric", data="data", **settings).split
+    states = settings.pop("state_a", None), settings.pop("state_b", None)
     if lm is None and settings.get("model") is None:
         artifacts = [
             side_program
@@ -99,12 +100,14 @@ def compare(
             else settings
             for side_program in (a, b)
         ]
-    if (a is b or (isinstance(a, str | Path) and isinstance(b, str | Path) and str(a) == str(b))) and sides[0] == sides[
-        1
-    ]:
+    sides = [{**side, **({} if state is None else {"state": state})} for side, state in zip(sides, states, strict=True)]
+    same = a is b or (isinstance(a, str | Path) and isinstance(b, str | Path) and str(a) == str(b))
+    if same and sides[0] == sides[1]:
         raise ConfigError(
             f"a and b are both {a}, with the same model: there is nothing to compare. Score it alone with evaluate"
         )
+    check_state(a, states[0])
+    check_state(b, states[1])
     _check_loads(b)
     common: dict[str, Any] = {
         "rubric": rubric, "data": data, "lm": lm, "store": store, "resume": resume, "progress": progress,

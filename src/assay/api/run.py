@@ -23,7 +23,9 @@ from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.compose import CallSettings, configured, is_agent
 from assay.programs.isolation import running
 from assay.programs.loading import full_name
+from assay.programs.state import with_saved_state
 from assay.programs.wrapping import as_prediction
+from assay.runs.arguments import check_state
 from assay.runs.ending import ended_in_order
 from assay.runs.jobs import salt_in
 from assay.runs.lock import answered_within
@@ -125,7 +127,9 @@ def predictor(
     config, program = RunSettings(**settings), full_name(str(program))
     artifact = load_artifact(program) if is_artifact(program) else None
     budget = Thinking.of(config.thinking)
-    built: Any = artifact.runnable(budget) if artifact else _uncompiled(program, budget)
+    if artifact is not None:
+        check_state(program, config.state)
+    built: Any = artifact.runnable(budget) if artifact else _uncompiled(program, budget, config.state)
     fields = program_fields(built)
     if columns and fields is not None:
         if missing := fields.missing(columns):
@@ -198,9 +202,11 @@ def _as_model_errors() -> Iterator[None]:
         raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
 
 
-def _uncompiled(program: str, thinking: Thinking | None) -> dspy.Module:
-    """A program that is no artifact, with a budget if there is one."""
+def _uncompiled(program: str, thinking: Thinking | None, state: str | None) -> dspy.Module:
+    """A program that is no artifact, with a saved state and a budget if there are any."""
     loaded = load_program(program)
+    if state is not None:
+        loaded = with_saved_state(loaded, state)
     if thinking is None:
         return loaded
     set_thinking(loaded, thinking)

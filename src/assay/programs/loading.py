@@ -24,6 +24,7 @@ from assay.programs.document_answers import AnswerFromDocuments
 from assay.programs.environments.experiment import Experimenter
 from assay.programs.environments.nim import NimPlayer
 from assay.programs.isolation import copied
+from assay.programs.saved import saved_program_hint
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.sql.agent import TextToSQL
 from assay.programs.tool_user import ToolUser
@@ -83,6 +84,8 @@ def program_class(name: str) -> Any:
         path = Path(name)
         if path.suffix == ".py":
             return program_class(full_name(name))
+        if (hint := saved_program_hint(path)) is not None:
+            raise ProgramError(hint)
         if path.is_dir():
             raise ProgramError(
                 f"the folder {name!r} is not an artifact: it has no manifest.json. "
@@ -120,7 +123,8 @@ def program_class(name: str) -> Any:
         raise ProgramError(
             f"{module_name} has no {attribute!r}; its programs are {', '.join(classes) or 'none'}{hint}"
         ) from None
-    if not callable(target):
+    part_of_dspy = type(target).__module__.partition(".")[0] == "dspy" and not isinstance(target, dspy.Module | type)
+    if not callable(target) or part_of_dspy:  # `dspy.Parallel` and `dspy.KNN` can be called, but not with a task
         raise ProgramError(
             f"{name!r} is a {type(target).__name__}; a program is a dspy.Module, its class, or a function returning one"
         )
@@ -280,6 +284,14 @@ def program_fields(program: Any) -> Fields | None:
         return program_fields(program.program)
     if isinstance(program, EnsembleProgram):
         return program_fields(program.members[0])
+    if isinstance(program, dspy.BestOfN | dspy.Refine):
+        return program_fields(program.module)
+    if (signature := _own_signature(program)) is not None:
+        return Fields(
+            required={name: info.annotation for name, info in signature.input_fields.items() if not _is_optional(info)},
+            optional={name: info.annotation for name, info in signature.input_fields.items() if _is_optional(info)},
+            outputs=_declared([signature.output_fields]),
+        )
     required = program_inputs(program)
     predictors = program.predictors() if isinstance(program, dspy.Module) else []
     declared = _declared([predictor.signature.input_fields for predictor in predictors])
@@ -349,6 +361,22 @@ def _declared(signatures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return declared
 
 
+def _own_signature(program: Any) -> type[dspy.Signature] | None:
+    """The signature of a module whose `forward` takes the inputs as `**`, such as `dspy.ReAct` and `dspy.RLM`.
+
+    The signatures of its predictors also have fields that the module itself fills: a history, tools, a trajectory.
+    """
+    signature = getattr(program, "signature", None) if isinstance(program, dspy.Module) else None
+    if isinstance(program, Agent) or not (isinstance(signature, type) and issubclass(signature, dspy.Signature)):
+        return None
+    if isinstance(program, dspy.Predict):
+        return signature
+    parameters = inspect.signature(object.__getattribute__(program, "forward")).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    needs = any(parameter.default is parameter.empty and parameter.kind in _BY_NAME for parameter in parameters)
+    return signature if takes_any and not needs else None
+
+
 def _is_optional(info: Any) -> bool:
     return not info.is_required() or allows_none(info.annotation)
 
@@ -356,7 +384,8 @@ def _is_optional(info: Any) -> bool:
 def program_inputs(program: Any) -> list[str] | None:
     """Returns the input names of a program, None if unknown.
 
-    These are an Agent's `input_names`, otherwise the arguments of `forward`, otherwise its only predictor's inputs.
+    These are an Agent's `input_names`, otherwise the arguments of `forward`, otherwise those of the signature that the
+    program was made with, otherwise its only predictor's inputs.
     """
     if isinstance(program, FunctionProgram):
         return takes_inputs(program.function)
@@ -372,8 +401,10 @@ def program_inputs(program: Any) -> list[str] | None:
         return program_inputs(program.program)
     if isinstance(program, EnsembleProgram):
         return program_inputs(program.members[0])
-    if isinstance(program, dspy.Predict):
-        return list(program.signature.input_fields)
+    if isinstance(program, dspy.BestOfN | dspy.Refine):
+        return program_inputs(program.module)
+    if (signature := _own_signature(program)) is not None:
+        return list(signature.input_fields)
     if isinstance(program, type):
         parameters = _arguments_of(inspect.getattr_static(program, "forward"), program)
     else:

@@ -2,7 +2,8 @@
 
 import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import dspy
@@ -13,13 +14,21 @@ from assay.programs.allocation import ThinkingPolicy
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.isolation import copied
 from assay.programs.loading import load_program
+from assay.programs.saved import read_saved_state
 from assay.support.values import json_text
 
-__all__ = ["program_state", "program_version", "restore_program"]
+__all__ = ["program_state", "program_version", "restore_program", "with_saved_state"]
+
+_GENERATION = {
+    "frequency_penalty", "max_completion_tokens", "max_tokens", "n", "presence_penalty", "reasoning_effort", "seed",
+    "stop", "temperature", "top_k", "top_p",
+}  # fmt: skip
+_PARTS = {"config", "demos", "fields", "lm", "signature", "traces", "train"}  # of the state of a predictor
 
 
 def program_state(program: dspy.Module) -> dict[str, Any]:
-    """Returns instructions and demonstrations of all predictors, JSON-serializable, also for composites.
+    """Returns instructions, demonstrations and generation settings of all predictors, JSON-serializable, also for
+    composites.
 
     Models and traces are not included.
     """
@@ -32,14 +41,30 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
     policy = getattr(program, "policy", None)
     budget: dict[str, Any] = {"thinking": thinking.value} if isinstance(thinking, Thinking) else {}
     budget |= {"policy": policy.to_dict()} if isinstance(policy, ThinkingPolicy) else {}
-    return {"kind": "program", "state": _module_state(program), **({"frozen": frozen} if frozen else {}), **budget}
+    config = {path: kept for path, predictor in program.named_predictors() if (kept := _generation(predictor.config))}
+    parts = {"frozen": frozen, "config": config}
+    return {
+        "kind": "program", "state": _module_state(program), **{name: part for name, part in parts.items() if part},
+        **budget,
+    }  # fmt: skip
+
+
+def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a predictor's calls that are numbers or texts about the sampling. Not those of the connection."""
+    return {
+        name: value
+        for name, value in config.items()
+        if name in _GENERATION and isinstance(value, bool | int | float | str)
+    }
 
 
 def _module_state(module: dspy.Module) -> dict[str, Any]:
     # a predictor with its own model, as SIMBA creates them, cannot be dumped unchanged
     has_own_model = any(getattr(part, "lm", None) is not None for _, part in module.named_parameters())
     state: dict[str, Any] = (
-        {name: _without_lm(part).dump_state() for name, part in module.named_parameters()}
+        _without_lm(module).dump_state()
+        if has_own_model and isinstance(module, dspy.Predict)
+        else {name: _without_lm(part).dump_state() for name, part in module.named_parameters()}
         if has_own_model
         else module.dump_state()
     )
@@ -83,7 +108,7 @@ def restore_program(
         config: its constructor arguments.
         fresh: an instance to copy instead of loading by name.
     Raises:
-        ProgramError: the program cannot be built.
+        ProgramError: the program cannot be built, or has other predictors or fields than the state.
     """
     if state["kind"] == "nearest":
         inner = restore_program(name, config, state["inner"], fresh)
@@ -95,11 +120,25 @@ def restore_program(
     _load_module_state(program, state["state"])
     for name, module in frozen.items():
         _load_module_state(module, state["frozen"][name])
+    for path, predictor in program.named_predictors():
+        predictor.config = {**predictor.config, **_generation(state.get("config", {}).get(path, {}))}
     if "thinking" in state:
         program.thinking = Thinking.of(state["thinking"])
     if "policy" in state:
         program.policy = ThinkingPolicy.of(state["policy"])
     return program
+
+
+def with_saved_state(program: dspy.Module, path: str | Path) -> dspy.Module:
+    """A copy of a program with the instructions, field texts and demonstrations that `program.save(path)` wrote.
+
+    Raises:
+        ProgramError: the file is not such a state, or it is the state of a program with other predictors or fields.
+    """
+    state, origin = read_saved_state(Path(path))
+    loaded: dspy.Module = copied(program)
+    _load_module_state(loaded, state, origin=origin)
+    return loaded
 
 
 def _frozen_modules_of(program: dspy.Module, names: Iterable[str]) -> dict[str, dspy.Module]:
@@ -112,14 +151,90 @@ def _frozen_modules_of(program: dspy.Module, names: Iterable[str]) -> dict[str, 
     return {name: modules[name] for name in names}
 
 
-def _load_module_state(module: dspy.Module, state: dict[str, Any]) -> None:
-    """Models and call settings of predictors come from the program's code, never from the state: a crafted state could
+def _load_module_state(module: dspy.Module, state: dict[str, Any], *, origin: str = "the state") -> None:
+    """Loads a state into a module with the same predictors and fields.
+
+    Models and call settings of predictors come from the program's code, never from the state: a crafted state could
     name a server.
+
+    Args:
+        origin: where the state comes from, for messages.
+    Raises:
+        ProgramError: the state is not of this form, or of a program with other predictors or fields.
     """
+    if differences := _differences(module, state):
+        raise ProgramError(
+            f"{origin} does not fit the program {type(module).__name__}: {'; '.join(differences)}. Load it into the "
+            "program that it was saved from, with the DSPy version that saved it, or compile the program anew"
+        )
     settings = {path: (predictor.lm, predictor.config) for path, predictor in module.named_predictors()}
     module.load_state(_without_models(state))
     for path, predictor in module.named_predictors():
         predictor.lm, predictor.config = settings.get(path, (None, {}))
+
+
+def _differences(module: dspy.Module, state: dict[str, Any]) -> list[str]:
+    """What a state has that the module lacks, or the reverse. DSPy would leave it out, or raise a `KeyError`."""
+    parts = dict(module.named_parameters())
+    if any(part is module for part in parts.values()):  # a predictor as the program: its state is not in an object
+        return _differences_of_part("the predictor", module, state)
+    unknown, missing = sorted(state.keys() - parts.keys()), sorted(parts.keys() - state.keys())
+    differences = [
+        f"{what} {', '.join(map(repr, names[:10]))}"
+        for what, names in (("it has", unknown), ("it lacks", missing))
+        if names
+    ]
+    if unknown or missing:
+        return [*differences, f"the program's predictors are {', '.join(map(repr, parts)) or 'none'}"]
+    return [text for name, part in parts.items() for text in _differences_of_part(repr(name), part, state[name])]
+
+
+def _differences_of_part(name: str, part: Any, state: Any) -> list[str]:
+    """Differences of one predictor; other parameters have states of their own forms."""
+    if not isinstance(part, dspy.Predict):
+        return [] if isinstance(state, dict) else [f"{name} is not an object"]
+    signature = state.get("signature") if isinstance(state, dict) else None
+    fields = signature.get("fields") if isinstance(signature, dict) else None
+    texts = [] if not isinstance(fields, list) else fields
+    wrong = (
+        not isinstance(fields, list)
+        or not isinstance(signature, dict)
+        or not isinstance(signature.get("instructions"), str)
+        or not all(isinstance(f, dict) and _are_texts(f.get("prefix"), f.get("description")) for f in texts)
+        or not isinstance(state.get("demos"), list)
+        or not all(isinstance(demo, dict) for demo in state["demos"])
+    )
+    if wrong:
+        return [f"{name} is not the state of a predictor"]
+    if unknown := sorted(state.keys() - _PARTS):
+        return [f"{name} has the unknown parts {', '.join(map(repr, unknown[:10]))}"]
+    here = part.signature.fields
+    if len(texts) == len(here) and all(map(_is_field, texts, here.items())):
+        return []
+    saved = [_name_of(field) for field in texts]
+    return [f"{name} has the fields {', '.join(saved) or 'none'}, and those of the program are {', '.join(here)}"]
+
+
+def _are_texts(*values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _is_field(saved: dict[str, str], field: tuple[str, Any]) -> bool:
+    """Whether saved texts are those of a field. Its name is not saved: DSPy's default texts contain it, and an
+    optimizer replaces one of the two at most."""
+    name, info = field
+    prefix, description = saved["prefix"], saved["description"]
+    if description.startswith("${") and description.endswith("}"):
+        return description == f"${{{name}}}"
+    here = info.json_schema_extra
+    return prefix in (here["prefix"], dspy.signatures.infer_prefix(name) + ":") or description == here["desc"]
+
+
+def _name_of(saved: dict[str, str]) -> str:
+    description, prefix = saved["description"], saved["prefix"]
+    if description.startswith("${") and description.endswith("}"):
+        return description[2:-1]
+    return prefix.rstrip(": ").lower().replace(" ", "_")[:80]
 
 
 def _without_models(state: dict[str, Any]) -> dict[str, Any]:

@@ -12,14 +12,16 @@ from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError, ProgramError
 from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.loading import full_name, program_class
+from assay.programs.loading import BuiltFromTasks, full_name, load_program, program_class
+from assay.programs.saved import read_saved_state
+from assay.programs.state import with_saved_state
 from assay.programs.wrapping import FunctionProgram, as_module, takes_inputs, wrapped
 from assay.rubrics.loading import RubricSource, rubric_name
 from assay.runs.loading import load_rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name, without_call
 
-__all__ = ["program_settings", "refuse_function", "resolve_lm", "resolve_model", "resolve_program"]
+__all__ = ["check_state", "program_settings", "refuse_function", "resolve_lm", "resolve_model", "resolve_program"]
 
 _MODELS = ("model", "judge_model", "judge_api_base", "judge_api_key_env")
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
@@ -28,6 +30,31 @@ _Settings = TypeVar("_Settings", bound=ProgramSettings)
 def resolve_program(program: Any) -> Any:
     """The program as a name (with its class, if it is a path) or as a `dspy.Module` made of a function or agent."""
     return full_name(str(program)) if isinstance(program, str | Path) else as_module(program)
+
+
+def check_state(program: Any, state: str | None) -> None:
+    """Refuses a saved state that does not fit its program. One that is built from the tasks is not built here.
+
+    Raises:
+        ConfigError: the program is an artifact.
+        ProgramError: see `with_saved_state`.
+    """
+    if state is None:
+        return
+    if isinstance(program, str | Path) and is_artifact(program):
+        raise ConfigError(
+            f"state={state!r} is not for an artifact: {program} has a state of its own. Give the program's class, or "
+            "leave the state out"
+        )
+    if isinstance(program, str | Path):
+        target = program_class(full_name(str(program)))
+        program = (
+            None if isinstance(target, type) and isinstance(target, BuiltFromTasks) else load_program(str(program))
+        )
+    if program is None:
+        read_saved_state(Path(state))
+    else:
+        with_saved_state(as_module(program), state)
 
 
 def refuse_function(program: Any) -> None:

@@ -179,6 +179,7 @@ def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, 
         "seed": config.seed,
         "run": job.run_id,
         "parent": str(job.artifact.path) if job.artifact else None,
+        "state": config.state,  # the file that it started from; program.json has what was loaded
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "result": dict(result),
     }

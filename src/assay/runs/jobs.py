@@ -29,10 +29,12 @@ from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
 from assay.programs.loading import BuiltFromTasks, full_name, program_class
+from assay.programs.state import with_saved_state
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of
 from assay.rubrics.comparison import equality_of
 from assay.rubrics.loading import RubricSource
+from assay.runs.arguments import check_state
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
@@ -42,6 +44,7 @@ from assay.runs.settings.shared import CurriculumSettings
 from assay.sources.artifact_files import read_json, unproven_note
 from assay.sources.trust import accept, entries
 from assay.support.numbers import counted
+from assay.support.values import json_value
 from assay.traces import Recorder, Store
 from assay.traces.carried import carried_by
 from assay.traces.store.sealing import (
@@ -168,11 +171,15 @@ def open_job(
         salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)),
         thinking=artifact.settings.get("thinking") if artifact and config.thinking is None else config.thinking,
     )
+    if artifact is not None:
+        check_state(config.program, config.state)
     loaded = artifact.program if artifact else module
     name = artifact.manifest["program"] if artifact else config.program
     built_from_tasks = None if loaded is not None else _built_from_tasks(name)
     if loaded is None and built_from_tasks is None:
         loaded = load_program(name)
+    if loaded is not None:
+        loaded = _from_state(loaded, config)
     fields = program_fields(loaded if built_from_tasks is None else built_from_tasks)
     checked = load_rubric(rubric)
     of_artifact = {key: split for split, keys in _tasks_of(artifact).items() for key in keys}
@@ -180,7 +187,7 @@ def open_job(
     splits = _splits(config, fields, need, progress, known=known)
     fixed = loaded  # None: the program is built from the tasks
     if loaded is None:
-        loaded = load_program(name, tasks=splits.train + splits.val)
+        loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
     if config.executor == "ray" and lm is not None:
         raise ConfigError(
             "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
@@ -191,7 +198,8 @@ def open_job(
         moved = store_splits(run.store, _tasks_of(artifact))
         while store_tasks(run.store, splits.parts()):  # another job has assigned them since they were read
             splits = _splits(config, fields, need, progress, known=known_splits(run.store))
-            loaded = load_program(name, tasks=splits.train + splits.val) if fixed is None else fixed
+            if fixed is None:
+                loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
         session = _session(config, run, checked, name, progress)
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
@@ -202,7 +210,7 @@ def open_job(
         recorded = _recorded(loaded, session, config.prompt_format or settings["adapter"], own=module is None)
         splits.outputs = frozenset(
             name for predictor in recorded.program.predictors() for name in predictor.signature.output_fields
-        )
+        ) | frozenset(fields.outputs if fields is not None else ())
         recorded.set_parameters({**settings["parameters"], **config.parameters})
         path = rubric if isinstance(rubric, str | Path) else None
         job = Job(
@@ -217,6 +225,10 @@ def open_job(
         _warn(job, progress, moved)
         yield job
         run.status, run.ended = job.status, job.ended
+
+
+def _from_state(program: dspy.Module, config: ProgramSettings) -> dspy.Module:
+    return program if config.state is None else with_saved_state(program, config.state)
 
 
 def _built_from_tasks(name: str) -> type | None:
@@ -256,9 +268,27 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
             if leaked
             else []
         ),
+        *(
+            [
+                f"{job.config.state} has demonstrations of {counted(shown, 'tasks')} of gate or test: the score on "
+                "them is biased upwards. Give its training tasks the split train"
+            ]
+            if (shown := _shown_by_state(job))
+            else []
+        ),
     ]
     for warning in job.warnings:
         progress.say(f"warning: {warning}")
+
+
+def _shown_by_state(job: Job) -> int:
+    """Number of gate and test tasks whose inputs are those of a demonstration in the saved state."""
+    if job.config.state is None:
+        return 0
+    tasks = [json_value(task.inputs, placeholders=True) for name in SEALED for task in job.splits.parts()[name]]
+    predictors = job.recorded.program.predictors()
+    demos = [json_value(dict(demo), placeholders=True) for predictor in predictors for demo in predictor.demos]
+    return sum(any(inputs.items() <= demo.items() for demo in demos) for inputs in tasks) if demos else 0
 
 
 def _splits(

@@ -7,7 +7,7 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address, is_embedded
-from assay.runs.settings.fields import RESUMED, api_base, api_key_env, price_of_model, thinking_of
+from assay.runs.settings.fields import RESUMED, api_base, api_key_env, price_of_model, state_of, thinking_of
 from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
 
@@ -41,6 +41,7 @@ class CompileSettings(ExecutorSettings, PromptSettings):
     """Settings of `assay.compile`."""
 
     kind: str = "compile"
+    state: str | None = state_of()
     thinking_margin: float | None = setting(
         None,
         "Maximum loss in score for saving thinking tokens. After the search, the agent's thinking policy, or the "
@@ -58,6 +59,7 @@ class EvaluateSettings(ExecutorSettings):
     """Settings of `assay.evaluate`. The split is part of the job: `resume` continues a run on the same split."""
 
     kind: str = "evaluate"
+    state: str | None = state_of()
     split: str = _split("val")
     samples: int = _samples()
 
@@ -75,6 +77,9 @@ class EvaluateSettings(ExecutorSettings):
 class CompareSettings(EvaluateSettings):
     """Settings of `assay.compare`: those of both evaluations, by default on the gate split, which decides."""
 
+    state: str | None = None  # internal: each side has its own
+    state_a: str | None = state_of("a")
+    state_b: str | None = state_of("b")
     split: str = _split("gate")
 
 
@@ -82,6 +87,7 @@ class CompareSettings(EvaluateSettings):
 class RunSettings(Settings):
     """Settings of `assay.run`."""
 
+    state: str | None = state_of()
     model: str | None = setting(None, "Language model; by default that of the artifact.")
     api_base: str | None = api_base("the model")
     api_key_env: str | None = api_key_env()
@@ -99,6 +105,7 @@ class CollectSettings(ExecutorSettings, CurriculumSettings):
     """Settings of `assay.collect`."""
 
     kind: str = "collect"
+    state: str | None = state_of()
     n: int = setting(8, "Number of rollouts of each task.", ge=1, flag="-n/--n")
     split: str = setting(
         "train", "Split of the tasks. Gate and test are not available for training.", choices=("train", "val")

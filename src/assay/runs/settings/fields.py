@@ -17,6 +17,7 @@ __all__ = [
     "repeated",
     "rubric_of",
     "selected",
+    "state_of",
     "thinking_of",
 ]
 
@@ -78,6 +79,17 @@ def rubric_of() -> Any:
         "answer_from_documents, converse, nim, experiment), a check (exact), or metrics.py:NAME of a DSPy metric.",
         flag="--rubric",
         metavar="R",
+        file=True,
+    )
+
+
+def state_of(whose: str = "the program") -> Any:
+    """The field with the file of a state that DSPy saved."""
+    return setting(
+        None,
+        f"State of {whose}, as DSPy's program.save('x.json') writes it: instructions, field texts and demonstrations. "
+        "It must have the program's predictors and fields. Not for an artifact, which has its own.",
+        metavar="FILE",
         file=True,
     )
 

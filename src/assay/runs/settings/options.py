@@ -72,6 +72,10 @@ class _Program(_Judged, total=False):
     parameters: Mapping[str, Any]
 
 
+class _Saved(TypedDict, total=False):
+    state: str | None
+
+
 class _Curriculum(TypedDict, total=False):
     curriculum: str | None
 
@@ -106,30 +110,35 @@ class _PromptJob(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, 
     pass
 
 
-class CompileOptions(_PromptJob, total=False):
+class CompileOptions(_PromptJob, _Saved, total=False):
     """The keywords of `assay.compile`."""
 
     thinking_margin: float | None
 
 
-class EvaluateOptions(_Common, _Cache, _Program, _Executor, total=False):
-    """The keywords of `assay.evaluate`."""
-
+class _Scored(_Common, _Cache, _Program, _Executor, total=False):
     split: str
     samples: int
 
 
-class ComparisonOptions(_Run, _Cache, _Judged, _Executor, total=False):
+class EvaluateOptions(_Scored, _Saved, total=False):
+    """The keywords of `assay.evaluate`."""
+
+
+class ComparisonOptions(_Run, _Cache, _Judged, _Saved, _Executor, total=False):
     """The keywords of `assay.api.model_comparison.compare`: those of an evaluation, without the model and the split."""
 
     samples: int
 
 
-class CompareOptions(EvaluateOptions, total=False):
+class CompareOptions(_Scored, total=False):
     """The keywords of `assay.compare`."""
 
+    state_a: str | None
+    state_b: str | None
 
-class RunOptions(TypedDict, total=False):
+
+class RunOptions(_Saved, total=False):
     """The keywords of `assay.run`."""
 
     trust: bool
@@ -141,7 +150,7 @@ class RunOptions(TypedDict, total=False):
     task_timeout: float
 
 
-class CollectOptions(_Common, _Cache, _Program, _Executor, _Curriculum, total=False):
+class CollectOptions(_Common, _Cache, _Program, _Saved, _Executor, _Curriculum, total=False):
     """The keywords of `assay.collect`."""
 
     n: int
@@ -185,7 +194,9 @@ class _Tune(TypedDict, total=False):
     max_search_calls: int | None
 
 
-class TuneOptions(_Common, _Cache, _Program, _Executor, _Decisions, _Parameters, _Tune, _Curriculum, total=False):
+class TuneOptions(
+    _Common, _Cache, _Program, _Saved, _Executor, _Decisions, _Parameters, _Tune, _Curriculum, total=False
+):
     """The keywords of `assay.tune`."""
 
 

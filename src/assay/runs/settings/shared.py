@@ -163,6 +163,7 @@ class JudgeModelSettings(Settings):
 class ProgramSettings(JudgeModelSettings, CommonSettings):
     """Settings of a run of a program against a rubric."""
 
+    state: str | None = None  # a setting of the commands that start from a saved state
     program: str = named_setting(
         "Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name."
     )

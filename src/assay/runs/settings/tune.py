@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
-from assay.runs.settings.fields import RESUMED
+from assay.runs.settings.fields import RESUMED, state_of
 from assay.runs.settings.shared import (
     CurriculumSettings,
     DecisionSettings,
@@ -113,6 +113,7 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, Curricul
 
     kind: str = "tune"
     optimizer: str = "parameters"  # internal: part of the artifact's name
+    state: str | None = state_of()
     worker: int = 0  # internal: index of the worker process, from 0
     also: Sequence[str] = setting(
         (),

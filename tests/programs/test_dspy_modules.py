@@ -1,0 +1,177 @@
+"""Modules and types of DSPy as programs: evaluated, compiled, loaded elsewhere, collected and exported."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.deployment import load_artifact
+from assay.errors import ProgramError
+from assay.programs import load_program, program_fields
+from assay.rubrics import Criterion, Rubric, checks
+from assay.support.values import json_value
+from assay.testing import scripted_lm
+from assay.traces import Store
+
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC")
+URI = "data:image/png;base64," + base64.b64encode(PNG).decode()
+PROGRAM = '''
+import dspy
+
+def lookup(name: str) -> str:
+    """Look up a name."""
+    return "42"
+
+def always(args, prediction):
+    return 1.0
+
+class Two(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.plan = dspy.Predict("question -> plan")
+        self.solve = dspy.Predict("question, plan -> answer")
+
+    def forward(self, question):
+        return self.solve(question=question, plan=self.plan(question=question).plan)
+
+class Thinks(dspy.Signature):
+    """Answer."""
+    question: str = dspy.InputField()
+    thought: dspy.Reasoning = dspy.OutputField()
+    answer: str = dspy.OutputField()
+
+class Talks(dspy.Signature):
+    """Answer."""
+    question: str = dspy.InputField()
+    history: dspy.History = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+class Sees(dspy.Signature):
+    """Answer."""
+    question: str = dspy.InputField()
+    picture: dspy.Image = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+class Reads(dspy.Signature):
+    """Answer."""
+    question: str = dspy.InputField()
+    document: dspy.File = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+class Hears(dspy.Signature):
+    """Answer."""
+    question: str = dspy.InputField()
+    sound: dspy.Audio = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+predict = dspy.Predict("question -> answer")
+thought = dspy.ChainOfThought("question -> answer")
+react = dspy.ReAct("question -> answer", tools=[lookup])
+react2 = dspy.ReActV2("question -> answer", tools=[lookup])
+best = dspy.BestOfN(Two(), N=2, reward_fn=always, threshold=1.0)
+refine = dspy.Refine(Two(), N=2, reward_fn=always, threshold=1.0)
+reasoning = dspy.Predict(Thinks)
+history = dspy.Predict(Talks)
+image = dspy.Predict(Sees)
+file = dspy.Predict(Reads)
+audio = dspy.Predict(Hears)
+rlm = dspy.RLM("question -> answer", interpreter_factory=dspy.LocalInterpreter)
+parallel = dspy.Parallel()
+'''
+ROW = {
+    "history": {"history": [{"question": "And before?", "answer": "41"}]},
+    "image": {"picture": URI},
+    "file": {"document": "data:application/pdf;base64," + base64.b64encode(b"%PDF-1.4").decode()},
+    "audio": {"sound": "data:audio/wav;base64," + base64.b64encode(b"RIFF\0\0\0\0WAVE").decode()},
+}
+TEXTS = {
+    "reasoning": "r", "thought": "r", "plan": "p", "next_thought": "n", "next_tool_name": "finish",
+    "next_tool_args": "{}", "code": "SUBMIT(answer='42')",
+    "tool_calls": json.dumps({"tool_calls": [{"name": "submit", "args": {"answer": "42"}}]}),
+}  # fmt: skip
+
+
+def answer(request: Any) -> str:
+    """All fields that a predictor may ask for, of which DSPy reads those of its signature."""
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{text}" for name, text in {**TEXTS, "answer": "42"}.items())
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [{"question": f"What is {n} + 1?", "answer": "42", **ROW.get(name, {})} for n in range(40)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    place = tmp_path / "modules.py"
+    place.write_text(PROGRAM, encoding="utf-8")
+    return place
+
+
+def rubric() -> Rubric:
+    return Rubric(name="r", criteria=[Criterion(name="right", check=checks.exact)])
+
+
+NAMES = [
+    "predict", "thought", "react", "react2", "best", "refine", "reasoning", "history", "image", "file", "audio", "rlm",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_evaluates_and_its_prediction_is_stored_as_json(path: Path, name: str) -> None:
+    store, lm = path.parent / "s.db", scripted_lm(answer)
+    report = assay.evaluate(f"{path}:{name}", rubric=rubric(), data=rows(name), lm=lm, sizes={"val": 2}, store=store)
+    assert report.to_dict()["result"]["score"] == 1.0
+    with Store(store) as opened:
+        stored = [rollout for rollout in opened.rollouts() if rollout.prediction]
+    assert stored
+    for rollout in stored:
+        assert rollout.prediction == json_value(rollout.prediction)
+        assert "messages=[" not in str(rollout.prediction)
+        assert rollout.prediction["answer"] == "42"
+        assert {"question", *ROW.get(name, {})} == rollout.inputs.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_compiled_module_runs_without_its_file(path: Path, name: str) -> None:
+    lm = scripted_lm(answer)
+    report = assay.compile(
+        f"{path}:{name}", rubric=rubric(), data=rows(name), lm=lm, optimizer="labeled", out=path.parent / "a",
+        store=path.parent / "s.db",
+    )  # fmt: skip
+    path.unlink()
+    loaded = load_artifact(report.artifact)
+    fields = program_fields(loaded.program)
+    assert fields is not None
+    inputs = fields.converted({"question": "q", **ROW.get(name, {})}, where="here")
+    with dspy.context(lm=lm):
+        assert loaded.runnable()(**inputs).answer == "42"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rollouts_of_a_module_are_exported(path: Path, name: str) -> None:
+    lm, store = scripted_lm(answer), path.parent / "s.db"
+    assay.collect(f"{path}:{name}", rubric="exact", data=rows(name), lm=lm, n=2, sizes={"train": 3}, store=store)
+    # the default chat template is of texts; it refuses a message with an image, a sound or a file
+    kinds = ["transitions"] if name in ("image", "file", "audio") else ["transitions", "sft", "grpo"]
+    for kind in kinds:
+        written = assay.export(kind, path.parent / kind, store=store, rubric="exact" if kind == "grpo" else None)
+        assert written.to_dict()["rows"], kind
+
+
+def test_a_module_that_takes_no_task_is_refused(path: Path) -> None:
+    with pytest.raises(ProgramError, match="Parallel"):
+        load_program(f"{path}:parallel")
+
+
+@pytest.mark.parametrize("name", ["react", "react2", "rlm"])
+def test_fields_that_a_module_fills_itself_are_not_inputs_or_outputs(path: Path, name: str) -> None:
+    fields = program_fields(load_program(f"{path}:{name}"))
+    assert fields is not None
+    assert list(fields.inputs) == ["question"]
+    assert list(fields.outputs) == ["answer"]

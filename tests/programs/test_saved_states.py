@@ -1,0 +1,275 @@
+"""States that DSPy's `program.save` wrote: loaded beside a program, or refused with what differs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.cli.main import group
+from assay.deployment import load_artifact
+from assay.errors import ConfigError, ProgramError
+from assay.programs import load_program, program_inputs, program_state, restore_program
+from assay.rubrics import Criterion, Rubric, checks
+from assay.testing import scripted_lm
+
+PROGRAM = '''
+import dspy
+
+class Solver(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.solve = dspy.ChainOfThought("question -> answer")
+        self.review = dspy.Predict("question, answer -> verdict")
+
+    def forward(self, question):
+        solved = self.solve(question=question)
+        self.review(question=question, answer=solved.answer)
+        return solved
+
+def lookup(name: str) -> str:
+    """Look up a name."""
+    return "42"
+
+old = dspy.ReAct("question -> answer", tools=[lookup])
+new = dspy.ReActV2("question -> answer", tools=[lookup])
+one = dspy.Predict("question -> answer")
+'''
+DATA = [{"question": f"What is {n} + 1?", "answer": "42"} for n in range(60)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "solver.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    return path
+
+
+def rubric() -> Rubric:
+    return Rubric(name="r", criteria=[Criterion(name="right", check=checks.exact)])
+
+
+def saved(file: Path, name: str = "Solver", change: Callable[[Any], None] = lambda state: None) -> Path:
+    """A state with the instruction SAVED in each predictor, as DSPy writes it, then changed."""
+    program, path = load_program(f"{file}:{name}"), file.parent / f"{name}.json"
+    for predictor in program.predictors():
+        predictor.signature = predictor.signature.with_instructions("SAVED")
+        predictor.demos = [dspy.Example(question="q0", reasoning="r0", answer="DEMO").with_inputs("question")]
+    program.save(path)
+    state = json.loads(path.read_text(encoding="utf-8"))
+    change(state)
+    path.write_text(json.dumps(state), encoding="utf-8")
+    return path
+
+
+def recording_lm() -> tuple[Any, list[str]]:
+    prompts: list[str] = []
+
+    def answer(request: Any) -> str:
+        prompts.append(str(request))
+        return "[[ ## reasoning ## ]]\nr\n\n[[ ## answer ## ]]\n42\n\n[[ ## verdict ## ]]\nyes\n"
+
+    return scripted_lm(answer), prompts
+
+
+def test_evaluate_sends_the_saved_instructions_and_demonstrations(file: Path) -> None:
+    lm, prompts = recording_lm()
+    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
+    assay.evaluate(f"{file}:Solver", state=str(saved(file)), **options)
+    assert all("SAVED" in prompt for prompt in prompts)
+    assert any("DEMO" in prompt for prompt in prompts)
+
+
+def test_a_program_object_is_not_changed_by_a_state(file: Path) -> None:
+    lm, prompts = recording_lm()
+    program = load_program(f"{file}:Solver")
+    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
+    assay.evaluate(program, state=str(saved(file)), **options)
+    assert all("SAVED" in prompt for prompt in prompts)
+    assert all(predictor.signature.instructions != "SAVED" for predictor in program.predictors())
+
+
+def test_a_state_that_shows_a_task_of_gate_or_test_is_named_in_a_warning(file: Path) -> None:
+    data = [{**row, "split": ("train", "val", "gate", "test")[n % 4]} for n, row in enumerate(DATA)]
+
+    def shows(state: Any) -> None:
+        state["solve.predict"]["demos"] = [{"question": row["question"], "answer": "42"} for row in data[:8]]
+
+    lm, _ = recording_lm()
+    options: dict[str, Any] = {"rubric": rubric(), "data": data, "lm": lm, "sizes": {"val": 3}}
+    report = assay.evaluate(f"{file}:Solver", state=str(saved(file, change=shows)), **options)
+    assert any("4 tasks" in note for note in report.notes)
+    report = assay.evaluate(f"{file}:Solver", state=str(saved(file)), **options)
+    assert not any("demonstrations" in note for note in report.notes)
+
+
+def test_compile_starts_from_a_state_and_its_artifact_needs_no_file_besides(file: Path, tmp_path: Path) -> None:
+    lm, prompts = recording_lm()
+    path = saved(file)
+    report = assay.compile(
+        f"{file}:Solver", state=str(path), rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a"
+    )
+    assert all("SAVED" in prompt for prompt in prompts)
+    path.unlink()
+    file.unlink()
+    loaded = load_artifact(report.artifact).program
+    assert [predictor.signature.instructions for predictor in loaded.predictors()] == ["SAVED", "SAVED"]
+
+
+def test_each_side_of_a_comparison_may_have_a_state(file: Path) -> None:
+    lm, prompts = recording_lm()
+    name = f"{file}:Solver"
+    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "split": "val", "sizes": {"val": 3}}
+    assay.compare(name, name, state_b=str(saved(file)), **options)
+    sent = ["SAVED" in prompt for prompt in prompts]
+    assert True in sent
+    assert sent == sorted(sent)
+    with pytest.raises(ConfigError):
+        assay.compare(name, name, **options)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "compile", "tune", "collect", "run", "compare"])
+def test_the_command_line_refuses_a_state_of_another_program(file: Path, command: str) -> None:
+    name, flag = f"{file}:Solver", "--state-b" if command == "compare" else "--state"
+    path = saved(file, "old")
+    data = file.parent / "d.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
+    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", str(data)]
+    sides = [name, f"{file}:old"] if command == "compare" else [name]
+    if command == "compare":
+        sides.reverse()
+    result = CliRunner().invoke(group, [command, *sides, flag, str(path), "--model", "openai/none", *arguments])
+    assert result.exit_code != 0
+    assert "extract.predict" in result.output or "extract.predict" in str(result.exception)
+
+
+def rename(state: Any) -> None:
+    state["check"] = state.pop("review")
+
+
+def drop(state: Any) -> None:
+    del state["review"]
+
+
+def other_field(state: Any) -> None:
+    state["review"]["signature"]["fields"][0] = {"prefix": "Document:", "description": "${document}"}
+
+
+def one_field_less(state: Any) -> None:
+    del state["review"]["signature"]["fields"][0]
+
+
+def other_order(state: Any) -> None:
+    state["review"]["signature"]["fields"].reverse()
+
+
+def no_demos(state: Any) -> None:
+    state["review"]["demos"] = "none"
+
+
+def unknown_part(state: Any) -> None:
+    state["review"]["forward"] = "x"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (rename, "'check'"), (drop, "'review'"), (other_field, "document"), (one_field_less, "'review'"),
+        (other_order, "'review'"), (no_demos, "'review'"), (unknown_part, "'forward'"),
+    ],
+)  # fmt: skip
+def test_a_state_with_other_predictors_or_fields_is_refused(
+    file: Path, change: Callable[[Any], None], named: str
+) -> None:
+    with pytest.raises(ProgramError) as caught:
+        assay.run(f"{file}:Solver", {"question": "q"}, state=str(saved(file, change=change)), model="openai/none")
+    assert named in str(caught.value)
+
+
+def test_texts_of_fields_that_an_optimizer_or_the_user_changed_are_loaded(file: Path) -> None:
+    def prefix(state: Any) -> None:
+        state["solve.predict"]["signature"]["fields"][-1]["prefix"] = "The final ANSWER is:"
+        state["review"]["signature"]["fields"][0]["description"] = "What the USER asks"
+
+    lm, prompts = recording_lm()
+    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
+    assay.evaluate(f"{file}:Solver", state=str(saved(file, change=prefix)), **options)
+    assert any("What the USER asks" in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[1, 2]", b"null", b"{", b"\x80\x04N.", b'{"trials": [1]}', b'{"metadata": 3}', b"[" * 100_000, b"\xff\xfe"],
+)
+def test_a_file_that_is_no_state_is_refused(file: Path, content: bytes) -> None:
+    path = file.parent / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ProgramError) as caught:
+        assay.run(f"{file}:Solver", {"question": "q"}, state=str(path), model="openai/none")
+    assert "x.json" in str(caught.value)
+
+
+def test_a_missing_file_a_folder_and_a_pickle_are_refused_and_nothing_is_unpickled(file: Path) -> None:
+    folder, pickled = file.parent / "whole", file.parent / "x.pkl"
+    load_program(f"{file}:one").save(folder, save_program=True)
+    mark = file.parent / "ran"
+    pickled.write_bytes(b"cos\nmkdir\n(V" + str(mark).encode() + b"\ntR.")
+    (folder / "program.pkl").write_bytes(pickled.read_bytes())
+    for path in (folder, pickled, file.parent, file.parent / "absent.json"):
+        with pytest.raises(ProgramError):
+            assay.run(f"{file}:Solver", {"question": "q"}, state=str(path), model="openai/none")
+    for path in (folder, pickled, saved(file)):
+        with pytest.raises(ProgramError) as caught:
+            load_program(str(path))
+        assert "state" in str(caught.value)
+    assert not mark.exists()
+
+
+def test_a_state_of_react_is_not_loaded_into_its_successor(file: Path) -> None:
+    with pytest.raises(ProgramError) as caught:
+        assay.run(f"{file}:new", {"question": "q"}, state=str(saved(file, "old")), model="openai/none")
+    assert "extract.predict" in str(caught.value)
+
+
+def test_an_artifact_is_not_loaded_into_a_program_with_other_predictors(file: Path, tmp_path: Path) -> None:
+    lm, _ = recording_lm()
+    program = load_program(f"{file}:Solver")
+    report = assay.compile(program, rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
+    with pytest.raises(ProgramError) as caught:
+        assay.load(report.artifact, program=dspy.ChainOfThought("question -> answer"))
+    assert "solve.predict" in str(caught.value)
+
+
+def test_an_artifact_has_its_own_state(file: Path, tmp_path: Path) -> None:
+    lm, _ = recording_lm()
+    report = assay.compile(f"{file}:Solver", rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
+    path = str(saved(file))
+    with pytest.raises(ConfigError):
+        assay.run(report.artifact, {"question": "q"}, state=path)
+    with pytest.raises(ConfigError):
+        assay.evaluate(str(report.artifact), rubric=rubric(), data=DATA, lm=lm, state=path)
+
+
+def test_an_artifact_keeps_the_generation_settings_of_its_predictors(file: Path, tmp_path: Path) -> None:
+    lm, _ = recording_lm()
+    program = load_program(f"{file}:Solver")
+    program.review.config = {"temperature": 0.25, "max_tokens": 70}
+    report = assay.compile(program, rubric=rubric(), data=DATA, lm=lm, optimizer="labeled", out=tmp_path / "a")
+    loaded: Any = load_artifact(report.artifact, program=load_program(f"{file}:Solver")).program
+    assert loaded.review.config == {"temperature": 0.25, "max_tokens": 70}
+
+
+def test_a_state_does_not_name_a_server(file: Path) -> None:
+    program = load_program(f"{file}:Solver")
+    state = {**program_state(program), "config": {"review": {"temperature": 0.5, "api_base": "http://elsewhere"}}}
+    restored: Any = restore_program("", {}, state, program)
+    assert restored.review.config == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("name", ["old", "new", "one"])
+def test_a_module_of_dspy_takes_the_inputs_of_its_signature(file: Path, name: str) -> None:
+    assert program_inputs(load_program(f"{file}:{name}")) == ["question"]
