@@ -23,6 +23,7 @@ from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
+from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
 from assay.programs.isolation import copied
 from assay.reports.markdown import compile_markdown
@@ -234,7 +235,7 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
 
 def _artifact_name(job: Job, config: CompileSettings) -> str:
     class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
-    return f"{class_name}-{config.optimizer.rpartition(':')[2].lower()}"
+    return f"{class_name}-{title_of(config.optimizer).rpartition(':')[2].lower()}"
 
 
 def _announce(

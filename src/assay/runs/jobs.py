@@ -193,6 +193,7 @@ def open_job(
             splits = _splits(config, fields, need, progress, known=known_splits(run.store))
             loaded = load_program(name, tasks=splits.train + splits.val) if fixed is None else fixed
         session = _session(config, run, checked, name, progress)
+        session.given_lm = lm
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
             closing.callback(session.executor.close)
