@@ -93,6 +93,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
             prediction._broken = error
             return prediction
 
+    guarded._assay_guard = True  # type: ignore[attr-defined]
     return guarded
 
 

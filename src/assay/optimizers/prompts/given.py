@@ -84,7 +84,7 @@ def _settings_of(optimizer: Any) -> dict[str, str]:
 
 def _text(name: str, value: Any) -> str | None:
     """A setting as text; None for what has no short and lasting one."""
-    if value is None or isinstance(value, bool | int | float):
+    if isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, str):
         shortened = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
@@ -264,8 +264,7 @@ class Student(RecordedProgram):
         return getattr(self.program, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
-        if own:
+        if name.startswith("_") or name in vars(self) or hasattr(type(self), name) or name not in vars(self.program):
             super().__setattr__(name, value)
         else:
             setattr(self.program, name, value)
@@ -295,6 +294,7 @@ def _recorded(result: Any, student: Student, title: str, p: Proposal) -> Recorde
     before = p.student.program
     if result is None and program_version(program, None) == program_version(before, None):
         raise OptimizerError("compile returned None, and the student is as it was")
+    _drop_logs(program, before)
     if (why := _other_structure(returned, program, before)) is not None:
         raise OptimizerError(
             f"compile returned {why}, which an artifact cannot hold: it has the instructions and demonstrations of the "
@@ -304,20 +304,43 @@ def _recorded(result: Any, student: Student, title: str, p: Proposal) -> Recorde
         if predictor.lm is not None:
             predictor.lm = None
             p.notes.append(f"{title} set a model for {name}: it is left out, as an artifact has one model")
+    changed = [name for name, value in vars(before).items() if _is_plain(value) and vars(program).get(name) != value]
+    if changed:
+        p.notes.append(
+            f"{title} changed {', '.join(changed)}: an artifact has a program's attributes only as arguments of its "
+            "constructor"
+        )
     return RecordedProgram(program, p.session, prompt_format=p.student.prompt_format)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
+def _drop_logs(program: dspy.Module, before: dspy.Module) -> None:
+    """Removes what an optimizer has added to a program besides modules: its candidates, scores and statistics."""
+    for name in vars(program).keys() - vars(before).keys():
+        if not isinstance(vars(program)[name], dspy.Module) and name != "forward":
+            delattr(program, name)
 
 
 def _other_structure(returned: dspy.Module, program: dspy.Module, before: dspy.Module) -> str | None:
     """How a program differs from the student in more than its prompts; None if it does not."""
-    if "forward" in vars(returned) or "forward" in vars(program):
+    if any(_is_replaced(vars(module).get("forward")) for module in (returned, program)):
         return "a program with another forward"
     if isinstance(program, NearestDemos | EnsembleProgram):
         return None
     if qualified_name(program) != qualified_name(before):
         return f"a {type(program).__name__} and not a {type(before).__name__}"
-    if _fields_of(program) != _fields_of(before):
+    added = [name for name, value in vars(returned).items() if isinstance(value, dspy.Module) and name != "program"]
+    if _fields_of(program) != _fields_of(before) or (returned is not program and added):
         return f"a {type(program).__name__} with other predictors or fields"
     return None
+
+
+def _is_replaced(forward: Any) -> bool:
+    """Whether a program's own `forward` is not that of its class, which the protection of GEPA's programs wraps."""
+    return forward is not None and not getattr(forward, "_assay_guard", False)
 
 
 def _fields_of(program: dspy.Module) -> dict[str, tuple[str, ...]]:
