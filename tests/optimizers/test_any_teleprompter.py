@@ -241,3 +241,43 @@ def test_every_optimizer_of_dspy_runs_as_an_object_and_all_its_calls_are_counted
     assert lm.scripted.calls <= data["calls"]  # equal calls of a run are answered once
     assert data["optimizer"].startswith(("dspy:", "dspy.teleprompt"))
     assert name in data["optimizer"]
+
+
+def examples(rows: list[dict[str, str]], *, inputs: bool = True) -> list[dspy.Example]:
+    made = [dspy.Example(**row) for row in rows]
+    return [example.with_inputs("question") for example in made] if inputs else made
+
+
+def split_questions(report: Any) -> dict[str, set[str]]:
+    stored = json.loads((Path(report.artifact) / "splits.json").read_text())["tasks"]
+    return {name: set(keys) for name, keys in stored.items()}
+
+
+@pytest.mark.parametrize("form", ["examples", "bare", "mappings", "tasks", "data"])
+def test_trainset_and_valset_are_the_splits_and_the_others_come_from_what_is_left(place: Path, form: str) -> None:
+    tasks = [assay.datasets.make_task(row) for row in ROWS]
+    forms: dict[str, Any] = {
+        "examples": examples(ROWS), "bare": examples(ROWS, inputs=False), "mappings": ROWS, "tasks": tasks, "data": ROWS,
+    }  # fmt: skip
+    train, val, rest = forms[form][:10], forms[form][10:16], forms[form][16:40]
+    given: dict[str, Any] = {"trainset": train, "valset": val, "data": rest if form != "examples" else forms[form][:40]}
+    if form == "data":
+        given = {"data": {"train": train, "val": val, "gate": rest[:12], "test": rest[12:]}}
+    splits = split_questions(compiled(Own(), sizes={}, **given))
+    keys = [task.key for task in tasks]
+    assert splits["train"] == set(keys[:10])
+    assert splits["val"] == set(keys[10:16])
+    assert len(splits["gate"]) == len(splits["test"]) == 12
+    assert splits["gate"] | splits["test"] == set(keys[16:40])
+
+
+def test_splits_without_rows_are_an_error_that_says_how_many_they_need(place: Path) -> None:
+    lm = scripted_lm(script)
+    for given in ({"trainset": ROWS[:9], "valset": ROWS[9:]}, {"data": {"train": ROWS[:9], "val": ROWS[9:]}}):
+        with pytest.raises(AssayError, match=r"gate, test.*\b6 rows"):
+            compiled(Own(), lm, **{"data": None, **given})
+    with pytest.raises(ConfigError, match="twice"):
+        compiled(Own(), lm, trainset=ROWS, data={"train": ROWS, "val": ROWS})
+    assert lm.scripted.calls == 0
+    report = compiled(Own(), data=None, trainset=ROWS[:9], valset=ROWS[9:20], gate=False, test=False)
+    assert report.to_dict()["candidates"][1]["val_score"] == 1.0
