@@ -281,3 +281,46 @@ def test_splits_without_rows_are_an_error_that_says_how_many_they_need(place: Pa
     assert lm.scripted.calls == 0
     report = compiled(Own(), data=None, trainset=ROWS[:9], valset=ROWS[9:20], gate=False, test=False)
     assert report.to_dict()["candidates"][1]["val_score"] == 1.0
+
+
+MOVED = """
+import dspy.teleprompt.simba as simba, dspy.teleprompt.mipro_optimizer_v2 as mipro
+from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
+{change}
+import dspy
+import assay
+from assay.optimizers import CompileConfig
+from assay.optimizers.prompts.dspy_patches import repaired_dspy
+with repaired_dspy():
+    pass
+answers = []
+for optimizer in {optimizers}:
+    try:
+        CompileConfig(optimizer=optimizer)
+        answers.append("")
+    except assay.errors.ConfigError as error:
+        answers.append(str(error))
+print(__import__("json").dumps(answers))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "refused", "part"),
+    [
+        ("del simba.wrap_program", "simba", "simba.wrap_program"),
+        ("del DspyAdapter.evaluate", "gepa", "DspyAdapter.evaluate"),
+        ("DspyAdapter.propose_new_texts = lambda self, texts: texts", "gepa", "DspyAdapter.propose_new_texts"),
+        ("mipro.eval_candidate_program = lambda program: 0.0", "mipro", "eval_candidate_program"),
+    ],
+)
+def test_an_optimizer_whose_part_of_dspy_moved_is_refused_by_name(change: str, refused: str, part: str) -> None:
+    names = {"simba": "SIMBA", "gepa": "GEPA", "mipro": "MIPROv2"}
+    optimizers = [*names, *(f"dspy:{name}()" for name in names.values()), "auto", "bootstrap", "copro"]
+    code = MOVED.format(change=change, optimizers=optimizers)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    answers = dict(zip(optimizers, json.loads(ended.stdout.splitlines()[-1]), strict=True))
+    assert {name for name, answer in answers.items() if answer} == {refused, f"dspy:{names[refused]}()"}, ended.stderr
+    assert part in answers[refused]
+    assert dspy.__version__ in answers[refused]
+    assert refused not in answers[refused].rpartition(";")[2]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.errors import Unscored
+from assay.models.dspy_parts import EVALUATE, EXECUTE, GEPA_BATCH, MIPRO_CANDIDATE, SIMBA_PROGRAM
 from assay.models.failures import failure_of_program, is_agent_failure
 from assay.rubrics.criteria import Failed
 from assay.support.scrubbing import error_text
@@ -103,16 +104,16 @@ def protect_dspy() -> None:
     with _lock:
         if _installed:
             return
-        from dspy.evaluate.evaluate import Evaluate
-        from dspy.teleprompt import mipro_optimizer_v2, simba
-        from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
-        from dspy.utils.parallelizer import ParallelExecutor
-
-        Evaluate.__call__ = protected_call(Evaluate.__call__)
-        simba.wrap_program = _simba_program(simba.wrap_program)
-        ParallelExecutor.execute = _neutral(ParallelExecutor.execute)
-        mipro_optimizer_v2.eval_candidate_program = _mipro_evaluation(mipro_optimizer_v2.eval_candidate_program)
-        DspyAdapter.evaluate = _gepa_batch(DspyAdapter.evaluate)
+        for part, protected in (
+            (EVALUATE, protected_call),
+            (SIMBA_PROGRAM, _simba_program),
+            (EXECUTE, _neutral),
+            (MIPRO_CANDIDATE, _mipro_evaluation),
+            (GEPA_BATCH, _gepa_batch),
+        ):
+            if not part.moved:
+                owner, name = part.place
+                setattr(owner, name, protected(getattr(owner, name)))
         _installed = True
 
 

@@ -11,19 +11,17 @@
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from typing import Any, TextIO
 
 import dspy
 import numpy as np
-from dspy.evaluate.evaluate import Evaluate, EvaluationResult
-from dspy.teleprompt import simba
-from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
-from dspy.utils.parallelizer import ParallelExecutor
+from dspy.evaluate import EvaluationResult
 from tqdm.std import tqdm
 
 from assay.errors import StopRun
 from assay.evaluation.threads import in_order
+from assay.models.dspy_parts import EVALUATE, EXECUTOR, GEPA_TEXTS, SIMBA_PROGRAM, Part
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
 
@@ -56,37 +54,28 @@ def repaired_dspy(
     import optuna
 
     protect_dspy()
-    with _lock:
-        originals = (
-            Evaluate.__call__,
-            ParallelExecutor.__init__,
-            optuna.create_study,
-            DspyAdapter.propose_new_texts,
-            simba.wrap_program,
-            tqdm.__init__,
-        )
-        Evaluate.__call__ = _rejecting(
-            _reporting_evaluations(protected_call(_evaluate), on_evaluated), instruction_check
-        )
-        DspyAdapter.propose_new_texts = _keeping_previous(originals[3], instruction_check)
-        ParallelExecutor.__init__ = _patient(originals[1])
-        simba.wrap_program = _reporting_runs(originals[4], on_run)
-        optuna.create_study = _seeded(originals[2], seed)
-        tqdm.__init__ = _without_bar(originals[5])
+    with _lock, ExitStack() as restoring:
+
+        def patch(owner: Any, name: str, replaced: Callable[[Any], Any]) -> None:
+            original = getattr(owner, name)
+            restoring.callback(setattr, owner, name, original)
+            setattr(owner, name, replaced(original))
+
+        def patch_part(part: Part, replaced: Callable[[Any], Any]) -> None:
+            if not part.moved:
+                patch(*part.place, replaced)
+
+        evaluate = _reporting_evaluations(protected_call(_evaluate), on_evaluated)
+        patch_part(EVALUATE, lambda _: _rejecting(evaluate, instruction_check))
+        patch_part(GEPA_TEXTS, lambda propose: _keeping_previous(propose, instruction_check))
+        patch_part(EXECUTOR, _patient)
+        patch_part(SIMBA_PROGRAM, lambda wrap: _reporting_runs(wrap, on_run))
+        patch(optuna, "create_study", lambda create: _seeded(create, seed))
+        patch(tqdm, "__init__", _without_bar)
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
-        try:
-            with redirect_stdout(log) if log is not None else nullcontext():
-                yield
-        finally:
-            (
-                Evaluate.__call__,
-                ParallelExecutor.__init__,
-                optuna.create_study,
-                DspyAdapter.propose_new_texts,
-                simba.wrap_program,
-                tqdm.__init__,
-            ) = originals
+        with redirect_stdout(log) if log is not None else nullcontext():
+            yield
 
 
 def _rejecting(

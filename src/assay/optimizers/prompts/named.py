@@ -14,7 +14,7 @@ from assay.errors import ConfigError
 from assay.sources.modules import without_call
 from assay.support.settings import nearest
 
-__all__ = ["ALIASES", "check_settings", "refusal", "refused_object", "short_name"]
+__all__ = ["ALIASES", "check_settings", "classes_of", "refusal", "refused_object", "short_name"]
 
 # DSPy class -> assay's name. Under that name it gets a threshold, a successful teacher, and sizes that fit the data.
 ALIASES = {
@@ -96,10 +96,15 @@ def refusal(name: str) -> str | None:
 def refused_object(target: Any) -> str | None:
     """Why a class, or an object, of an optimizer cannot work here; None where it can."""
     refused = {**_REFUSED, **_REFUSED_OBJECTS}
-    kinds = (target if isinstance(target, type) else type(target)).__mro__
-    return next(
-        (refused[k.__name__] for k in kinds if k.__module__.split(".")[0] == "dspy" and k.__name__ in refused), None
-    )
+    return next((refused[name] for name in classes_of(target) if name in refused), None)
+
+
+def classes_of(optimizer: Any) -> list[str]:
+    """The names of DSPy's classes that an optimizer is or derives from, given by our name, as a class or an object."""
+    if isinstance(optimizer, str):
+        return [name for name, short in ALIASES.items() if short == optimizer]
+    kinds = (optimizer if isinstance(optimizer, type) else type(optimizer)).__mro__
+    return [kind.__name__ for kind in kinds if kind.__module__.split(".")[0] == "dspy"]
 
 
 def _functions_of(target: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """DSPy's teleprompters by name. They propose programs; `assay.optimizers.prompts.compile` chooses between them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dspy
@@ -9,10 +9,11 @@ from dspy import teleprompt
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.session import RecordedProgram
+from assay.models.dspy_parts import moved_parts
 from assay.models.scope import looping_answers_as_text
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
 from assay.optimizers.prompts.given import compiled_by, target_of, title_of
-from assay.optimizers.prompts.named import check_settings, refusal, refused_object, short_name
+from assay.optimizers.prompts.named import check_settings, classes_of, refusal, refused_object, short_name
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
@@ -327,7 +328,18 @@ def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> Non
     target = target_of(short, known=("auto", *OPTIMIZERS)) if short not in OPTIMIZERS and short != "auto" else None
     if target is not None and (reason := refused_object(target)) is not None:
         raise ConfigError(f"optimizer {title_of(name)}: {reason}")
+    _require_parts(name, classes_of(short if target is None else target))
     check_settings(short, settings or {}, target)
+
+
+def _require_parts(name: str, classes: Sequence[str]) -> None:
+    """Refuses an optimizer that needs a part of DSPy that has moved."""
+    if moved := [str(part) for kind in classes for part in moved_parts(kind)]:
+        working = [short for short in OPTIMIZERS if not any(moved_parts(kind) for kind in classes_of(short))]
+        raise ConfigError(
+            f"optimizer {title_of(name)} cannot run on DSPy {dspy.__version__}, where {', '.join(moved)} is missing or "
+            f"takes other arguments; {', '.join(['auto', *working])} can"
+        )
 
 
 def shows_demos(name: str) -> bool:
