@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 
 import assay
@@ -68,7 +69,9 @@ def taught(student: Any) -> Any:
 class Own:
     """A teleprompter without a base class. `action` gets the student and makes what `compile` returns."""
 
-    def __init__(self, action: Callable[..., Any] = taught, metric: Any = None, times: int = 1, api_key: str = "") -> None:
+    def __init__(
+        self, action: Callable[..., Any] = taught, metric: Any = None, times: int = 1, api_key: str = ""
+    ) -> None:
         self.action, self.metric, self.times, self.api_key = action, metric, times, api_key
 
     def compile(self, student: Any, trainset: Any, valset: Any) -> Any:
@@ -324,3 +327,78 @@ def test_an_optimizer_whose_part_of_dspy_moved_is_refused_by_name(change: str, r
     assert part in answers[refused]
     assert dspy.__version__ in answers[refused]
     assert refused not in answers[refused].rpartition(";")[2]
+
+
+FILE = f"""import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+
+
+class Taught:
+    def __init__(self, metric, times=1):
+        self.metric, self.times = metric, times
+
+    def compile(self, student, trainset):
+        assert self.metric is not None
+        student.answer.signature = student.answer.signature.with_instructions({ADD!r})
+        return student
+
+
+def make(times=1):
+    return Taught(None, times)
+
+
+def broken():
+    return 3
+
+
+ready = Taught(None)
+"""
+
+
+@pytest.mark.parametrize("name", ["make", "make(times=3)", "Taught", "Taught(times=2)", "ready"])
+def test_an_optimizer_in_a_file_is_a_class_a_function_or_an_object(place: Path, name: str) -> None:
+    (place / "mine.py").write_text(FILE)
+    report = compiled(f"mine.py:{name}", gate=False, test=False)
+    data = report.to_dict()
+    assert data["candidates"][1]["val_score"] == 1.0
+    assert data["optimizer"] == f"mine.py:{name}"
+    assert report.artifact.name == f"mine-{name.partition('(')[0].lower()}"
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.py:nothing", "none.py:make", "mine.py:Mine", "mine.py:broken", "mine.py:make(1)", "json:loads", ""]
+)
+def test_a_name_of_no_optimizer_is_refused(place: Path, name: str) -> None:
+    (place / "mine.py").write_text(FILE)
+    with pytest.raises(ConfigError, match="optimizer"):
+        compiled(name, gate=False, test=False)
+
+
+def embedded(texts: list[str]) -> Any:
+    return np.array([[float(len(text))] for text in texts])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: 3,
+        object,
+        lambda: dspy.KNNFewShot(1, examples(ROWS[:3]), dspy.Embedder(embedded)),
+        dspy.Ensemble,
+        dspy.teleprompt.BootstrapFinetune,
+        lambda: dspy.teleprompt.BetterTogether(right),
+    ],
+)
+def test_what_is_no_optimizer_of_prompts_is_refused_before_any_call(place: Path, given: Any) -> None:
+    lm = scripted_lm(script)
+    with pytest.raises(ConfigError, match="optimizer"):
+        compiled(given(), lm)
+    assert lm.scripted.calls == 0

@@ -56,7 +56,9 @@ EXECUTOR = Part(
 EXECUTE = Part("dspy.utils.parallelizer", "ParallelExecutor.execute", ("function", "data"))
 SIMBA_PROGRAM = Part("dspy.teleprompt.simba", "wrap_program", ("program", "metric"))
 MIPRO_CANDIDATE = Part(
-    "dspy.teleprompt.mipro_optimizer_v2", "eval_candidate_program", ("batch_size", "trainset", "candidate_program", "evaluate")
+    "dspy.teleprompt.mipro_optimizer_v2",
+    "eval_candidate_program",
+    ("batch_size", "trainset", "candidate_program", "evaluate"),
 )
 GEPA_BATCH = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.evaluate", ("batch",))
 GEPA_TEXTS = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.propose_new_texts", ("candidate",))
