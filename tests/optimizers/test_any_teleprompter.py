@@ -1,4 +1,4 @@
-"""Teleprompters as DSPy's users have them: objects, classes and functions of DSPy, of other packages and of one's own."""
+"""Teleprompters as DSPy's users have them: objects, classes and functions of DSPy and of one's own."""
 
 import asyncio
 import json
@@ -94,7 +94,8 @@ def test_an_object_of_ones_own_is_gated_tested_and_saved(place: Path) -> None:
 
 class Positional:
     def compile(self, program: Any, trainset: Any, /) -> Any:
-        assert trainset[0].inputs() and trainset[0].answer
+        assert trainset[0].inputs()
+        assert trainset[0].answer
         return taught(program)
 
 
@@ -260,8 +261,12 @@ def split_questions(report: Any) -> dict[str, set[str]]:
 def test_trainset_and_valset_are_the_splits_and_the_others_come_from_what_is_left(place: Path, form: str) -> None:
     tasks = [assay.datasets.make_task(row) for row in ROWS]
     forms: dict[str, Any] = {
-        "examples": examples(ROWS), "bare": examples(ROWS, inputs=False), "mappings": ROWS, "tasks": tasks, "data": ROWS,
-    }  # fmt: skip
+        "examples": examples(ROWS),
+        "bare": examples(ROWS, inputs=False),
+        "mappings": ROWS,
+        "tasks": tasks,
+        "data": ROWS,
+    }
     train, val, rest = forms[form][:10], forms[form][10:16], forms[form][16:40]
     given: dict[str, Any] = {"trainset": train, "valset": val, "data": rest if form != "examples" else forms[form][:40]}
     if form == "data":

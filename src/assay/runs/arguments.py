@@ -109,9 +109,9 @@ def split_data(data: Any, trainset: Any, valset: Any, *, need: Sequence[str] = S
         return parts or data
     if data is None:
         raise DataError(
-            f"no rows are left for {', '.join(missing)}: give further rows in data=…, or data={{'gate': …, 'test': …}}. "
-            f"A decision needs at least {fewest_to_accept()} rows of gate and {fewest_to_accept()} of test; 20 of each "
-            "are usual"
+            f"no rows are left for {', '.join(missing)}: give further rows in data=…, or "
+            f"data={{'gate': …, 'test': …}}. A decision needs at least {fewest_to_accept()} rows of gate and "
+            f"{fewest_to_accept()} of test; 20 of each are usual"
         )
     return with_rest(parts, data)
 

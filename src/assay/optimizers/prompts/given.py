@@ -203,7 +203,7 @@ def _arguments(optimizer: Any, student: "Student", title: str, p: Proposal) -> t
     }
     if getattr(optimizer, "seed", None) is None:
         offered = {"seed": p.session.seed, **offered}
-    needed = {"teacher": p.teacher, "max_demos": lambda: 2 * p.demos}  # only where there is no default
+    needed: dict[str, Any] = {"teacher": p.teacher, "max_demos": lambda: 2 * p.demos}  # where there is no default
     positional, named, missing = list[Any](), dict[str, Any](), list[str]()
     parameters = _parameters(optimizer.compile)
     for parameter in parameters:
