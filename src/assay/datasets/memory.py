@@ -55,10 +55,6 @@ def names_splits(data: Any) -> bool:
 
 
 def _rows_of(data: Any, name: str) -> list[dict[str, Any]]:
-    if isinstance(data, str | Path):
-        from assay.datasets.sources import iter_rows  # which reads the rows that are registered here
-
-        return [dict(row) for _, row in iter_rows(str(data))]
     return [_row(row, f"{name}[{at}]") for at, row in enumerate(_rows(data, name))]
 
 

@@ -8,6 +8,7 @@ import dspy
 
 from assay.datasets.curriculum import PREFIX
 from assay.datasets.memory import data_spec, names_splits, with_rest
+from assay.datasets.sources import iter_rows
 from assay.datasets.splits import SPLITS
 from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError, DataError, ProgramError
@@ -113,7 +114,14 @@ def split_data(data: Any, trainset: Any, valset: Any, *, need: Sequence[str] = S
             f"data={{'gate': …, 'test': …}}. A decision needs at least {fewest_to_accept()} rows of gate and "
             f"{fewest_to_accept()} of test; 20 of each are usual"
         )
-    return with_rest(parts, data)
+    return with_rest({name: _rows_in(part) for name, part in parts.items()}, _rows_in(data))
+
+
+def _rows_in(data: Any) -> Any:
+    """The rows of a path or spec; of a mapping of splits, each part so. Other data is unchanged."""
+    if names_splits(data):
+        return {name: _rows_in(part) for name, part in data.items()}
+    return [dict(row) for _, row in iter_rows(str(data))] if isinstance(data, str | Path) else data
 
 
 def program_settings(
@@ -143,4 +151,9 @@ def program_settings(
     model = {} if lm is None else {"model": lm.model}
     if not any({**options, **model}.get(name) is not None for name in _MODELS):  # the default model does not judge
         load_rubric(rubric).require_judges()
-    return kind(program=name, rubric=rubric_name(rubric), data=data_spec(data), **{**options, **model})
+    return kind(
+        program=name,
+        rubric=rubric_name(rubric),
+        data=data_spec(_rows_in(data) if names_splits(data) else data),
+        **{**options, **model},
+    )
