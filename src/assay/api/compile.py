@@ -13,6 +13,8 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.run import load
+from assay.datasets import SPLITS
+from assay.datasets.memory import names_splits
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import load_artifact
 from assay.deployment.artifact import runnable
@@ -23,12 +25,13 @@ from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
+from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
 from assay.programs.isolation import copied
 from assay.reports.markdown import compile_markdown
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
-from assay.runs.arguments import program_settings, refuse_function, resolve_model, resolve_program
+from assay.runs.arguments import program_settings, refuse_function, resolve_model, resolve_program, split_data
 from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import artifact_place, check_out
@@ -110,7 +113,9 @@ def compile(
     program: Any,
     *,
     rubric: RubricSource,
-    data: Any,
+    data: Any = None,
+    trainset: Any = None,
+    valset: Any = None,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
     store: str | Path | None = None,
@@ -127,8 +132,10 @@ def compile(
         program: a name (`math_qa`, `file.py:Class`, `package.module:Class`), an artifact's path, a `dspy.Module` or a
             class of one.
         rubric: a name, a YAML file, a `Rubric`, a DSPy metric or a check.
-        data: a dataset spec (see `assay.datasets.iter_rows`), a path, a data frame, or a list of `dspy.Example` or
-            mappings.
+        data: a dataset spec (see `assay.datasets.iter_rows`), a path, a data frame, a list of `dspy.Example` or
+            mappings, or a mapping from splits to such data: `{"train": …, "val": …, "gate": …, "test": …}`.
+        trainset: rows to learn from, if the caller chooses them; the splits that are not given are taken from `data`.
+        valset: rows to select on, as `trainset`.
         lm: a `dspy.LM`. If None: the model named by `model=`, else the one configured in DSPy, else the embedded model.
         out: new folder of the artifact; by default `.assay/artifacts/PROGRAM-OPTIMIZER`, with a number if it exists.
         gate: whether the gate split decides if the result replaces the program. If not, the result is the winner on
@@ -144,13 +151,19 @@ def compile(
     program = resolve_program(program)
     refuse_function(program)
     lm, settings = resolve_model(program, lm, options)
+    need = tuple(name for name in SPLITS if {"gate": gate, "test": test}.get(name, True))
+    named = trainset is not None or valset is not None or names_splits(data)
+    data = split_data(data, trainset, valset, need=need)
     config = program_settings(CompileSettings, program, rubric, data, lm, settings)
     decisions = replace(config.decisions, gate=gate, test=test)
     if config.optimizer == "auto" and config.max_search_calls is None:
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
     search, progress = _search_of(config, decisions), default_progress(progress)
     check_out(out, resume=resume)
-    with open_job(config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume) as job:
+    with open_job(
+        config, program=program, rubric=rubric, lm=lm, progress=progress, store=store, resume=resume,
+        need=need if named else SPLITS,
+    ) as job:  # fmt: skip
         require_predictors(job)
         job.status = "stopped"  # until the job is complete
         finished = job.finished({"gate": gate, "test": test})
@@ -234,7 +247,7 @@ def _as_stored(job: Job, config: CompileSettings, stored: Mapping[str, Any]) -> 
 
 def _artifact_name(job: Job, config: CompileSettings) -> str:
     class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
-    return f"{class_name}-{config.optimizer.rpartition(':')[2].lower()}"
+    return f"{class_name}-{title_of(config.optimizer).rpartition(':')[2].lower()}"
 
 
 def _announce(

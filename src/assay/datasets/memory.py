@@ -5,17 +5,19 @@ until the process ends.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
 from assay.datasets.parquet import check_columns
+from assay.datasets.tasks import SPLITS, Task
 from assay.errors import DataError
 from assay.support.missing import is_missing
 from assay.support.values import json_text, json_value
 
-__all__ = ["PREFIX", "data_spec", "rows_in_memory"]
+__all__ = ["PREFIX", "data_spec", "names_splits", "rows_in_memory", "with_rest"]
 
 PREFIX = "memory:"
 _TASK_ATTRIBUTES = ("id", "task_type", "split", "metadata")
@@ -27,8 +29,9 @@ def data_spec(data: Any, *, name: str = "data") -> str:
 
     Args:
         data: a spec, a `Path`, a pandas or polars data frame, a pyarrow table, or an iterable of `dspy.Example` or
-            mappings. The inputs of an example (`with_inputs`) become the inputs of the task. Its other fields become
-            the expected outputs, except for `id`, `task_type`, `split` and `metadata`.
+            mappings or tasks. The inputs of an example (`with_inputs`) become the inputs of the task. Its other fields
+            become the expected outputs, except for `id`, `task_type`, `split` and `metadata`. Or a mapping from splits
+            to such data: `{"train": …, "val": …, "gate": …, "test": …}`.
         name: name of the argument, for messages.
     Raises:
         DataError: `data` is empty, of another type, or has a row of another type (the message gives its index).
@@ -37,13 +40,51 @@ def data_spec(data: Any, *, name: str = "data") -> str:
         return data
     if isinstance(data, Path):
         return str(data)
-    rows = [_row(row, f"{name}[{at}]") for at, row in enumerate(_rows(data, name))]
+    rows = _rows_of_splits(data) if names_splits(data) else _rows_of(data, name)
     if not rows:
         raise DataError(f"{name} is empty: pass at least one row, a dspy.Example or a mapping of fields")
     text = json_text(rows, sort_keys=True)
     spec = f"{PREFIX}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
     _datasets[spec] = rows
     return spec
+
+
+def names_splits(data: Any) -> bool:
+    """Whether data is given as a mapping from splits to rows, and not as one row."""
+    return isinstance(data, Mapping) and bool(data) and data.keys() <= set(SPLITS)
+
+
+def _rows_of(data: Any, name: str) -> list[dict[str, Any]]:
+    return [_row(row, f"{name}[{at}]") for at, row in enumerate(_rows(data, name))]
+
+
+def _rows_of_splits(parts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{**row, "split": split} for split, part in parts.items() for row in _rows_of(part, split)]
+
+
+def with_rest(parts: Mapping[str, Any], rest: Any) -> list[dict[str, Any]]:
+    """Rows of named splits, and other rows shared among the splits that are not named.
+
+    Rows of `rest` that a named split has are left out. Which split another row gets depends on the rows alone, not on
+    their order; a split that a row names stands.
+    """
+    named, others = _rows_of_splits(parts), _rows_of(rest, "data")
+    known = {_text_of(row) for row in named}
+    free = sorted({text: row for row in others if (text := _text_of(row)) not in known}.items(), key=_by_hash)
+    # train gets twice as many as another split, as in `assay.datasets.splits.SHARES`
+    shares = [split for split in ("train", *SPLITS) if split not in parts]
+    return named + [
+        {**row, "split": row.get("split") or split}
+        for (_, row), split in zip(free, itertools.cycle(shares or SPLITS[-1:]), strict=False)
+    ]
+
+
+def _text_of(row: Mapping[str, Any]) -> str:
+    return json_text({key: value for key, value in row.items() if key != "split"}, sort_keys=True)
+
+
+def _by_hash(entry: tuple[str, Any]) -> str:
+    return hashlib.sha256(entry[0].encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def rows_in_memory(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -83,6 +124,10 @@ def _with_integers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(row: Any, where: str) -> dict[str, Any]:
+    if isinstance(row, Task):
+        return {name: plain(getattr(row, name)) for name in ("id", "task_type", "inputs", "expected", "metadata")} | (
+            {} if row.split is None else {"split": row.split}
+        )
     if hasattr(row, "inputs") and hasattr(row, "labels") and hasattr(row, "toDict"):
         return _example_row(row, where)
     if not isinstance(row, Mapping):

@@ -78,6 +78,7 @@ class Session:
     progress: Progress = field(default_factory=SilentProgress)
     tasks: TaskIndex = field(default_factory=TaskIndex)
     split_of: dict[str, str] = field(default_factory=dict)  # by key
+    given_lm: dspy.LM | None = None  # the caller's object that `lm` was made of
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
     own_models: bool = False  # compiled judges use the model they were calibrated with, and not `judge_lm`

@@ -5,11 +5,15 @@ Internals are `dspy._vendor`, `dspy.clients`, `dspy.adapters`, `dspy.teleprompt`
 module imports no other package of assay than `assay.errors`.
 """
 
+import functools
+import importlib
+import inspect
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +22,16 @@ import dspy
 from assay.errors import ConfigError
 
 __all__ = [
+    "BOOTSTRAP",
+    "EVALUATE",
+    "EXECUTE",
+    "EXECUTOR",
+    "GEPA_BATCH",
+    "GEPA_TEXTS",
+    "MIPRO_CANDIDATE",
+    "SIMBA_PROGRAM",
     "TRANSPORTS",
+    "Part",
     "ReinforceJob",
     "TypeSafe",
     "UntestedDSPy",
@@ -28,12 +41,13 @@ __all__ = [
     "filter_truncation_warnings",
     "format_field_value",
     "has_adaptive_thinking",
+    "moved_parts",
     "optimizer_internals",
     "parse_value",
     "patch_calls",
-    "patch_for_unscored",
     "patch_parsing",
-    "patched_optimizers",
+    "patch_parts",
+    "patched_parts",
     "prepare",
     "prompt_text",
     "request_kwargs",
@@ -150,42 +164,92 @@ def training_internals() -> SimpleNamespace:
     return SimpleNamespace(grpo=GRPO, data_format=TrainDataFormat)
 
 
-def patch_for_unscored(
-    *, evaluate: Wrapper, simba_program: Wrapper, parallel: Wrapper, mipro_evaluation: Wrapper, gepa_batch: Wrapper
-) -> None:
-    """Wraps the functions of DSPy's optimizers that compute scores."""
-    of = optimizer_internals()
-    _wrap(
-        (dspy.Evaluate, "__call__", evaluate),
-        (of.simba, "wrap_program", simba_program),
-        (of.parallel, "execute", parallel),
-        (of.mipro, "eval_candidate_program", mipro_evaluation),
-        (of.gepa_adapter, "evaluate", gepa_batch),
-    )
+@dataclass(frozen=True)
+class Part:
+    """A function or method of DSPy.
+
+    Attributes:
+        arguments: names of arguments that it must take, without self.
+    """
+
+    module: str
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[Any, str]:
+        """The module or class that has it, and its name there."""
+        owner, _, name = self.name.rpartition(".")
+        module = importlib.import_module(self.module)
+        return functools.reduce(getattr, owner.split("."), module) if owner else module, name
+
+    @functools.cached_property
+    def moved(self) -> bool:
+        """Whether it is not there or takes other arguments. Decided once, before it is patched."""
+        try:
+            owner, name = self.place
+            parameters = inspect.signature(vars(owner)[name]).parameters  # an inherited one is another part
+        except (ImportError, AttributeError, KeyError, TypeError, ValueError):
+            return True
+        return not set(self.arguments) <= set(parameters)
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+EVALUATE = Part("dspy.evaluate.evaluate", "Evaluate.__call__", ("program", "metric", "devset"))
+EXECUTOR = Part(
+    "dspy.utils.parallelizer", "ParallelExecutor.__init__", ("timeout", "max_errors", "disable_progress_bar")
+)
+EXECUTE = Part("dspy.utils.parallelizer", "ParallelExecutor.execute", ("function", "data"))
+SIMBA_PROGRAM = Part("dspy.teleprompt.simba", "wrap_program", ("program", "metric"))
+MIPRO_CANDIDATE = Part(
+    "dspy.teleprompt.mipro_optimizer_v2",
+    "eval_candidate_program",
+    ("batch_size", "trainset", "candidate_program", "evaluate"),
+)
+GEPA_BATCH = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.evaluate", ("batch",))
+GEPA_TEXTS = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.propose_new_texts", ("candidate",))
+BOOTSTRAP = Part("dspy.teleprompt.bootstrap", "BootstrapFewShot._bootstrap")
+_NEEDED = {
+    "BootstrapFewShot": (BOOTSTRAP,),
+    "BootstrapFewShotWithRandomSearch": (EVALUATE,),
+    "BootstrapFewShotWithOptuna": (
+        EVALUATE,
+        Part("dspy.teleprompt.teleprompt_optuna", "BootstrapFewShotWithOptuna.objective", ("trial",)),
+    ),
+    "COPRO": (EVALUATE,),
+    "MIPROv2": (EVALUATE, MIPRO_CANDIDATE),
+    "SIMBA": (EVALUATE, EXECUTOR, EXECUTE, SIMBA_PROGRAM),
+    "GEPA": (EVALUATE, GEPA_BATCH, GEPA_TEXTS),
+    "InferRules": (
+        EVALUATE,
+        Part("dspy.teleprompt.infer_rules", "InferRules.update_program_instructions", ("natural_language_rules",)),
+    ),
+}
+
+
+def moved_parts(optimizer: str) -> list[Part]:
+    """The parts of DSPy that an optimizer needs, by the name of its class, and that have moved."""
+    return [part for part in _NEEDED.get(optimizer, ()) if part.moved]
+
+
+def patch_parts(*wrappers: tuple[Part, Wrapper]) -> None:
+    """Wraps parts of DSPy. Those that have moved are left out: the optimizers that need them are refused."""
+    for part, wrap in wrappers:
+        if not part.moved:
+            owner, name = part.place
+            setattr(owner, name, wrap(getattr(owner, name)))
 
 
 @contextmanager
-def patched_optimizers(
-    *, evaluate: Wrapper, parallel_init: Wrapper, gepa_proposal: Wrapper, simba_program: Wrapper
-) -> Iterator[None]:
-    """Inside, the functions of DSPy's optimizers are wrapped. One context at a time."""
-    of = optimizer_internals()
-    originals = _wrap(
-        (dspy.Evaluate, "__call__", evaluate),
-        (of.parallel, "__init__", parallel_init),
-        (of.gepa_adapter, "propose_new_texts", gepa_proposal),
-        (of.simba, "wrap_program", simba_program),
-    )
+def patched_parts(*wrappers: tuple[Part, Wrapper]) -> Iterator[None]:
+    """Inside, the parts are wrapped. One context at a time."""
+    places = [part.place for part, _ in wrappers if not part.moved]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in places]
+    patch_parts(*wrappers)
     try:
         yield
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
-
-
-def _wrap(*patches: tuple[Any, str, Wrapper]) -> list[tuple[Any, str, Any]]:
-    """Replaces attributes by their wrappers, after all were found; returns the replaced ones."""
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    for (owner, name, original), (*_, wrap) in zip(originals, patches, strict=True):
-        setattr(owner, name, wrap(original))
-    return originals

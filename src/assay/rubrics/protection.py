@@ -93,6 +93,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
             prediction._broken = error
             return prediction
 
+    guarded._assay_guard = True  # type: ignore[attr-defined]
     return guarded
 
 
@@ -102,14 +103,14 @@ def protect_dspy() -> None:
     with _lock:
         if _installed:
             return
-        from assay.models.dspy_seam import patch_for_unscored
+        from assay.models import dspy_seam as seam
 
-        patch_for_unscored(
-            evaluate=protected_call,
-            simba_program=_simba_program,
-            parallel=_neutral,
-            mipro_evaluation=_mipro_evaluation,
-            gepa_batch=_gepa_batch,
+        seam.patch_parts(
+            (seam.EVALUATE, protected_call),
+            (seam.SIMBA_PROGRAM, _simba_program),
+            (seam.EXECUTE, _neutral),
+            (seam.MIPRO_CANDIDATE, _mipro_evaluation),
+            (seam.GEPA_BATCH, _gepa_batch),
         )
         _installed = True
 

@@ -1,15 +1,18 @@
 """Arguments of the Python functions: programs and models as objects. Settings as keywords: `assay.support.keywords`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import dspy
 
 from assay.datasets.curriculum import PREFIX
-from assay.datasets.memory import data_spec
+from assay.datasets.memory import data_spec, names_splits, with_rest
+from assay.datasets.sources import iter_rows
+from assay.datasets.splits import SPLITS
 from assay.deployment.artifact import is_artifact, with_model_of
-from assay.errors import ConfigError, ProgramError
+from assay.errors import ConfigError, DataError, ProgramError
+from assay.evaluation.sequential import fewest_to_accept
 from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.loading import BuiltFromTasks, full_name, load_program, program_class
@@ -21,7 +24,15 @@ from assay.runs.loading import load_rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name, without_call
 
-__all__ = ["check_state", "program_settings", "refuse_function", "resolve_lm", "resolve_model", "resolve_program"]
+__all__ = [
+    "check_state",
+    "program_settings",
+    "refuse_function",
+    "resolve_lm",
+    "resolve_model",
+    "resolve_program",
+    "split_data",
+]
 
 _MODELS = ("model", "judge_model", "judge_api_base", "judge_api_key_env")
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
@@ -115,6 +126,39 @@ def resolve_model(
     return resolve_lm(lm, settings), settings
 
 
+def split_data(data: Any, trainset: Any, valset: Any, *, need: Sequence[str] = SPLITS) -> Any:
+    """The data of a job that may name its splits: `trainset` and `valset`, or a mapping from splits to rows.
+
+    Splits that are not named are taken from `data`, without the rows of the named ones.
+
+    Raises:
+        ConfigError: a split is named twice.
+        DataError: no rows are left for a split in `need`.
+    """
+    parts = {name: part for name, part in (("train", trainset), ("val", valset)) if part is not None}
+    if names_splits(data):
+        if twice := sorted(parts.keys() & data.keys()):
+            raise ConfigError(f"{twice[0]} is given twice: as {twice[0]}set and in data")
+        parts, data = {**parts, **data}, None
+    missing = [name for name in need if name not in parts]
+    if not parts or (data is None and not missing):
+        return parts or data
+    if data is None:
+        raise DataError(
+            f"no rows are left for {', '.join(missing)}: give further rows in data=…, or "
+            f"data={{'gate': …, 'test': …}}. A decision needs at least {fewest_to_accept()} rows of gate and "
+            f"{fewest_to_accept()} of test; 20 of each are usual"
+        )
+    return with_rest({name: _rows_in(part) for name, part in parts.items()}, _rows_in(data))
+
+
+def _rows_in(data: Any) -> Any:
+    """The rows of a path or spec; of a mapping of splits, each part so. Other data is unchanged."""
+    if names_splits(data):
+        return {name: _rows_in(part) for name, part in data.items()}
+    return [dict(row) for _, row in iter_rows(str(data))] if isinstance(data, str | Path) else data
+
+
 def program_settings(
     kind: type[_Settings],
     program: str | dspy.Module,
@@ -142,4 +186,9 @@ def program_settings(
     model = {} if lm is None else {"model": lm.model}
     if not any({**options, **model}.get(name) is not None for name in _MODELS):  # the default model does not judge
         load_rubric(rubric).require_judges()
-    return kind(program=name, rubric=rubric_name(rubric), data=data_spec(data), **{**options, **model})
+    return kind(
+        program=name,
+        rubric=rubric_name(rubric),
+        data=data_spec(_rows_in(data) if names_splits(data) else data),
+        **{**options, **model},
+    )

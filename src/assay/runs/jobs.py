@@ -201,6 +201,7 @@ def open_job(
             if fixed is None:
                 loaded = _from_state(load_program(name, tasks=splits.train + splits.val), config)
         session = _session(config, run, checked, name, progress)
+        session.given_lm = lm
         if config.executor == "ray":
             session.executor = _ray_executor(config, checked, name, run)
             closing.callback(session.executor.close)

@@ -26,6 +26,7 @@ from assay.judges import Judge, split_items
 from assay.judges.labels import Item, LabelledItems, LabelSplits
 from assay.judges.quality.audit import negatives
 from assay.optimizers.judges.compile import JudgeConfig, JudgeOutcome, compile_judge_prompts
+from assay.optimizers.prompts.given import title_of
 from assay.programs import program_version
 from assay.rubrics.criteria import JudgeFields
 from assay.runs.arguments import resolve_lm
@@ -87,7 +88,8 @@ def compile_judge(
     config = JudgeCompileSettings(
         judge=name, labels=labels, **{**settings, **({"model": lm.model} if lm is not None else {})}
     )
-    place = artifact_place(store, out, f"judge-{config.optimizer.rpartition(':')[2].lower()}", resume=resume)
+    name = title_of(config.optimizer).rpartition(":")[2].lower()
+    place = artifact_place(store, out, f"judge-{name}", resume=resume)
     search = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
     built, progress = _built(judge, config), default_progress(progress)
     parents = compiled_parts(judge) if isinstance(judge, str) else []

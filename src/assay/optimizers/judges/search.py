@@ -35,6 +35,7 @@ from assay.judges.reading import STYLES, fenced_text, have_distinct_first_tokens
 from assay.optimizers.judges.config import JudgeConfig
 from assay.optimizers.judges.fitting import Fits, cuttable
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
+from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.teleprompters import propose
@@ -91,7 +92,7 @@ class JudgeSearch:
         if silent:
             self.notes.append(f"as it is, the judge gave no verdict: {reason}")
         if self.config.optimizer not in ("auto", "calibrate"):
-            self._try(self.config.optimizer, self._proposed(self.config.optimizer))
+            self._try(title_of(self.config.optimizer), self._proposed(self.config.optimizer))
 
     def best(self) -> JudgeCandidate:
         """The candidate that agrees best on held-out items of train and val; within 0.005, the first one.
@@ -190,6 +191,7 @@ class JudgeSearch:
             instruction_check.listening(self.session.lm, self.session.prompt_lm),
         ):
             compiled = propose(name, proposal).program
+        self.notes += proposal.notes
         if not isinstance(compiled, Judge):
             raise ConfigError(f"{name} makes another program around the judge, and what is compiled must be a judge")
         self.notes += instruction_check.checked(compiled, self.judge, train)
@@ -232,7 +234,7 @@ class JudgeSearch:
         on val alone. Demonstrations and attacks added to train are never compared on.
         """
         train, val = self.splits.train, self.splits.val
-        proposed = name == self.config.optimizer
+        proposed = name == title_of(self.config.optimizer)
         demonstrated = {
             json.dumps({key: demo.get(key) for key in judge.shows})
             for predictor in judge.predictors()

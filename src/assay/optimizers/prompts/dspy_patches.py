@@ -16,12 +16,12 @@ from typing import Any, TextIO
 
 import dspy
 import numpy as np
-from dspy.evaluate.evaluate import EvaluationResult
+from dspy.evaluate import EvaluationResult
 from tqdm.std import tqdm
 
 from assay.errors import StopRun
 from assay.evaluation.threads import in_order
-from assay.models.dspy_seam import patched_optimizers
+from assay.models.dspy_seam import EVALUATE, EXECUTOR, GEPA_TEXTS, SIMBA_PROGRAM, patched_parts
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
 
@@ -54,6 +54,7 @@ def repaired_dspy(
     import optuna
 
     protect_dspy()
+    evaluate = _reporting_evaluations(protected_call(_evaluate), on_evaluated)
     with _lock:
         originals = optuna.create_study, tqdm.__init__
         optuna.create_study = _seeded(originals[0], seed)
@@ -63,13 +64,11 @@ def repaired_dspy(
         try:
             with (
                 redirect_stdout(log) if log is not None else nullcontext(),
-                patched_optimizers(
-                    evaluate=lambda _: _rejecting(
-                        _reporting_evaluations(protected_call(_evaluate), on_evaluated), instruction_check
-                    ),
-                    parallel_init=_patient,
-                    gepa_proposal=lambda propose: _keeping_previous(propose, instruction_check),
-                    simba_program=lambda wrap: _reporting_runs(wrap, on_run),
+                patched_parts(
+                    (EVALUATE, lambda _: _rejecting(evaluate, instruction_check)),
+                    (GEPA_TEXTS, lambda propose: _keeping_previous(propose, instruction_check)),
+                    (EXECUTOR, _patient),
+                    (SIMBA_PROGRAM, lambda wrap: _reporting_runs(wrap, on_run)),
                 ),
             ):
                 yield

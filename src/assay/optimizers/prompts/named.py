@@ -11,9 +11,10 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
 
 from assay.errors import ConfigError
+from assay.sources.modules import without_call
 from assay.support.settings import nearest
 
-__all__ = ["ALIASES", "check_settings", "refusal", "short_name"]
+__all__ = ["ALIASES", "check_settings", "classes_of", "refusal", "refused_object", "short_name"]
 
 # DSPy class -> assay's name. Under that name it gets a threshold, a successful teacher, and sizes that fit the data.
 ALIASES = {
@@ -55,6 +56,13 @@ _REFUSED = {
         "Use gepa, mipro or simba: they propose instructions for any program"
     ),
 }
+_REFUSED_OBJECTS = {  # those that have a name here
+    "KNNFewShot": (
+        "its program bootstraps at every call from data in memory, which an artifact cannot hold. Use optimizer 'knn': "
+        "it stores the demonstrations and chooses the nearest ones"
+    ),
+    "Ensemble": "it joins programs that are compiled already. Use optimizer 'ensemble', which makes its members",
+}
 _SET_BY_ASSAY = {
     "metric",
     "trainset",
@@ -71,43 +79,69 @@ _SET_BY_ASSAY = {
 
 
 def short_name(name: str) -> str:
-    """Our name of a DSPy class that is given by its name or its path in dspy; any other name as it is."""
+    """Our name of a DSPy class that is given by its name or its path in dspy; any other name as it is.
+
+    One with arguments, as `dspy:GEPA(seed=3)`, is an optimizer with these settings and none of ours.
+    """
     module, _, attribute = name.rpartition(":")
     return ALIASES.get(attribute, name) if not module or module.split(".")[0] == "dspy" else name
 
 
 def refusal(name: str) -> str | None:
     """Why an optimizer of DSPy cannot work here; None where it can."""
-    module, _, attribute = name.rpartition(":")
+    module, _, attribute = without_call(name).rpartition(":")
     return _REFUSED.get(attribute) if not module or module.split(".")[0] == "dspy" else None
 
 
-def parameters_of(optimizer_class: type) -> set[str]:
-    """Settings that a teleprompter's constructor and `compile` take."""
+def refused_object(target: Any) -> str | None:
+    """Why a class, or an object, of an optimizer cannot work here; None where it can."""
+    refused = {**_REFUSED, **_REFUSED_OBJECTS}
+    return next((refused[name] for name in classes_of(target) if name in refused), None)
+
+
+def classes_of(optimizer: Any) -> list[str]:
+    """The names of DSPy's classes that an optimizer is or derives from, given by our name, as a class or an object."""
+    if isinstance(optimizer, str):
+        return [name for name, short in ALIASES.items() if short == optimizer]
+    kinds = (optimizer if isinstance(optimizer, type) else type(optimizer)).__mro__
+    return [kind.__name__ for kind in kinds if kind.__module__.split(".")[0] == "dspy"]
+
+
+def _functions_of(target: Any) -> list[Any]:
+    """What takes the settings of an optimizer: constructor and `compile` of a class, one of them otherwise."""
+    if isinstance(target, type):
+        return [target.__init__, target.compile]  # type: ignore[misc, attr-defined]
+    return [target if inspect.isroutine(target) else target.compile]
+
+
+def parameters_of(target: Any) -> set[str]:
+    """Settings that an optimizer takes."""
     names = set[str]()
-    for function in (optimizer_class.__init__, optimizer_class.compile):  # type: ignore[misc, attr-defined]
+    for function in _functions_of(target):
         kinds = inspect.signature(function).parameters.values()
         names |= {p.name for p in kinds if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     return names - _SET_BY_ASSAY
 
 
-def check_settings(name: str, settings: Mapping[str, Any], optimizer_class: type | None = None) -> None:
+def check_settings(name: str, settings: Mapping[str, Any], target: Any = None) -> None:
     """Refuses settings that the optimizer does not take, and values that are not of the types that it declares.
 
+    Args:
+        target: the class, function or object of an optimizer without a name of ours.
     Raises:
         ConfigError: names them, and those that there are.
     """
     if not settings:
         return
-    classes = (optimizer_class,) if optimizer_class is not None else _CLASSES.get(name, ())
-    accepted = set[str]().union(*(parameters_of(each) for each in classes)) if classes else set[str]()
+    targets = (target,) if target is not None else _CLASSES.get(name, ())
+    accepted = set[str]().union(*map(parameters_of, targets))
     if unknown := sorted(set(settings) - accepted):
         accepted_text = (
             f"it has {', '.join(sorted(accepted))}" if accepted else "it has none; demos and the caps are its settings"
         )
         hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], accepted)) else ""
         raise ConfigError(f"optimizer_settings {unknown} are no settings of {name}: {accepted_text}{hint}")
-    for each in classes:
+    for each in targets:
         for setting, value in settings.items():
             if (declared := _mistyped(each, setting, value)) is not None:
                 raise ConfigError(
@@ -116,12 +150,12 @@ def check_settings(name: str, settings: Mapping[str, Any], optimizer_class: type
                 )
 
 
-def _mistyped(optimizer_class: type, setting: str, value: Any) -> str | None:
+def _mistyped(target: Any, setting: str, value: Any) -> str | None:
     """The type that an optimizer declares for a setting, or its default has, if the value does not match it.
 
     None if the value matches, or if neither a type nor a default is known.
     """
-    for function in (optimizer_class.__init__, optimizer_class.compile):  # type: ignore[misc, attr-defined]
+    for function in _functions_of(target):
         try:
             declared = typing.get_type_hints(function).get(setting) or _type_of_default(function, setting)
             if declared is None:

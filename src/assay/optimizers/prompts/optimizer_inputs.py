@@ -28,6 +28,7 @@ class Proposal:
         labels: most demonstrations of a predictor that come from the data.
         settings: the user's arguments of the optimizer; they override assay's.
         cut: the cap that interrupted the optimizer, if any.
+        notes: what the report says about the optimizer.
     """
 
     student: RecordedProgram
@@ -39,6 +40,7 @@ class Proposal:
     labels: int = 16
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the optimizer, before our own
     cut: BudgetExceeded | None = None  # the cap that ended the optimizer before it was done
+    notes: list[str] = field(default_factory=list)
 
     def build(self, optimizer_class: Any, **defaults: Any) -> Any:
         """The optimizer, with the user's settings before ours."""
@@ -46,7 +48,7 @@ class Proposal:
             defaults = {
                 name: value for name, value in defaults.items() if name not in ("num_candidates", "max_metric_calls")
             }
-        return optimizer_class(**{**defaults, **self._for(optimizer_class.__init__)})
+        return optimizer_class(**{**defaults, **self._for(optimizer_class)})
 
     def compiled(self, optimizer: Any, **defaults: Any) -> Any:
         """What the optimizer makes of the student, with the user's settings before ours."""

@@ -21,6 +21,7 @@ from assay.optimizers.prompts.budgets import named_val, of_all
 from assay.optimizers.prompts.candidates import Candidate, SearchSpace, best_with_fewest_tokens, searched_program
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
+from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, fits_thinking, refinement_in
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
@@ -206,7 +207,7 @@ class PromptSearch:
         cut: BudgetExceeded | None = None
         try:
             with self.session.meter.aside(of_all(self.candidates[0].evaluation)):
-                self._propose(name, proposal)
+                self._propose(title_of(name), proposal)
         except BudgetExceeded as cap:
             cut = cap
         for candidate in self.candidates[1:]:
@@ -237,7 +238,7 @@ class PromptSearch:
         self.incumbent = None
         try:
             with self._calls_bar(f"{name} proposes, LM calls"):
-                proposed = propose(name, proposal)
+                proposed = propose(self.config.optimizer, proposal)
                 self.notes += self.instruction_check.checked(proposed.program, self.student.program, self.splits.train)
             if _same(proposed, self.student):
                 return
@@ -248,9 +249,11 @@ class PromptSearch:
             self.notes.append(f"a cap ended {name} before it was done{self._add_best(name)}")
             raise
         except Exception as error:
-            if isinstance(error, AssayError) and not isinstance(error, ModelError | Unscored):
+            if isinstance(error, AssayError) and not isinstance(error, ModelError | OptimizerError | Unscored):
                 raise  # a setting, a package, the store: the user has to correct it; it is not a failed proposal
             self._failed(name, error)
+        finally:
+            self.notes += proposal.notes
 
     def _add_best(self, name: str) -> str:
         """Adds the best program of an interrupted optimizer to the candidates, if there is one; returns text for a

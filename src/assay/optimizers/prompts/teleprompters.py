@@ -1,9 +1,7 @@
 """DSPy's teleprompters by name. They propose programs; `assay.optimizers.prompts.compile` chooses between them."""
 
-import importlib
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dspy
@@ -11,14 +9,15 @@ from dspy import teleprompt
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.session import RecordedProgram
+from assay.models.dspy_seam import moved_parts
 from assay.models.scope import looping_answers_as_text
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
-from assay.optimizers.prompts.named import check_settings, refusal, short_name
+from assay.optimizers.prompts.given import compiled_by, target_of, title_of
+from assay.optimizers.prompts.named import check_settings, classes_of, refusal, refused_object, short_name
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
 from assay.programs.isolation import copied
-from assay.support.settings import one_of
 
 __all__ = [
     "OPTIMIZERS",
@@ -297,14 +296,16 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     """Runs the named optimizer on a copy of the student and returns the program it proposes.
 
     Args:
-        name: one of `OPTIMIZERS`, or the class path of any other DSPy teleprompter, `package.module:Class`.
+        name: one of `OPTIMIZERS`, or any other teleprompter, see `assay.optimizers.prompts.given`.
     Raises:
         ConfigError: no such optimizer.
+        OptimizerError: what it returned is not the student with other prompts.
     """
     session = proposal.session
     session.register(proposal.train + proposal.val)
     name = short_name(name)
-    build = OPTIMIZERS.get(name) or (lambda p: _by_path(name, p))
+    configured = dspy.settings.lm
+    build = OPTIMIZERS.get(name) or (lambda p: compiled_by(name, p, configured=configured))
     student = proposal.student
     proposal.student = RecordedProgram(copied(student.program), session, prompt_format=student.prompt_format)
     proposal.student.temperature = student.temperature
@@ -324,8 +325,21 @@ def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> Non
     if (reason := refusal(name)) is not None:
         raise ConfigError(f"optimizer {name!r}: {reason}")
     short = short_name(name)
-    optimizer_class = _class(short) if short not in OPTIMIZERS and short != "auto" else None
-    check_settings(short, settings or {}, optimizer_class)
+    target = target_of(short, known=("auto", *OPTIMIZERS)) if short not in OPTIMIZERS and short != "auto" else None
+    if target is not None and (reason := refused_object(target)) is not None:
+        raise ConfigError(f"optimizer {title_of(name)}: {reason}")
+    _require_parts(name, classes_of(short if target is None else target))
+    check_settings(short, settings or {}, target)
+
+
+def _require_parts(name: str, classes: Sequence[str]) -> None:
+    """Refuses an optimizer that needs a part of DSPy that has moved."""
+    if moved := [str(part) for kind in classes for part in moved_parts(kind)]:
+        working = [short for short in OPTIMIZERS if not any(moved_parts(kind) for kind in classes_of(short))]
+        raise ConfigError(
+            f"optimizer {title_of(name)} cannot run on DSPy {dspy.__version__}, where {', '.join(moved)} is missing or "
+            f"takes other arguments; {', '.join(['auto', *working])} can"
+        )
 
 
 def shows_demos(name: str) -> bool:
@@ -338,44 +352,6 @@ def writes_instructions(name: str) -> bool:
     """Whether an optimizer asks the reflection model for instructions; True if that is unknown, by class."""
     short = short_name(name)
     return short not in OPTIMIZERS or short in ("copro", "gepa", "infer-rules", "mipro", "simba")
-
-
-def _class(path: str) -> Any:
-    module, colon, attribute = path.rpartition(":")
-    if not colon:
-        raise ConfigError(f"optimizer={path!r} {one_of(path, ('auto', *OPTIMIZERS), other='package.module:Class')}")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"optimizer {path!r} cannot be imported: {error}") from error
-
-
-def _by_path(path: str, p: Proposal) -> RecordedProgram:
-    """Any teleprompter: it is given those of our settings that its constructor and `compile` name."""
-    optimizer_class = _class(path)
-    offered = {
-        "metric": p.metric(),
-        "num_threads": p.session.threads,
-        "prompt_model": p.prompt_lm,
-        "task_model": p.session.lm,
-        "seed": p.session.seed,
-        "max_errors": 10**9,
-        "reflection_lm": p.prompt_lm,
-    }
-    optimizer = p.build(optimizer_class, **_named(optimizer_class.__init__, offered))
-    data: dict[str, Any] = {
-        "trainset": p.examples(),
-        "valset": to_examples(p.val),
-        "seed": p.session.seed,
-        "eval_kwargs": {"num_threads": p.session.threads, "display_progress": False},
-    }
-    if "teacher" in inspect.signature(optimizer.compile).parameters:
-        data["teacher"] = p.teacher()
-    return p.compiled(optimizer, **_named(optimizer.compile, data))
-
-
-def _named(function: Any, offered: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in offered.items() if name in inspect.signature(function).parameters}
 
 
 def auto_prompt_formats(student: RecordedProgram) -> list[str | None]:

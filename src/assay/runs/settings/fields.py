@@ -12,6 +12,7 @@ __all__ = [
     "api_base",
     "api_key_env",
     "limit_of",
+    "optimizer_of",
     "preflight_of",
     "price_of_model",
     "repeated",
@@ -65,6 +66,15 @@ def thinking_of(whose: str, note: str = "") -> Any:
         metavar="BUDGET",
         parse=short_form,
     )
+
+
+def optimizer_of(value: Any) -> str:
+    """The stored form of an optimizer: its name, see `assay.optimizers.prompts.given.optimizer_name`."""
+    if isinstance(value, str) and value.strip():
+        return value
+    from assay.optimizers.prompts.given import optimizer_name
+
+    return optimizer_name(value)
 
 
 def preflight_of(check: str, without: str) -> Any:

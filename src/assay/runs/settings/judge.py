@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
-from assay.runs.settings.fields import RESUMED, api_base, limit_of, selected, thinking_of
+from assay.runs.settings.fields import RESUMED, api_base, limit_of, optimizer_of, selected, thinking_of
 from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings
 from assay.runs.settings.traces import OfRunSettings
 from assay.support.settings import LARGEST_SEED, named_setting, setting
@@ -177,8 +177,11 @@ class JudgeCompileSettings(SearchSettings, ReflectionSettings):
     shows: Sequence[str] = setting(
         (), "Columns that the judge sees, separated by commas; by default task_input,output."
     )
-    optimizer: str = setting(
-        "auto", "Optimizer: auto, calibrate, or one of assay compile, such as gepa, mipro or copro."
+    optimizer: Any = setting(
+        "auto",
+        "Optimizer: auto, calibrate, or one of assay compile, such as gepa, mipro or copro.",
+        parse=optimizer_of,
+        file=True,
     )
     objective: str | None = setting(
         None, "Measure of agreement to optimize; by default chosen by the kind of the scale.", choices=MEASURES

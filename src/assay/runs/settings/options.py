@@ -99,7 +99,7 @@ class _Decisions(TypedDict, total=False):
 
 
 class _Prompts(TypedDict, total=False):
-    optimizer: str
+    optimizer: Any
     optimizer_settings: Mapping[str, Any] | None
     threshold: float
     demos: int
@@ -321,7 +321,7 @@ class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
     scale: Sequence[str]
     scale_kind: str | None
     shows: Sequence[str]
-    optimizer: str
+    optimizer: Any
     objective: str | None
     demos: int
     negatives: int

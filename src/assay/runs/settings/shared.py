@@ -15,6 +15,7 @@ from assay.runs.settings.fields import (
     RESUMED,
     api_base,
     api_key_env,
+    optimizer_of,
     preflight_of,
     price_of_model,
     rubric_of,
@@ -319,10 +320,12 @@ class PromptSettings(SearchSettings, ReflectionSettings, DecisionSettings):
         ge=0,
         job=RESUMED,
     )
-    optimizer: str = setting(
+    optimizer: Any = setting(
         "auto",
         "Optimizer: auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, "
-        "optuna, a class of DSPy such as SIMBA, or package.module:Class.",
+        "optuna, a class of DSPy such as SIMBA, or the class, function or object package.module:NAME or file.py:NAME.",
+        parse=optimizer_of,
+        file=True,
     )
     optimizer_settings: Mapping[str, Any] | None = setting(
         None,

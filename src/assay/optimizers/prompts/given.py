@@ -1,0 +1,361 @@
+"""Teleprompters that assay has no name for: an object, or the class, function or object that a name refers to.
+
+Such an optimizer has `compile(student, trainset=…)` and takes what it names of `valset`, `metric`, `teacher`, `seed`
+and `num_threads`. It runs as a copy, with the job's metric and models where it has none of its own, on a student whose
+runs are recorded. What it returns must be the student's program with other instructions and demonstrations, because an
+artifact stores nothing else.
+"""
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.errors import ConfigError, OptimizerError, ProgramError
+from assay.evaluation.session import RecordedProgram
+from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
+from assay.programs import program_version
+from assay.programs.compose import EnsembleProgram, NearestDemos
+from assay.programs.loading import arguments_in
+from assay.sources.modules import attribute_of, qualified_name, without_call
+from assay.support.awaited import completed
+from assay.support.scrubbing import is_credential, message
+from assay.support.settings import one_of
+
+__all__ = ["compiled_by", "optimizer_name", "target_of", "title_of"]
+
+_METRICS = ("metric", "metric_fn")
+_MODELS = ("prompt_model", "task_model", "reflection_lm")
+_MARK = "assay_teleprompter"  # DSPy setting of threads that have the session's settings
+_LONGEST = 60  # characters of a setting in a name
+_given: dict[str, Any] = {}  # objects of this process by their names
+
+
+def optimizer_name(value: Any) -> str:
+    """The name of an optimizer: a string as it is, an object by its class and settings, without credentials.
+
+    The object can be found by this name until the process ends; the same settings give the same name, so that a job
+    with the object can be resumed.
+
+    Raises:
+        ValueError: the value is empty, or has no `compile` and is no function that makes such an object.
+    """
+    if isinstance(value, str | Path):
+        if not str(value).strip():
+            raise ValueError("must not be empty")
+        return str(value)
+    if not callable(getattr(value, "compile", None)) and not inspect.isroutine(value):
+        raise ValueError(
+            "must be the name of an optimizer, or an object with compile(student, trainset=…), such as dspy.SIMBA(…)"
+        )
+    name = _public_name(value if isinstance(value, type) or inspect.isroutine(value) else type(value))
+    if not isinstance(value, type) and not inspect.isroutine(value):
+        name = f"{name}({', '.join(f'{key}={text}' for key, text in _settings_of(value).items())})"
+    _given[name] = value
+    return name
+
+
+def title_of(name: str) -> str:
+    """The name of an optimizer for candidates, files and notes: without its settings."""
+    return without_call(name)
+
+
+def _public_name(value: Any) -> str:
+    """`dspy:GEPA` of what DSPy exports, `package.module:NAME` or `file.py:NAME` of anything else."""
+    name = getattr(value, "__name__", "")
+    is_dspys = str(value.__module__).partition(".")[0] == "dspy" and getattr(dspy, name, None) is value
+    return f"dspy:{name}" if is_dspys else qualified_name(value)
+
+
+def _settings_of(optimizer: Any) -> dict[str, str]:
+    """The attributes of an optimizer that describe it and are not the defaults of its constructor."""
+    defaults = {p.name: p.default for p in _parameters(type(optimizer))}
+    texts = {
+        name: _text(name, value)
+        for name, value in getattr(optimizer, "__dict__", {}).items()
+        if not name.startswith("_") and value is not defaults.get(name, inspect.Parameter.empty)
+    }
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _text(name: str, value: Any) -> str | None:
+    """A setting as text; None for what has no short and lasting one."""
+    if isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, str):
+        shortened = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
+        return "…" if is_credential(name, value) else repr(message(shortened))
+    if isinstance(value, dspy.BaseLM):
+        return str(value.model)
+    if isinstance(value, type) or inspect.isroutine(value):
+        return qualified_name(value)
+    return type(value).__name__ if callable(value) else None
+
+
+def target_of(name: str, known: tuple[str, ...] = ()) -> Any:
+    """The class, function or object that an optimizer's name refers to.
+
+    Args:
+        known: names of optimizers, for the message about a name that is none.
+    Raises:
+        ConfigError: there is nothing of that name, or it is no optimizer.
+    """
+    if name in _given:
+        return _given[name]
+    module, colon, _ = without_call(name).rpartition(":")
+    if not colon or not module:
+        other = "package.module:NAME, file.py:NAME"
+        raise ConfigError(f"optimizer={name!r} {one_of(name, known, other=other)}")
+    try:
+        arguments_in(name)
+        target = attribute_of(name)
+    except (ImportError, AttributeError, OSError, SyntaxError, ProgramError) as error:
+        raise ConfigError(f"optimizer {name!r} cannot be imported: {error}") from error
+    if not callable(getattr(target, "compile", None)) and not inspect.isroutine(target):
+        raise ConfigError(
+            f"optimizer {name!r} is a {type(target).__name__}: an optimizer is a class or an object with "
+            "compile(student, trainset=…), or a function that returns one"
+        )
+    return target
+
+
+def compiled_by(name: str, p: Proposal, *, configured: Any = None) -> RecordedProgram:
+    """What an optimizer by class, function or object makes of the student.
+
+    Args:
+        configured: the model set in DSPy outside of the job. Teleprompters take it where none is named, so that it
+            stands for the job's.
+    Raises:
+        ConfigError: it cannot be built, or `compile` requires an argument that nobody gives.
+        OptimizerError: it returned something else than the student's program with other prompts.
+    """
+    title, student = title_of(name), Student.of(p.student)
+    optimizer = _built(name, p, configured)
+    p.notes.append(f"{title}: {_who_scores(optimizer, p)}; val, gate and test are scored by the rubric")
+    positional, named = _arguments(optimizer, student, title, p)
+    with dspy.context(**{_MARK: True}):
+        result = completed(optimizer.compile(*positional, **named))
+    return _recorded(result, student, title, p)
+
+
+def _built(name: str, p: Proposal, configured: Any) -> Any:
+    """The optimizer by its name, with the job's metric and models where it has none of its own."""
+    target = target_of(name)
+    offered = {
+        "metric": p.metric(),
+        "num_threads": p.session.threads,
+        "prompt_model": p.prompt_lm,
+        "task_model": p.session.lm,
+        "lm": p.session.lm,
+        "seed": p.session.seed,
+        "max_errors": 10**9,
+        "reflection_lm": p.prompt_lm,
+    }
+    if isinstance(target, type) or inspect.isroutine(target):
+        arguments = {**_named(target, offered), **(arguments_in(name) if name not in _given else {})}
+        try:
+            optimizer = p.build(target, **arguments)
+        except (TypeError, ValueError, AssertionError, ImportError) as error:
+            raise ConfigError(f"optimizer {name!r} cannot be built: {error}") from error
+        if not callable(getattr(optimizer, "compile", None)):
+            raise ConfigError(
+                f"optimizer {name!r} returned a {type(optimizer).__name__}, which has no compile(student, trainset=…)"
+            )
+    else:
+        optimizer = target
+    if optimizer is not target and isinstance(target, type):
+        return optimizer
+    own = copy.copy(optimizer)  # the user's stays as it is, for another compile
+    for attribute in (*_METRICS, *_MODELS, "max_errors"):
+        value = getattr(own, attribute, own)  # itself: there is no such attribute
+        if value is None or (attribute in _MODELS and value is configured):
+            setattr(own, attribute, offered["metric" if attribute in _METRICS else attribute])
+        elif value is p.session.given_lm:
+            setattr(own, attribute, p.session.lm)
+    return own
+
+
+def _who_scores(optimizer: Any, p: Proposal) -> str:
+    """Which metric the optimizer uses, for a note."""
+    metric = next((value for name in _METRICS if (value := getattr(optimizer, name, None)) is not None), None)
+    if metric is None:
+        takes = any(parameter.name == "metric" for parameter in _parameters(optimizer.compile))
+        return "its metric is the rubric" if takes else "it has no metric"
+    if getattr(metric, "rubric", None) is p.session.rubric:
+        return "its metric is the rubric"
+    return f"it searched with a metric of its own, {_text('metric', metric) or type(metric).__name__}"
+
+
+def _arguments(optimizer: Any, student: "Student", title: str, p: Proposal) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of `compile`, by position and by name."""
+    offered = {
+        "trainset": p.examples(),
+        "valset": to_examples(p.val),
+        "devset": to_examples(p.val),
+        "metric": p.metric(),
+        "num_threads": p.session.threads,
+        "eval_kwargs": {"num_threads": p.session.threads, "display_progress": False},
+        **p.settings,
+    }
+    if getattr(optimizer, "seed", None) is None:
+        offered = {"seed": p.session.seed, **offered}
+    needed: dict[str, Any] = {"teacher": p.teacher, "max_demos": lambda: 2 * p.demos}  # where there is no default
+    positional, named, missing = list[Any](), dict[str, Any](), list[str]()
+    parameters = _parameters(optimizer.compile)
+    for parameter in parameters:
+        name, required = parameter.name, parameter.default is parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional += [] if positional else [student]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named |= {key: offered[key] for key in ("trainset", "valset") if not any(p.name == key for p in parameters)}
+        elif parameter.kind is not parameter.KEYWORD_ONLY and not positional:
+            positional.append(student)
+        elif name in ("student", "program", "module"):
+            named[name] = student
+        elif name in offered or (required and name in needed):
+            value = offered[name] if name in offered else needed[name]()
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(value)
+            else:
+                named[name] = value
+        elif required:
+            missing.append(name)
+    if missing:
+        raise ConfigError(
+            f"optimizer {title}: compile requires {', '.join(missing)}: give it in optimizer_settings",
+            flag="--optimizer-set NAME=VALUE",
+        )
+    return positional, named
+
+
+class Student(RecordedProgram):
+    """A recorded program that other code can treat as the program itself.
+
+    Attributes, predictors' names and state are those of the program. Each copy has signatures of its own: an
+    instruction that is set in a signature's class would change the baseline too. A run in a thread that DSPy's settings
+    do not reach has the session's.
+    """
+
+    @classmethod
+    def of(cls, recorded: RecordedProgram) -> "Student":
+        student = copy.deepcopy(recorded)
+        student.__class__ = cls
+        assert isinstance(student, cls)
+        student._separate_signatures()
+        return student
+
+    def _separate_signatures(self) -> None:
+        for predictor in self.program.predictors():
+            predictor.signature = predictor.signature.with_instructions(predictor.signature.instructions)
+
+    def __deepcopy__(self, memo: object) -> "Student":
+        other = super().__deepcopy__(memo)
+        assert isinstance(other, Student)
+        other._separate_signatures()
+        return other
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "program" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.program, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in vars(self) or hasattr(type(self), name) or name not in vars(self.program):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.program, name, value)
+
+    def named_parameters(self) -> Any:
+        return self.program.named_parameters()
+
+    def forward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
+        if args:
+            names = [p.name for p in _parameters(self.program.forward)]
+            inputs = {**dict(zip(names, args, strict=False)), **inputs}
+        if dspy.settings.get(_MARK):
+            return super().forward(**inputs)
+        with self.session.context(), dspy.context(**{_MARK: True}):
+            return super().forward(**inputs)
+
+    async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
+        return await asyncio.to_thread(self.forward, *args, **inputs)
+
+
+def _recorded(result: Any, student: Student, title: str, p: Proposal) -> RecordedProgram:
+    """The program that `compile` returned, under recording; of None, the student if it was changed in place."""
+    returned = student if result is None else result
+    if not isinstance(returned, dspy.Module):
+        raise OptimizerError(f"compile returned a {type(returned).__name__}, not a program")
+    program = returned.program if isinstance(returned, RecordedProgram) else returned
+    before = p.student.program
+    if result is None and program_version(program, None) == program_version(before, None):
+        raise OptimizerError("compile returned None, and the student is as it was")
+    _drop_logs(program, before)
+    if (why := _other_structure(returned, program, before)) is not None:
+        raise OptimizerError(
+            f"compile returned {why}, which an artifact cannot hold: it has the instructions and demonstrations of the "
+            "program's own predictors. Write such a program as a class, and compile that"
+        )
+    for name, predictor in program.named_predictors():
+        if predictor.lm is not None:
+            predictor.lm = None
+            p.notes.append(f"{title} set a model for {name}: it is left out, as an artifact has one model")
+    changed = [name for name, value in vars(before).items() if _is_plain(value) and vars(program).get(name) != value]
+    if changed:
+        p.notes.append(
+            f"{title} changed {', '.join(changed)}: an artifact has a program's attributes only as arguments of its "
+            "constructor"
+        )
+    return RecordedProgram(program, p.session, prompt_format=p.student.prompt_format)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)
+
+
+def _drop_logs(program: dspy.Module, before: dspy.Module) -> None:
+    """Removes what an optimizer has added to a program besides modules: its candidates, scores and statistics."""
+    for name in vars(program).keys() - vars(before).keys():
+        if not isinstance(vars(program)[name], dspy.Module) and name != "forward":
+            delattr(program, name)
+
+
+def _other_structure(returned: dspy.Module, program: dspy.Module, before: dspy.Module) -> str | None:
+    """How a program differs from the student in more than its prompts; None if it does not."""
+    if any(_is_replaced(vars(module).get("forward")) for module in (returned, program)):
+        return "a program with another forward"
+    if isinstance(program, NearestDemos | EnsembleProgram):
+        return None
+    if qualified_name(program) != qualified_name(before):
+        return f"a {type(program).__name__} and not a {type(before).__name__}"
+    added = [name for name, value in vars(returned).items() if isinstance(value, dspy.Module) and name != "program"]
+    if _fields_of(program) != _fields_of(before) or (returned is not program and added):
+        return f"a {type(program).__name__} with other predictors or fields"
+    return None
+
+
+def _is_replaced(forward: Any) -> bool:
+    """Whether a program's own `forward` is not that of its class, which the protection of GEPA's programs wraps."""
+    return forward is not None and not getattr(forward, "_assay_guard", False)
+
+
+def _fields_of(program: dspy.Module) -> dict[str, tuple[str, ...]]:
+    return {
+        name: (type(predictor).__name__, *predictor.signature.input_fields, "->", *predictor.signature.output_fields)
+        for name, predictor in program.named_predictors()
+    }
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a class in C
+        return []
+
+
+def _named(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
+    return {p.name: offered[p.name] for p in _parameters(function) if p.name in offered}
