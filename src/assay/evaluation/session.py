@@ -89,6 +89,9 @@ class Session:
     executor: Callable[..., Any] | None = None  # see `assay.evaluation.executors`; None runs in threads
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.recorder.meter = self.meter
+
     def __deepcopy__(self, memo: object) -> "Session":
         return self
 
