@@ -16,6 +16,7 @@ import dspy
 import pytest
 from dspy import lm15
 
+import assay
 from assay.errors import BudgetExceeded
 from assay.models import Meter
 from assay.models.meter import Caps
@@ -265,3 +266,48 @@ def test_calls_outside_a_job_are_left_alone(server: tuple[str, type[_Answers]]) 
     with job():
         pass
     assert own(server[0])("2+2?") == [ANSWER]
+
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.say = dspy.Predict("question -> answer")
+        self.lm = dspy.LM("openai/m", api_base="URL", api_key="k", cache=False, num_retries=0)
+        self.say.set_lm(self.lm)
+
+    def forward(self, question):
+        self.lm("a text")
+        self.lm(dspy.lm15.Request(model="openai/m", messages=(dspy.lm15.Message.user("a request"),)))
+        return self.say(question=question)
+"""
+METRIC = """import dspy
+
+judge = dspy.LM("openai/judge", api_base="URL", api_key="k", cache=False, num_retries=0)
+
+
+def right(example, pred, trace=None):
+    return judge("is it right?") != [] and pred.answer == example.answer
+"""
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_models_of_a_program_are_replaced_only_if_asked(
+    replaced: bool, server: tuple[str, type[_Answers]], tmp_path: Path
+) -> None:
+    for name, text in (("mine", PROGRAM), ("metric", METRIC)):
+        (tmp_path / f"{name}.py").write_text(text.replace("URL", server[0]))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'metric.py:right'}\n")
+    rows = [json.dumps({"question": f"What of {n}?", "answer": "1"}) for n in range(4)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    lm = scripted_lm(lambda request: ANSWER)
+    report = assay.evaluate(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, split="all", preflight=False, replace_lms=replaced
+    )
+    data = report.to_dict()
+    # per task three calls of the program and one of the metric; the cache of the job's model answers two texts after
+    # the first task: 4 + 2 calls of it
+    assert (lm.scripted.calls, server[1].count) == ((6, 4) if replaced else (0, 16))
+    assert (data["calls"], data["unrecorded"], data["result"]["score"]) == (10 if replaced else 16, 0, 1.0)

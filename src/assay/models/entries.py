@@ -8,7 +8,7 @@ import functools
 import hashlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
@@ -167,15 +167,16 @@ class Opened(Protocol):
     def done(self) -> Callable[[Any], None] | None: ...
 
 
-def wrapped(plain: Any, opened: Callable[[Any, Sequence[Any], dict[str, Any]], Opened]) -> Any:
+def wrapped(plain: Any, opened: Callable[[Any, list[Any], dict[str, Any]], Opened]) -> Any:
     """A public method of a model with a context around it, also where it is asynchronous or returns a stream.
 
     Args:
-        opened: (model, arguments, keyword arguments, which it may change) -> how the call is made.
+        opened: (model, arguments, keyword arguments) -> how the call is made. It may change the arguments.
     """
 
     @functools.wraps(plain)
-    def call(lm: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
+        args = list(given)
         opening = opened(lm, args, kwargs)
         with opening.context():
             result = plain(opening.lm, *args, **kwargs)
@@ -188,7 +189,8 @@ def wrapped(plain: Any, opened: Callable[[Any, Sequence[Any], dict[str, Any]], O
         return result
 
     @functools.wraps(plain)
-    async def acall(lm: Any, /, *args: Any, **kwargs: Any) -> Any:
+    async def acall(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
+        args = list(given)
         opening = opened(lm, args, kwargs)
         with opening.context():
             result = await plain(opening.lm, *args, **kwargs)

@@ -22,7 +22,7 @@ from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
 from assay.models.embedded import LlamaBackend
-from assay.models.entries import Entry, current_entry, entered, public_entries, wrapped
+from assay.models.entries import Entry, Opened, current_entry, entered, public_entries, wrapped
 from assay.models.hosted import HostedBackend
 from assay.models.meter import Meter
 from assay.models.prices import Price
@@ -34,6 +34,7 @@ from assay.support.settings import nearest
 __all__ = [
     "CLIENT_KEYS",
     "LanguageModel",
+    "call_of",
     "check_thinking",
     "get_lm",
     "has_provider",
@@ -107,7 +108,7 @@ class _Call:
     done: None = None
 
 
-def _opened(lm: LanguageModel, _: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+def call_of(lm: LanguageModel, _: Sequence[Any], kwargs: dict[str, Any]) -> Opened:
     """A call of a model. Where one public method calls another, both are the same call."""
     backend, outer = lm.recording.backend, current_entry.get()
     thinking = Thinking.of(kwargs.pop("thinking", lm.thinking))
@@ -140,7 +141,7 @@ def _inherited(name: str) -> Any:
 
 
 for _name in public_entries(dspy.BaseLM):
-    setattr(LanguageModel, _name, wrapped(_inherited(_name), _opened))
+    setattr(LanguageModel, _name, wrapped(_inherited(_name), call_of))
 
 
 def get_lm(
@@ -198,7 +199,8 @@ def get_lm(
         raise ConfigError(f"stop_loops works for embedded models only: the answers of {name} arrive complete")
     else:
         _require_provider(name)
-        hosted = dspy.LM(name, cache=False, num_retries=0, **with_local_key(name, client))
+        # the API with log-probabilities, whichever a version of DSPy chooses by itself
+        hosted = dspy.LM(name, cache=False, num_retries=0, **{"model_type": "chat", **with_local_key(name, client)})
         if _REASONS in hosted.kwargs:
             temperature = max_tokens = None
         backend = HostedBackend(hosted)

@@ -21,9 +21,9 @@ from dspy import lm15
 
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
-from assay.models.entries import Entry, current_entry, entered
+from assay.models.entries import Entry, Opened, current_entry, entered
 from assay.models.hosted import HostedBackend
-from assay.models.lm import CLIENT_KEYS, LanguageModel
+from assay.models.lm import CLIENT_KEYS, LanguageModel, call_of
 from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.support.scrubbing import add_secrets, fields
@@ -74,7 +74,9 @@ def recorded_call(
         engine.meter, engine.observers = meter, (observer,)
         _set_engine(recorded, engine, AsyncRecordingEngine(engine))
         return RecordedCall(recorded, nullcontext)
-    make = functools.partial(RecordingEngine, model=lm.model, meter=meter, observers=(observer,), as_requested=True)
+    make: Any = functools.partial(
+        RecordingEngine, model=lm.model, meter=meter, observers=(observer,), as_requested=True
+    )
     recorded, spec = _shared(lm), getattr(lm, "engine", None)
     if spec is None:  # of a class that has no engine
         engine = make(CustomBackend(SimpleNamespace()))
@@ -98,14 +100,17 @@ def recorded_call(
     return RecordedCall(recorded, lambda: entered(entry), done)
 
 
-def replaced_call(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call as those of a call of `lm`: requests name it, and client settings are left out."""
+def replaced_call(lm: LanguageModel, args: list[Any], kwargs: dict[str, Any]) -> Opened:
+    """A call of another model as one of `lm`. Requests name it; client settings are taken out."""
+    for name in [name for name in kwargs if name in CLIENT_KEYS]:
+        del kwargs[name]
+    args[:] = [_naming(lm.model, value) for value in args]
+    kwargs.update({name: _naming(lm.model, value) for name, value in kwargs.items()})
+    return call_of(lm, args, kwargs)
 
-    def named(value: Any) -> Any:
-        return dataclasses.replace(value, model=lm.model) if isinstance(value, lm15.Request) else value
 
-    left = {name: named(value) for name, value in kwargs.items() if name not in CLIENT_KEYS}
-    return [named(value) for value in args], left
+def _naming(model: str, value: Any) -> Any:
+    return dataclasses.replace(value, model=model) if isinstance(value, lm15.Request) else value
 
 
 def _shared(lm: Any) -> Any:

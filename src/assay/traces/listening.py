@@ -21,17 +21,18 @@ from dspy.clients.typesafe import TypeSafe
 
 from assay.errors import StopRun
 from assay.models.calls import Observer
-from assay.models.entries import public_entries, wrapped
+from assay.models.entries import Opened, public_entries, wrapped
 from assay.models.limits import current_tool_limit
 from assay.models.meter import Meter
-from assay.models.own_lms import recorded_call
+from assay.models.own_lms import recorded_call, replaced_call
 from assay.models.threads import accounted_calls, current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 from assay.traces.replaying import ToolReplay, has_side_effects
 
-__all__ = ["Listener", "Recording", "has_listeners", "listeners", "listening", "run_tool"]
+__all__ = ["REPLACEMENT", "Listener", "Recording", "has_listeners", "listeners", "listening", "run_tool"]
 
 _KEY = "assay_listeners"
+REPLACEMENT = "assay_replacement"  # DSPy setting: the model that is called in place of those that a program made
 _lock = threading.Lock()
 _installed = False
 _logger = logging.getLogger(__name__)
@@ -113,17 +114,23 @@ def _tell(handler: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class _Opening:
-    """A call of a model that is not the job's: recorded if the listeners can, else only counted."""
+    """A call of a model that is not the job's: replaced or recorded if a listener can, else only counted."""
 
     done: Callable[[Any], None] | None = None
 
-    def __init__(self, lm: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self.lm, self.context = lm, nullcontext
+    def __init__(self, lm: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.lm = lm
+        self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         active = () if accounted_calls.get() else listeners()  # else the call belongs to one that is recorded
         records = (_tell(listener.recording, lm) for listener in reversed(active))
         if (record := next((record for record in records if record is not None), None)) is not None:
+            replacement = dspy.settings.get(REPLACEMENT)
             try:
-                call = recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter)
+                call: Opened = (
+                    recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter)
+                    if replacement is None
+                    else replaced_call(replacement, args, kwargs)
+                )
                 self.lm, self.context, self.done = call.lm, call.context, call.done
                 return
             except StopRun:
