@@ -38,8 +38,6 @@ OPEN_KEYWORDS = {
         "rubrics/protocols.py: Grader.__call__",
     ),
     "keywords of DSPy, litellm, pydantic, SQLAlchemy or TRL": (
-        "models/lm.py: LanguageModel.__call__",
-        "models/lm.py: LanguageModel.acall",
         "models/lm.py: LanguageModel.copy",
         "models/lm.py: get_lm",
         "optimizers/finetuning/trl_trainer.py: TransitionTrainer.__init__",

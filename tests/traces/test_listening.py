@@ -66,15 +66,21 @@ def test_async_tools_and_models_are_notified() -> None:
     recorder = Recorder()
     with recorder.active(), recorder.rollout(Rollout()) as rollout:
         asyncio.run(both())
-    assert [tool.result for tool in rollout.tools] == ["6"]
-    assert recorder.unrecorded.count == 1
+    assert [tool.result for tool in rollout.early_tools] == ["6"]
+    assert len(rollout.transitions) == 1
+    assert recorder.unrecorded.count == 0
 
 
-def test_two_recorders_are_both_notified_and_one_is_notified_once() -> None:
+def test_of_two_recorders_the_one_of_the_open_rollout_records_a_call() -> None:
     first, second = Recorder(), Recorder()
-    with first.active(), second.active(), first.active():
-        scripted_lm(answer)("nobody observes this")
-    assert (first.unrecorded.count, second.unrecorded.count) == (1, 1)
+    lm = scripted_lm(answer)
+    with first.active(), first.rollout(Rollout()) as outer, second.active(), first.active():
+        lm("nobody observes this")
+        with second.rollout(Rollout()) as inner:
+            lm("nor this")
+    assert (len(outer.transitions), len(inner.transitions)) == (1, 1)
+    assert lm.scripted.calls == 2
+    assert (first.unrecorded.count, second.unrecorded.count) == (0, 0)
 
 
 def test_a_failing_listener_does_not_affect_the_program(

@@ -106,6 +106,11 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
     "aiohttp": lambda url: asyncio.run(by_aiohttp(url)),
     "httpcore": by_httpcore,
     "httpx transport": by_httpx_transport,
+    "another path": lambda url: httpx.post(f"{url}/ask", json=BODY),
+}
+
+# models of DSPy's, which the recorder records
+MODELS: dict[str, Callable[[str], Any]] = {
     "dspy": by_dspy,
     "dspy async": lambda url: asyncio.run(by_dspy_async(url)),
     "dspy in a thread": lambda url: in_a_thread(by_dspy, url),
@@ -117,7 +122,6 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
     "not ours in a thread": lambda url: in_a_thread(get_lm("openai/m", api_base=f"{url}/v1", api_key="k"), "hello"),
     "not ours over an engine, in a thread": lambda url: in_a_thread(with_recording(scripted()), "hello"),
     "an engine of one's own": lambda url: scripted()("hello"),
-    "another path": lambda url: httpx.post(f"{url}/ask", json=BODY),
 }
 
 
@@ -128,6 +132,17 @@ def test_a_call_of_another_client_is_counted_once(server: str, name: str) -> Non
         for _ in range(2):
             CLIENTS[name](server)
     assert (recorder.unrecorded, len(rollout.transitions)) == (Unrecorded(2), 0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_call_of_a_model_that_the_program_made_is_recorded_once(server: str, name: str) -> None:
+    recorder = Recorder()
+    with recorder.active(), recorder.rollout(Rollout()) as rollout:
+        for _ in range(2):
+            MODELS[name](server)
+    assert recorder.unrecorded == Unrecorded(0)
+    assert [transition.error for transition in rollout.transitions] == [None, None]
+    assert all(transition.output and transition.prompt_tokens for transition in rollout.transitions)
 
 
 @pytest.mark.parametrize("engine", ["auto", "litellm"])
@@ -238,16 +253,19 @@ def test_an_older_pool_of_processes_makes_the_count_unknown() -> None:
 
 
 @pytest.mark.slow
-def test_retries_are_counted_and_answers_of_dspys_cache_are_not(server: str) -> None:
+def test_retries_and_answers_of_dspys_cache_are_recorded(server: str) -> None:
     recorder = Recorder()
-    with recorder.active(), recorder.rollout(Rollout()):
+    with recorder.active(), recorder.rollout(Rollout()) as rollout:
         with pytest.raises(dspy.LMError):
             dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=False, num_retries=1)("#500")
-        assert recorder.unrecorded == Unrecorded(2)
+        assert [transition.error is None for transition in rollout.transitions] == [False, False]
         cached = dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=True)
         cached(f"hello {server}")
         cached(f"hello {server}")
-    assert recorder.unrecorded == Unrecorded(3)
+    assert recorder.unrecorded == Unrecorded(0)
+    answers = rollout.transitions[2:]
+    assert [(answer.cached, answer.cost_usd) for answer in answers] == [(False, None), (True, 0.0)]
+    assert answers[0].output == answers[1].output
 
 
 def test_a_thread_that_outlives_its_rollout_is_counted(server: str) -> None:

@@ -36,7 +36,7 @@ from assay.support.scrubbing import error_text, message
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.carried import note_carried
-from assay.traces.listening import listening
+from assay.traces.listening import REPLACEMENT, listening
 from assay.traces.messages.endings import ending_of
 
 __all__ = ["CONTINUES", "Measured", "RecordedProgram", "Session", "acting_parameters"]
@@ -84,11 +84,15 @@ class Session:
     own_models: bool = False  # compiled judges use the model they were calibrated with, and not `judge_lm`
     measured: Measured | None = None  # by the preflight
     first_runs: FirstRuns | None = None  # after a preflight, until one of them gave an answer
+    replace_lms: bool = False  # the program's own models are replaced by `lm`
     # Seconds that a run, a check or a judge may take; a tool may take a quarter of them. See `assay.models.limits`.
     task_timeout: float = DEFAULT_S
     thinking: Thinking | None = None  # budget of a plain module's calls; an agent has its own
     executor: Callable[..., Any] | None = None  # see `assay.evaluation.executors`; None runs in threads
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.recorder.meter = self.meter
 
     def __deepcopy__(self, memo: object) -> "Session":
         return self
@@ -349,6 +353,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             options = {"temperature": self.temperature, "thinking": self.session.thinking}
             if options := {name: value for name, value in options.items() if value is not None}:
                 changed["lm"] = dspy.settings.lm.copy(**options)
+        if self.session.replace_lms:
+            changed[REPLACEMENT] = changed.get("lm", dspy.settings.lm)
         return dspy.context(**changed) if changed else nullcontext()
 
     def _keep_partial(self, error: AdapterParseError, inputs: dict[str, Any]) -> None:

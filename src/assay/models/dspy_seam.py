@@ -35,6 +35,7 @@ __all__ = [
     "ReinforceJob",
     "TypeSafe",
     "UntestedDSPy",
+    "async_engine_of",
     "check_version",
     "execute",
     "field_descriptions",
@@ -50,11 +51,13 @@ __all__ = [
     "patched_parts",
     "prepare",
     "prompt_text",
+    "public_entries",
     "request_kwargs",
     "request_to_dict",
     "response_from_dict",
     "response_to_dict",
     "response_value",
+    "set_engines",
     "training_internals",
     "with_callbacks",
 ]
@@ -127,8 +130,24 @@ def prompt_text(prompt: Any) -> str:
 def patch_calls(lm: Wrapper, tool: Wrapper) -> None:
     """Wraps the calls of every LM and of every tool, sync and async."""
     for owner, wrap in ((dspy.BaseLM, lm), (TypeSafe, lm), (dspy.Tool, tool)):
-        for name in ("__call__", "acall"):
+        for name in public_entries(owner):
             setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def public_entries(owner: type) -> tuple[str, ...]:
+    """Names of the public methods of a class of models that call the model, as far as this version of DSPy has them."""
+    names = ("__call__", "acall", "generate", "agenerate", "stream", "astream")
+    return tuple(name for name in names if hasattr(owner, name))
+
+
+def set_engines(lm: Any, engine: Any, async_engine: Any) -> None:
+    """Replaces the engines of a model; None: it has none."""
+    lm._engine_spec, lm._async_engine_spec = engine, async_engine
+
+
+def async_engine_of(lm: Any) -> Any:
+    """The asynchronous counterpart of a model's engine, or None."""
+    return getattr(lm, "_async_engine_spec", None)
 
 
 def patch_parsing(wrap: Wrapper) -> None:

@@ -14,6 +14,7 @@ from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 from assay.errors import ConfigError
 from assay.models.answers import failure_in, text_of, with_completion
 from assay.models.dspy_seam import execute, prepare, request_kwargs
+from assay.models.entries import current_entry
 from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, check_variables
 from assay.models.thinking import Server, Thinking, hosted_request, server_at
@@ -130,7 +131,7 @@ class HostedBackend:
             result = execute(self.lm, self._prepared(request))
         response = with_completion(result.typed(request, self.lm.model_type))
         ignored = [note for note in response.adaptations if note.field.startswith("config.reasoning")]
-        if ignored:
+        if ignored and (entry := current_entry.get()) is not None and entry.thinking is not None:
             raise ConfigError(f"thinking: {self.lm.model} did not take the budget as it is: {ignored[0].reason}")
         if (failure := failure_in(response.provider_data, text_of(response))) is not None:
             raise LMServerError(f"the server answered with status 200 and {failure}")

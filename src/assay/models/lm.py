@@ -5,33 +5,37 @@ Its engine (`assay.models.recording`) calls llama.cpp for embedded models, and D
 
 import contextlib
 import difflib
-import hashlib
+import functools
+import inspect
 import math
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
 from dspy import lm15
-from dspy.utils.exceptions import LMError
 
-from assay.errors import ConfigError, LoopStopped, NoModelFile
+from assay.errors import ConfigError, NoModelFile
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
+from assay.models.dspy_seam import public_entries
 from assay.models.embedded import LlamaBackend
+from assay.models.entries import Entry, Opened, current_entry, entered, wrapped
 from assay.models.hosted import HostedBackend
 from assay.models.meter import Meter
 from assay.models.prices import Price
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
-from assay.models.scope import current_repeats, current_sample, sample_scope
-from assay.models.thinking import Thinking, ThinkingError, thinking_scope
+from assay.models.thinking import Thinking, ThinkingError
 from assay.support.settings import nearest
-from assay.support.values import json_text
 
 __all__ = [
+    "CLIENT_KEYS",
     "LanguageModel",
+    "call_of",
     "check_thinking",
     "get_lm",
     "has_provider",
@@ -48,7 +52,7 @@ _KEYWORDS = (  # of `get_lm`
     "cache", "meter", "observers", "temperature", "max_tokens", "seed", "num_retries", "stop_loops", "thinking",
     "price",
 )  # fmt: skip
-_CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
+CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
 
 
 class LanguageModel(dspy.LM):  # type: ignore[misc]
@@ -59,64 +63,6 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
     """
 
     thinking: Thinking | None = None
-
-    def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
-        completions = []
-        with self._numbered(kwargs, prompt, messages, thinking):
-            samples, kwargs = self._samples(kwargs)
-            for sample in samples:
-                with sample_scope(sample), thinking_scope(thinking), _unwrapped():
-                    completions.append(
-                        super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
-                    )
-        return completions[0] if len(completions) == 1 else _together(completions)
-
-    async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        thinking = Thinking.of(kwargs.pop("thinking", self.thinking))
-        completions = []
-        with self._numbered(kwargs, prompt, messages, thinking):
-            samples, kwargs = self._samples(kwargs)
-            for sample in samples:
-                with sample_scope(sample), thinking_scope(thinking), _unwrapped():
-                    completions.append(
-                        await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
-                    )
-        return completions[0] if len(completions) == 1 else _together(completions)
-
-    @contextlib.contextmanager
-    def _numbered(self, kwargs: Mapping[str, Any], prompt: Any, *content: Any) -> Iterator[None]:
-        """Inside, a call that repeats an earlier one of its rollout belongs to a sample of its own.
-
-        Not numbered, and so answered by the cache: calls at temperature 0, which ask for the same answer again, and
-        calls that name their sample themselves (`rollout_id` as an argument).
-        """
-        settings, repeats = {**self.kwargs, **kwargs}, current_repeats.get()
-        requested = prompt.config.temperature if isinstance(prompt, lm15.Request) else settings.get("temperature")
-        temperature = self.recording.backend.sampling.get("temperature", requested)
-        if repeats is None or kwargs.get("rollout_id") is not None or temperature == 0:
-            yield
-            return
-        identity = json_text([self.model, self.recording.address, settings, prompt, *content], sort_keys=True)
-        call = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()
-        number = repeats.next(call)
-        try:
-            sample = current_sample.get()
-            with sample_scope((sample or 0) if number else sample, f"repeat {number}" if number else ""):
-                yield
-        except LoopStopped:  # it is in the cache as the answer of this number
-            raise
-        except BaseException:
-            repeats.unanswered(call, number)
-            raise
-
-    def _samples(self, kwargs: dict[str, Any]) -> tuple[list[int | None], dict[str, Any]]:
-        """The sample of each requested completion (`n`), and the arguments of each call: one completion per call."""
-        n, first = kwargs.get("n", self.kwargs.get("n")), self._sample(kwargs)
-        if isinstance(n, bool) or not isinstance(n, int) or n < 2:
-            return [first], kwargs
-        base = ((first or 0) + 1) * 1_000_003
-        return [first, *(base + number for number in range(1, n))], {**kwargs, "n": 1}
 
     @property
     def recording(self) -> RecordingEngine:
@@ -153,44 +99,50 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
             owner.history.append(entry)
             del owner.history[: -dspy.settings.max_history_size or None]
 
-    def _sample(self, kwargs: dict[str, Any]) -> int | None:
-        rollout_id = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
-        outer = current_sample.get()
-        if rollout_id is None or outer is None:
-            return outer if rollout_id is None else int(rollout_id)
-        return outer * 1_000_003 + int(rollout_id)
 
-    def _seeded(self, kwargs: dict[str, Any], prompt: Any, messages: Any) -> dict[str, Any]:
-        """Arguments with a seed of the call's own, derived from the run's seed, the sample and the messages.
+@dataclass(frozen=True)
+class _Call:
+    """A call of a public method of a model; see `assay.models.entries.Opened`."""
 
-        A seeded run then replays. Under one seed, an engine would draw the same numbers for every prompt: sampling
-        errors of different tasks would be correlated.
-        """
-        seed = kwargs.get("seed", self.kwargs.get("seed"))
-        if seed is None:
-            return kwargs
-        identity = json_text([seed, self._sample(kwargs), prompt, messages], sort_keys=True)
-        digest = hashlib.sha256(identity.encode("utf-8", "replace")).digest()
-        return {**kwargs, "seed": int.from_bytes(digest[:4], "big") >> 1}
+    lm: LanguageModel
+    context: Callable[[], AbstractContextManager[Any]]
+    done: None = None
 
 
-@contextlib.contextmanager
-def _unwrapped() -> Iterator[None]:
-    """Raises errors of assay themselves: DSPy wraps exceptions of engines that it does not know."""
-    try:
-        yield
-    except LMError as error:
-        if isinstance(error.__cause__, LoopStopped | ConfigError):
-            raise error.__cause__ from None
-        raise
+def call_of(lm: LanguageModel, _: Sequence[Any], kwargs: dict[str, Any]) -> Opened:
+    """A call of a model. Where one public method calls another, both are the same call."""
+    backend, outer = lm.recording.backend, current_entry.get()
+    thinking = Thinking.of(kwargs.pop("thinking", lm.thinking))
+    if outer is not None and outer.backend is backend:
+        return _Call(lm, contextlib.nullcontext)
+    rollout_id = kwargs.get("rollout_id", lm.kwargs.get("rollout_id"))
+    entry = Entry(
+        backend,
+        seed=lm.kwargs.get("seed"),
+        rollout_id=None if rollout_id is None else int(rollout_id),
+        thinking=thinking,
+        numbered=kwargs.get("rollout_id") is None,
+    )
+    return _Call(lm, lambda: entered(entry))
 
 
-def _together(completions: list[list[Any]]) -> list[Any]:
-    """Completions of several calls in the form that DSPy gives those of one call: all strings, or all mappings."""
-    outputs = [output for outputs in completions for output in outputs]
-    if any(isinstance(output, dict) for output in outputs):
-        return [output if isinstance(output, dict) else {"text": output} for output in outputs]
-    return outputs
+def _inherited(name: str) -> Any:
+    """A public method of DSPy's class, looked up at each call: it may have been wrapped since."""
+    plain = getattr(dspy.LM, name)
+
+    @functools.wraps(plain)
+    def call(lm: LanguageModel, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(LanguageModel, lm), name)(*args, **kwargs)
+
+    @functools.wraps(plain)
+    async def acall(lm: LanguageModel, /, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(super(LanguageModel, lm), name)(*args, **kwargs)
+
+    return acall if inspect.iscoroutinefunction(plain) else call
+
+
+for _name in public_entries(dspy.BaseLM):
+    setattr(LanguageModel, _name, wrapped(_inherited(_name), call_of))
 
 
 def get_lm(
@@ -248,7 +200,8 @@ def get_lm(
         raise ConfigError(f"stop_loops works for embedded models only: the answers of {name} arrive complete")
     else:
         _require_provider(name)
-        hosted = dspy.LM(name, cache=False, num_retries=0, **with_local_key(name, client))
+        # the API with log-probabilities, whichever a version of DSPy chooses by itself
+        hosted = dspy.LM(name, cache=False, num_retries=0, **{"model_type": "chat", **with_local_key(name, client)})
         if _REASONS in hosted.kwargs:
             temperature = max_tokens = None
         backend = HostedBackend(hosted)
@@ -264,7 +217,7 @@ def _check_client(model: Any, client: Mapping[str, Any]) -> None:
     """Refuses a keyword that is almost one of `get_lm`, and any for an embedded model. Others are the provider's."""
     if not isinstance(model, str):
         raise ConfigError(f"name={model!r} must be a string: embedded/NAME, embedded:FILE.gguf or PROVIDER/NAME")
-    known = (*_KEYWORDS, *_CLIENT_KEYS)
+    known = (*_KEYWORDS, *CLIENT_KEYS)
     for name in client.keys() - set(known):
         if near := difflib.get_close_matches(name, known, 1, 0.85):  # vLLM's min_tokens is no misspelt max_tokens
             raise TypeError(f"get_lm() got an unexpected keyword {name!r}. Did you mean {near[0]!r}?")
@@ -386,7 +339,7 @@ def with_recording(
         if isinstance(lm, LanguageModel)
         else {key: lm.kwargs[key] for key in _ADDRESS if lm.kwargs.get(key)}
     )
-    generation = {key: value for key, value in lm.kwargs.items() if key not in _CLIENT_KEYS}
+    generation = {key: value for key, value in lm.kwargs.items() if key not in CLIENT_KEYS}
     thinking = getattr(lm, "thinking", None)
     return _over(engine, lm.model, thinking, model_type=lm.model_type, num_retries=lm.num_retries, **generation)
 

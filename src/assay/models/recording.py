@@ -4,8 +4,10 @@ Independent of `dspy.LM`: `assay.models.lm` builds one on it.
 """
 
 import asyncio
+import dataclasses
 import functools
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer
 from assay.models.dspy_seam import request_to_dict, response_from_dict
 from assay.models.embedded import LlamaBackend
+from assay.models.entries import Entry, current_entry, entered, seed_of
 from assay.models.failures import failure_of_call, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.ledger import Ledger, Sent
@@ -37,7 +40,7 @@ from assay.models.scope import (
     waits_for_servers,
 )
 from assay.models.streaming import events_in_pieces
-from assay.models.thinking import current_thinking, thought_tokens
+from assay.models.thinking import thought_tokens
 from assay.models.transports import accounted, went_by
 from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
@@ -63,9 +66,11 @@ class RecordingEngine:
         meter: Meter | None = None,
         observers: Sequence[Observer] = (),
         price: Price | None = None,
+        as_requested: bool = False,
     ) -> None:
         self.backend, self.model, self.cache, self.price = backend, model, cache, price
         self.meter, self.observers = meter or Meter(), tuple(observers)
+        self.as_requested = as_requested  # requests are sent as they are, for models that are not a job's
         self.siblings: dict[tuple[str, Any, Endpoint | None], dspy.LM] = {}
         self.client: dict[str, Any] = {}  # address and key, in memory only; judges' models at the same server use them
 
@@ -87,10 +92,35 @@ class RecordingEngine:
         return uninterrupted(lambda: self._complete(request)) if self.observers else self._complete(request)
 
     def _complete(self, request: lm15.Request) -> lm15.Response:
-        thinking = current_thinking.get()
-        if thinking is not None and not thinking.is_auto:
-            request = self.backend.with_thinking(request, thinking)
-        fields, sample = request_to_dict(request), current_sample.get()
+        entry = self._entry()
+        if entry is None:  # of no public method that is known
+            with entered(Entry(self.backend)) as entry:
+                return self._as_sampled(request, entry)
+        return self._as_sampled(request, entry)
+
+    def _entry(self) -> Entry | None:
+        """The call of a public method of the model that this request belongs to."""
+        entry = current_entry.get()
+        return entry if entry is not None and entry.backend is self.backend else None
+
+    def _as_sampled(self, request: lm15.Request, entry: Entry) -> lm15.Response:
+        """An answer to the request with the thinking budget of its entry, as a sample with a seed of its own."""
+        entry.reached = True
+        if self.as_requested:
+            return self._cached_or_called(request, request_to_dict(request), current_sample.get())
+        if entry.thinking is not None and not entry.thinking.is_auto:
+            request = self.backend.with_thinking(request, entry.thinking)
+        fields = request_to_dict(request)
+        temperature = self.backend.sampling.get("temperature", request.config.temperature)
+        with entry.completion(lambda: [self.address, fields], repeated=temperature != 0) as sample:
+            seed = entry.seed if request.config.seed is None else request.config.seed
+            if seed is not None:
+                seed = seed_of(seed, sample, fields)
+                request = dataclasses.replace(request, config=dataclasses.replace(request.config, seed=seed))
+                fields = {**fields, "config": {**fields.get("config", {}), "seed": seed}}
+            return self._cached_or_called(request, fields, sample)
+
+    def _cached_or_called(self, request: lm15.Request, fields: dict[str, Any], sample: int | None) -> lm15.Response:
         if self.cache is None:
             return self._call(request, fields, "", sample)
         weights, field = self.backend.weights or getattr(self.backend, "address", ""), current_field.get()
@@ -126,10 +156,22 @@ class RecordingEngine:
             raise looped
         return response
 
+    def answered_elsewhere(self, request: lm15.Request, response: lm15.Response) -> None:
+        """Record an answer that another cache gave: it costs nothing."""
+        self.meter.replayed(uuid.uuid4().hex)
+        self._notify(
+            request_to_dict(request),
+            response,
+            ids=_token_ids(response),
+            cached=True,
+            sample=current_sample.get(),
+            started=time.time(),
+        )
+
     def _call(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
         """An answer of the model. A request whose schema is refused is sent again without it, as another call."""
         backend = self.backend
-        if not isinstance(backend, HostedBackend):
+        if not isinstance(backend, HostedBackend) or self.as_requested:
             return self._send(request, fields, key, sample)
         request = backend.fitting(request)
         try:

@@ -7,9 +7,7 @@ import itertools
 import json
 import re
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EFFORTS", "EFFORT_TOKENS", "THOUGHT_FIELDS", "Server", "Thinking", "ThinkingError", "budget_of",
-    "current_thinking", "hosted_request", "llama_request", "native_thinking", "reasoning_request", "schema_of",
-    "server_at", "short_form", "template_thinks", "thinking_scope", "thought_tokens",
+    "hosted_request", "llama_request", "native_thinking", "reasoning_request", "schema_of",
+    "server_at", "short_form", "template_thinks", "thought_tokens",
 ]  # fmt: skip
 
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
@@ -43,8 +41,6 @@ _MOST = 2**31 - 1  # tokens: engines read the budget as a 32-bit integer
 _NUMBER = re.compile(r"[+-]?\d{1,4000}")  # Python converts no more digits
 # a string of a JSON object, also one that was cut; or a line
 _WRITTEN = r'"{name}"\s*:\s*"((?:[^"\\]|\\.)*)|^{name}:[ \t]*(.*)$'
-
-current_thinking: "ContextVar[Thinking | None]" = ContextVar("assay_thinking", default=None)
 
 
 class ThinkingError(ConfigError):
@@ -156,16 +152,6 @@ def short_form(value: Any) -> int | str:
     except ThinkingError as error:
         raise ValueError(error.reason.strip()) from None
     return "auto" if budget is None else budget.value
-
-
-@contextmanager
-def thinking_scope(thinking: Thinking | None) -> Iterator[None]:
-    """Inside, this budget holds for calls of the model."""
-    token = current_thinking.set(thinking)
-    try:
-        yield
-    finally:
-        current_thinking.reset(token)
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progr
         prompt_lm=run.reflection,
         judge_lm=judge,
         own_models=config.own_models,
+        replace_lms=config.replace_lms,
         task_timeout=config.task_timeout,
         thinking=Thinking.of(config.thinking),
     )
@@ -399,7 +400,7 @@ def _session_on_a_host(
         lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
         threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
-        thinking=Thinking.of(config.thinking),
+        replace_lms=config.replace_lms, thinking=Thinking.of(config.thinking),
     )  # fmt: skip
 
 

@@ -11,31 +11,54 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import dspy
 
+from assay.errors import StopRun
+from assay.models.calls import Observer
 from assay.models.dspy_seam import patch_calls, patch_parsing
+from assay.models.entries import Opened, wrapped
 from assay.models.limits import current_tool_limit
-from assay.models.threads import current_place
+from assay.models.meter import Meter
+from assay.models.own_lms import recorded_call, replaced_call
+from assay.models.threads import accounted_calls, current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 from assay.traces.replaying import ToolReplay, has_side_effects
 
-__all__ = ["Listener", "has_listeners", "listeners", "listening", "run_tool"]
+__all__ = ["REPLACEMENT", "Listener", "Recording", "has_listeners", "listeners", "listening", "run_tool"]
 
 _KEY = "assay_listeners"
+REPLACEMENT = "assay_replacement"  # DSPy setting: the model that is called in place of those that a program made
 _lock = threading.Lock()
 _installed = False
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Recording:
+    """What records the calls of a model that a program made itself.
+
+    Attributes:
+        observer: receives each call.
+        meter: counts and caps them.
+    """
+
+    observer: Observer
+    meter: Meter
+
+
 class Listener(Protocol):
     """Receives events in the thread or task where they happen. Its exceptions are logged and not raised."""
 
+    def recording(self, lm: Any) -> "Recording | None":
+        """Called before an LM call: what records it; None if this listener does not, or the model does so itself."""
+
     def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
-        """Called before an LM call. May return a context manager for the call."""
+        """Called before an LM call that cannot be recorded. May return a context manager for the call."""
 
     def tool_began(self, tool: Any, arguments: dict[str, Any]) -> Any:
         """Called before a tool runs. The result is passed to `tool_ended`."""
@@ -73,7 +96,7 @@ def _install() -> None:
     with _lock:
         if _installed:
             return
-        patch_calls(lm=_with_lm_events, tool=_with_tool_events)
+        patch_calls(lm=lambda plain: wrapped(plain, _Opening), tool=_with_tool_events)
         patch_parsing(_watched)
         _installed = True
 
@@ -86,30 +109,41 @@ def _tell(handler: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _with_lm_events(plain: Any) -> Any:
-    """Wrap an LM's call so that listeners are notified before it."""
+class _Opening:
+    """A call of a model that is not the job's: replaced or recorded if a listener can, else only counted."""
 
-    def within(lm: Any) -> AbstractContextManager[Any]:
-        """Context managers of the listeners for the call."""
-        contexts = [context for listener in listeners() if (context := _tell(listener.lm_called, lm)) is not None]
-        if not contexts:
-            return nullcontext()
-        stack = ExitStack()
-        for context in contexts:
+    done: Callable[[Any], None] | None = None
+
+    def __init__(self, lm: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.lm = lm
+        self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
+        active = () if accounted_calls.get() else listeners()  # else the call belongs to one that is recorded
+        records = (_tell(listener.recording, lm) for listener in reversed(active))
+        if (record := next((record for record in records if record is not None), None)) is not None:
+            replacement = dspy.settings.get(REPLACEMENT)
+            try:
+                call: Opened = (
+                    recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter)
+                    if replacement is None
+                    else replaced_call(replacement, args, kwargs)
+                )
+                self.lm, self.context, self.done = call.lm, call.context, call.done
+                return
+            except StopRun:
+                raise
+            except Exception as error:  # of a class that cannot be copied
+                _logger.warning("calls of %s cannot be recorded: %s: %s", lm, type(error).__name__, error)
+        if active:
+            self.context = functools.partial(_counted, active, lm)
+
+
+def _counted(active: Sequence[Listener], lm: Any) -> AbstractContextManager[Any]:
+    """Context managers of the listeners for a call that they do not record."""
+    stack = ExitStack()
+    for listener in active:
+        if (context := _tell(listener.lm_called, lm)) is not None:
             stack.enter_context(context)
-        return stack
-
-    @functools.wraps(plain)
-    def call(lm: Any, *args: Any, **kwargs: Any) -> Any:
-        with within(lm):
-            return plain(lm, *args, **kwargs)
-
-    @functools.wraps(plain)
-    async def acall(lm: Any, *args: Any, **kwargs: Any) -> Any:
-        with within(lm):
-            return await plain(lm, *args, **kwargs)
-
-    return acall if inspect.iscoroutinefunction(plain) else call
+    return stack
 
 
 class _Run:

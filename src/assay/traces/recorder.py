@@ -16,11 +16,13 @@ from assay.errors import FailureKind
 from assay.models import Call
 from assay.models.failures import failure_of_program
 from assay.models.lm import LanguageModel
+from assay.models.meter import Meter
+from assay.models.own_lms import is_observed
 from assay.models.transports import accounted, asking
 from assay.support.scrubbing import error_text
 from assay.traces.agents import current_agent
 from assay.traces.identity import RolloutIds, outside_id
-from assay.traces.listening import listeners, listening
+from assay.traces.listening import Recording, listeners, listening
 from assay.traces.messages.dialects import answer_of, chat_messages
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.places import (
@@ -118,6 +120,7 @@ class Recorder:
     ) -> None:
         self.store, self.run_id = store, run_id
         self.phase = self.scope = ""
+        self.meter = Meter()  # counts and caps the calls of models that a program made itself
         self.resumed, self._ids = resumed, RolloutIds() if replayable else None
         self._missed = UnrecordedCalls(unrecorded)
         self.texts = TaskTexts()  # tasks that may be used as demonstrations
@@ -341,14 +344,21 @@ class Recorder:
 
     # Methods of `Listener`
 
+    def recording(self, lm: Any) -> Recording | None:
+        """What records a call of a model that a program made itself; the model of a job is observed already."""
+        place = current_open_rollout()
+        if not isinstance(lm, dspy.BaseLM) or is_observed(lm) or (place and place.recorder not in (None, self)):
+            return None
+        return Recording(self.observe, self.meter)
+
     def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
         """Count a call that will not be observed.
 
         If the transport is watched, each HTTP request counts, including retries; answers from DSPy's cache do not.
         """
-        ours = isinstance(lm, LanguageModel)
-        if ours and self.observe in lm.recording.observers:
+        if is_observed(lm, self.observe):
             return None
+        ours = isinstance(lm, LanguageModel)
         count = current_missed_calls() or self._missed
         if (ours and not lm.recording.observers) or (isinstance(lm, dspy.LM) and isinstance(lm.engine, str)):
             return asking(count.add)

@@ -79,6 +79,9 @@ class ToolReplay:
             raise RecordedToolError(call.error)
         return call.result or ""
 
+    def recording(self, lm: Any) -> None:
+        return None
+
     def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
         return None
 

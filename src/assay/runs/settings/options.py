@@ -69,6 +69,7 @@ class _Judged(TypedDict, total=False):
 
 
 class _Program(_Judged, total=False):
+    replace_lms: bool
     parameters: Mapping[str, Any]
 
 

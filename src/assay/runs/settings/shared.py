@@ -145,6 +145,8 @@ class CommonSettings(Settings):
         values = asdict(self).items()
         job = {name: value for name, value in values if name not in declared or declared[name].declared.job}
         job["salt"] = self.salt or DEFAULT_SALT
+        if not job.get("replace_lms"):  # jobs of before this setting keep their key
+            job.pop("replace_lms", None)
         return hashlib.sha256(json_text(job, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -180,6 +182,11 @@ class ProgramSettings(JudgeModelSettings, CommonSettings):
         None,
         "Format in which a program's fields are written into messages; by default the program's own.",
         choices=("json", "lean", "chat"),
+    )
+    replace_lms: bool = setting(
+        False,
+        "Call the language model in place of the models that the program makes itself. By default these are called as "
+        "they are, also if a model is named.",
     )
     parameters: Mapping[str, Any] = setting(
         help="Agent parameter and its value, such as temperature=0.1.",

@@ -1,0 +1,279 @@
+"""Models that a program or a metric makes itself: their calls are recorded, counted and capped as those of a job's.
+
+Such a model keeps its settings, retries, callbacks, history and cache. Only its engine is replaced, by one that records
+what the model's own engine answers. A model of a class with its own `forward` keeps it; each of its runs is a call. An
+answer from DSPy's cache is recorded as cached and costs nothing.
+"""
+
+import asyncio
+import copy
+import dataclasses
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from dspy import lm15
+
+from assay.models.calls import Observer
+from assay.models.custom_backend import CustomBackend
+from assay.models.dspy_seam import async_engine_of, set_engines
+from assay.models.entries import Entry, Opened, current_entry, entered
+from assay.models.hosted import HostedBackend
+from assay.models.lm import CLIENT_KEYS, LanguageModel, call_of
+from assay.models.meter import Meter
+from assay.models.recording import AsyncRecordingEngine, RecordingEngine
+from assay.support.scrubbing import add_secrets, fields
+
+__all__ = ["RecordedCall", "is_observed", "recorded_call", "replaced_call"]
+
+_SAMPLING = (
+    *("temperature", "max_tokens", "max_completion_tokens", "top_p", "stop", "seed", "presence_penalty"),
+    *("frequency_penalty", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format", "reasoning_effort"),
+)
+_lock = threading.Lock()
+_backends: "weakref.WeakKeyDictionary[Any, tuple[Any, HostedBackend]]" = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """A call of a public method of a model, as it is made instead.
+
+    Attributes:
+        lm: the model to call.
+        context: opens the context of the call.
+        done: called with the result.
+    """
+
+    lm: Any
+    context: Callable[[], AbstractContextManager[Any]]
+    done: Callable[[Any], None] | None = None
+
+
+def is_observed(lm: Any, by: Observer | None = None) -> bool:
+    """Whether the calls of a model are passed to an observer, or to any."""
+    engine = getattr(lm, "engine", None)
+    return isinstance(engine, RecordingEngine) and (bool(engine.observers) if by is None else by in engine.observers)
+
+
+def recorded_call(
+    lm: Any, args: Sequence[Any], kwargs: dict[str, Any], *, observer: Observer, meter: Meter
+) -> RecordedCall:
+    """A call of a model whose requests are counted by a meter and passed to an observer.
+
+    Args:
+        kwargs: its client settings (`api_key`, `timeout`) are taken out, because the call's own engine has them.
+    """
+    engine: RecordingEngine
+    if isinstance(lm, LanguageModel):
+        recorded = _shared(lm)
+        engine = copy.copy(lm.recording)
+        engine.meter, engine.observers = meter, (observer,)
+        set_engines(recorded, engine, AsyncRecordingEngine(engine))
+        return RecordedCall(recorded, nullcontext)
+    make: Any = functools.partial(
+        RecordingEngine, model=lm.model, meter=meter, observers=(observer,), as_requested=True
+    )
+    recorded, spec = _shared(lm), getattr(lm, "engine", None)
+    if spec is None:  # of a class that has no engine
+        engine = make(CustomBackend(SimpleNamespace()))
+    elif isinstance(spec, str):
+        client = {name: kwargs.pop(name) for name in CLIENT_KEYS if name in kwargs}
+        if not _has_canonical_form(lm, args, kwargs):
+            raise ValueError("the request has no canonical form")
+        engine = make(_hosted(lm, client))
+        set_engines(recorded, engine, AsyncRecordingEngine(engine))
+    else:
+        engine = make(CustomBackend(spec))
+        own = async_engine_of(lm)
+        set_engines(recorded, engine, None if own is None else _Awaiting(engine, own))
+    _record_forward(lm, recorded, make)
+    entry = Entry(engine.backend, numbered=False)
+
+    def done(result: Any) -> None:
+        if spec is not None and not entry.reached and not vars(recorded).get("forward"):
+            engine.answered_elsewhere(_request(lm, args, kwargs), _response(lm.model, result))
+
+    return RecordedCall(recorded, lambda: entered(entry), done)
+
+
+def replaced_call(lm: LanguageModel, args: list[Any], kwargs: dict[str, Any]) -> Opened:
+    """A call of another model as one of `lm`. Requests name it; client settings are taken out."""
+    for name in [name for name in kwargs if name in CLIENT_KEYS]:
+        del kwargs[name]
+    args[:] = [_naming(lm.model, value) for value in args]
+    kwargs.update({name: _naming(lm.model, value) for name, value in kwargs.items()})
+    return call_of(lm, args, kwargs)
+
+
+def _naming(model: str, value: Any) -> Any:
+    return dataclasses.replace(value, model=model) if isinstance(value, lm15.Request) else value
+
+
+def _shared(lm: Any) -> Any:
+    """A copy with the attributes of the model: its history, settings and callbacks are the same objects."""
+    recorded = copy.copy(lm)
+    recorded.__dict__.update(vars(lm))
+    return recorded
+
+
+def _hosted(lm: Any, client: Mapping[str, Any]) -> HostedBackend:
+    """The backend of a model. It is kept with the model, because it keeps connections."""
+    if client:
+        return HostedBackend(lm.copy(**client))
+    settings = [lm.model, lm.model_type, lm.engine, {key: lm.kwargs.get(key) for key in CLIENT_KEYS}]
+    with _lock:
+        known, backend = _backends.get(lm, (None, None))
+        if backend is None or known != settings:
+            backend = HostedBackend(lm)
+            _backends[lm] = settings, backend
+        return backend
+
+
+class _Awaiting(AsyncRecordingEngine):
+    """The asynchronous counterpart of a custom engine, recorded."""
+
+    def __init__(self, engine: RecordingEngine, own: Any) -> None:
+        super().__init__(engine)
+        self.own = own
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        if (entry := current_entry.get()) is not None:
+            entry.reached = True
+        engine = copy.copy(self.engine)
+        engine.backend = _awaiting(self.own.complete, self.engine.backend)
+        return await asyncio.to_thread(engine.complete, request)
+
+
+def _awaiting(complete: Callable[[Any], Any], like: Any = None) -> Any:
+    """A backend that runs a coroutine function in the current event loop, for calls from other threads."""
+    loop = asyncio.get_running_loop()
+    backend = CustomBackend(like.engine) if like is not None else CustomBackend(SimpleNamespace())
+    price = getattr(backend.engine, "price_usd", None)
+    backend.engine = SimpleNamespace(
+        complete=lambda request: asyncio.run_coroutine_threadsafe(complete(request), loop).result(), price_usd=price
+    )
+    return backend
+
+
+def _record_forward(lm: Any, recorded: Any, make: Callable[..., RecordingEngine]) -> None:
+    """Each run of a `forward` of the user's is a call. It runs with the model itself, which may count in it."""
+    add_secrets(*_secrets(lm))
+    if _is_users(lm, "forward"):
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            answers: list[Any] = []
+
+            def complete(_: Any) -> lm15.Response:
+                answers.append(lm.forward(*args, **kwargs))
+                return _response(lm.model, answers[-1])
+
+            engine = make(CustomBackend(SimpleNamespace(complete=complete)))
+            engine.complete(_request(lm, args, kwargs))
+            return answers[-1]
+
+        recorded.forward = forward
+    if _is_users(lm, "aforward"):
+
+        async def aforward(*args: Any, **kwargs: Any) -> Any:
+            answers: list[Any] = []
+
+            async def complete(_: Any) -> lm15.Response:
+                answers.append(await lm.aforward(*args, **kwargs))
+                return _response(lm.model, answers[-1])
+
+            await asyncio.to_thread(make(_awaiting(complete)).complete, _request(lm, args, kwargs))
+            return answers[-1]
+
+        recorded.aforward = aforward
+
+
+def _is_users(lm: Any, name: str) -> bool:
+    """Whether a method is the user's and not DSPy's."""
+    method = getattr(lm, name, None)
+    return method is not None and str(getattr(method, "__module__", "")).partition(".")[0] != "dspy"
+
+
+def _secrets(lm: Any) -> list[str]:
+    keys: list[str] = []
+    fields(dict(getattr(lm, "kwargs", None) or {}), removed=keys)
+    return keys
+
+
+def _request(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lm15.Request:
+    """The request of a call, as far as it can be told from its arguments and the model's settings."""
+    given = args[0] if args else kwargs.get("request") or kwargs.get("prompt")
+    if isinstance(given, lm15.Request):
+        return given
+    messages = (args[1] if len(args) > 1 else kwargs.get("messages")) or [{"role": "user", "content": str(given)}]
+    settings = {**(getattr(lm, "kwargs", None) or {}), **kwargs}
+    body = {name: settings[name] for name in _SAMPLING if settings.get(name) is not None}
+    if inspect.isclass(body.get("response_format")):
+        del body["response_format"]
+    for options in (body, {}):
+        try:
+            return lm15.request_from_openai_chat({"model": lm.model, "messages": messages, **options})
+        except Exception:  # settings of the user's own, or messages of another shape
+            continue
+    return lm15.Request(model=lm.model, messages=(lm15.Message.user(str(messages)),))
+
+
+def _has_canonical_form(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether DSPy can pass the call to an engine such as ours; else it has litellm send it as it is."""
+    given = args[0] if args else kwargs.get("request") or kwargs.get("prompt")
+    if isinstance(given, lm15.Request) or not kwargs.get("messages"):
+        return True
+    try:
+        lm15.request_from_openai_chat({"model": lm.model, "messages": kwargs["messages"]})
+    except Exception:
+        return False
+    return True
+
+
+def _response(model: str, answer: Any) -> lm15.Response:
+    """The answer of a model: a `Response`, a reply in OpenAI's form, or the list of DSPy's outputs."""
+    if isinstance(answer, list | tuple) and answer and isinstance(answer[0], lm15.Response):
+        answer = answer[0]
+    if isinstance(answer, lm15.Response):
+        return answer
+    if isinstance(answer, list | tuple):
+        outputs = [output if isinstance(output, Mapping) else {"text": output} for output in answer]
+        messages = [
+            {"role": "assistant", "content": output.get("text"), "tool_calls": _plain(output.get("tool_calls"))}
+            for output in outputs
+        ]
+        answer = {
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {k: v for k, v in message.items() if v is not None}}
+                for message in messages[:1]
+            ]
+        }
+    reply = _plain(answer)
+    try:
+        return lm15.response_from_openai_chat(reply, model=model)
+    except Exception:  # a reply of another shape, of which at least the text is kept
+        choice = (reply.get("choices") or [{}])[0] if isinstance(reply, Mapping) else {}
+        message = choice.get("message") or {}
+        text = message.get("content") or choice.get("text") or ("" if isinstance(reply, Mapping) else str(reply))
+        usage = (reply.get("usage") if isinstance(reply, Mapping) else None) or {}
+        return lm15.Response(
+            id=None, model=model, message=lm15.Message.assistant([lm15.TextPart(str(text))]), finish_reason="stop",
+            usage=lm15.Usage(input_tokens=usage.get("prompt_tokens"), output_tokens=usage.get("completion_tokens")),
+        )  # fmt: skip
+
+
+def _plain(value: Any, depth: int = 12) -> Any:
+    """A reply as dictionaries and lists."""
+    if depth == 0 or value is None or isinstance(value, str | int | float | bool):
+        return value
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth - 1) for item in value]
+    return {key: _plain(item, depth - 1) for key, item in vars(value).items()} if hasattr(value, "__dict__") else value

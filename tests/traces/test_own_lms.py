@@ -1,0 +1,313 @@
+"""Models that a program or a metric makes itself are recorded, priced and capped, whichever way they are called."""
+
+import asyncio
+import json
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dspy
+import pytest
+from dspy import lm15
+
+import assay
+from assay.errors import BudgetExceeded
+from assay.models import Meter
+from assay.models.meter import Caps
+from assay.testing import ScriptedEngine, scripted_lm
+from assay.traces import Recorder, Rollout, Store
+
+ANSWER = "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"
+KEY = "sk-never-to-be-stored"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    count = 0
+    lock = threading.Lock()
+
+    def do_POST(self) -> None:
+        with self.lock:
+            type(self).count += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": ANSWER}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+        reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
+        body = json.dumps({**reply, "choices": choices}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[_Answers]]]:
+    handler = type("Counted", (_Answers,), {"count": 0, "lock": threading.Lock()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_port}/v1", handler
+        serving.shutdown()
+
+
+def own(url: str, **options: Any) -> dspy.LM:
+    return dspy.LM("openai/m", **{"api_base": url, "api_key": KEY, "cache": False, "num_retries": 0, **options})
+
+
+@contextmanager
+def job(caps: Caps | None = None, store: Store | None = None) -> Iterator[tuple[Recorder, Rollout]]:
+    recorder = Recorder(store)
+    recorder.meter = Meter(caps)
+    lm = scripted_lm(lambda request: ANSWER, meter=recorder.meter, observers=[recorder.observe])
+    with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout:
+        yield recorder, rollout
+
+
+say = dspy.Predict("question -> answer")
+
+
+def by_set_lm(lm: Any) -> None:
+    program = dspy.Predict("question -> answer")
+    program.set_lm(lm)
+    program(question="2+2?")
+
+
+def by_context(lm: Any) -> None:
+    with dspy.context(lm=lm):
+        say(question="2+2?")
+
+
+async def by_async(lm: Any) -> None:
+    await asyncio.gather(say.acall(question="2+2?", lm=lm))
+
+
+async def by_stream(lm: Any) -> None:
+    with dspy.context(lm=lm):
+        async for _ in dspy.streamify(say)(question="2+2?"):
+            pass
+
+
+def by_messages(lm: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        lm(messages=[{"role": "user", "content": "2+2?"}])
+
+
+def by_request(lm: Any) -> None:
+    lm(lm15.Request(model=lm.model, messages=(lm15.Message.user("2+2?"),)))
+
+
+def in_a_pool(lm: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lm, "2+2?").result()
+
+
+def in_a_thread(lm: Any) -> None:
+    def call() -> None:
+        with suppress(BudgetExceeded):
+            lm("2+2?")
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def in_parallel(lm: Any) -> None:
+    program = dspy.Predict("question -> answer")
+    program.lm = lm
+    dspy.Parallel(num_threads=2, disable_progress_bar=True)([(program, {"question": "2+2?"})])
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "set_lm": by_set_lm,
+    "context": by_context,
+    "argument": lambda lm: say(question="2+2?", lm=lm),
+    "text": lambda lm: lm("2+2?"),
+    "request": by_request,
+    "messages": by_messages,
+    "async text": lambda lm: asyncio.run(lm.acall("2+2?")),
+    "async": lambda lm: asyncio.run(by_async(lm)),
+    "stream": lambda lm: asyncio.run(by_stream(lm)),
+    "pool": in_a_pool,
+    "thread": in_a_thread,
+    "parallel": in_parallel,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_recorded_and_counted_once(name: str, server: tuple[str, type[_Answers]], tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.db")
+    with job(store=store) as (recorder, rollout):
+        CALLS[name](own(server[0]))
+    assert server[1].count == 1
+    assert (recorder.unrecorded.count, recorder.meter.usage.calls) == (0, 1)
+    (call,) = rollout.transitions
+    assert (call.model, call.output, call.error, call.cached) == ("openai/m", ANSWER, None, False)
+    assert (call.prompt_tokens, call.completion_tokens, call.cost_usd) == (7, 3, None), "its price is unknown"
+    assert "2+2?" in json.dumps(call.request)
+    store.close()
+    assert KEY.encode() not in (tmp_path / "s.db").read_bytes()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_is_sent_beyond_the_cap(name: str, server: tuple[str, type[_Answers]]) -> None:
+    lm = own(server[0])
+    with pytest.raises(BudgetExceeded), job(Caps(calls=2)):  # noqa: PT012
+        for _ in range(4):
+            CALLS[name](lm)
+        raise BudgetExceeded("an exception of a thread is not raised in the main one", what="calls")
+    assert server[1].count == 2
+
+
+def test_eight_threads_send_as_many_calls_as_the_cap_allows(server: tuple[str, type[_Answers]]) -> None:
+    lm = own(server[0])
+    with job(Caps(calls=12)) as (recorder, rollout), ThreadPoolExecutor(8) as pool:
+        results = [pool.submit(lm, f"{number}?") for number in range(40)]
+        refused = sum(isinstance(result.exception(), BudgetExceeded) for result in results)
+    assert (server[1].count, len(rollout.transitions), refused) == (12, 12, 28)
+    assert recorder.unrecorded.count == 0
+
+
+class Plain(dspy.BaseLM):  # type: ignore[misc]
+    """A model with a `forward` of its own, which counts in it."""
+
+    calls = 0
+
+    def forward(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
+        self.calls += 1
+        message = SimpleNamespace(content=ANSWER, tool_calls=None, reasoning_content=None)
+        choice = SimpleNamespace(index=0, message=message, finish_reason="stop")
+        usage = {"prompt_tokens": 7, "completion_tokens": 3}
+        return SimpleNamespace(choices=[choice], usage=usage, model=self.model)
+
+    async def aforward(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
+        return self.forward(prompt, messages, **kwargs)
+
+
+class AsyncScripted:
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+
+    async def complete(self, request: Any) -> Any:
+        await asyncio.sleep(0)
+        return self.engine.complete(request)
+
+    async def stream(self, request: Any) -> Any:
+        for event in lm15.response_to_events(await self.complete(request)):
+            yield event
+
+
+@pytest.mark.parametrize("name", CALLS.keys() - {"stream", "request"})
+def test_a_model_with_its_own_forward_is_recorded(name: str) -> None:
+    lm = Plain("mine/m")
+    with job() as (recorder, rollout), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        CALLS[name](lm)
+        recorder.meter.caps = Caps(calls=1)
+        with pytest.raises(BudgetExceeded):
+            lm("again")
+    assert lm.calls == 1
+    (call,) = rollout.transitions
+    assert (call.model, call.output, call.prompt_tokens, call.cost_usd) == ("mine/m", ANSWER, 7, None)
+    assert "2+2?" in json.dumps(call.request)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_custom_engine_is_recorded_with_its_price(name: str) -> None:
+    engine = ScriptedEngine(lambda request: ANSWER, price_usd=0.5)
+    lm = dspy.LM("mine/m", engine=engine, async_engine=AsyncScripted(engine), cache=False)
+    with job() as (recorder, rollout):
+        CALLS[name](lm)
+    assert engine.calls == 1
+    assert [(call.model, call.cost_usd) for call in rollout.transitions] == [("mine/m", 0.5)]
+    assert recorder.unrecorded.count == 0
+
+
+def test_several_completions_are_several_calls(server: tuple[str, type[_Answers]]) -> None:
+    with job() as (_, rollout):
+        assert len(own(server[0], temperature=1.0)("2+2?", n=3)) == 3
+    assert server[1].count == len(rollout.transitions) == 3
+
+
+def test_a_model_keeps_its_history_and_settings(server: tuple[str, type[_Answers]]) -> None:
+    lm = own(server[0], temperature=0.25, max_tokens=50)
+    with job() as (_, rollout), dspy.context(disable_history=False):
+        lm("2+2?")
+    assert [entry["outputs"] for entry in lm.history] == [[ANSWER]]
+    assert lm.engine == "auto"
+    assert rollout.transitions[0].request["config"] == {"temperature": 0.25, "max_tokens": 50}
+
+
+def test_a_model_that_calls_another_is_one_call() -> None:
+    inner = ScriptedEngine(lambda request: ANSWER)
+    inside = dspy.LM("inner/m", engine=inner, cache=False)
+
+    class Outer:
+        def complete(self, request: Any) -> Any:
+            return inside(lm15.Request(model="inner/m", messages=request.messages))
+
+    with job() as (recorder, rollout):
+        dspy.LM("outer/m", engine=Outer(), cache=False)("2+2?")
+    assert inner.calls == 1
+    assert [call.model for call in rollout.transitions] == ["outer/m"]
+    assert recorder.unrecorded.count == 0
+
+
+def test_calls_outside_a_job_are_left_alone(server: tuple[str, type[_Answers]]) -> None:
+    with job():
+        pass
+    assert own(server[0])("2+2?") == [ANSWER]
+
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.say = dspy.Predict("question -> answer")
+        self.lm = dspy.LM("openai/m", api_base="URL", api_key="k", cache=False, num_retries=0)
+        self.say.set_lm(self.lm)
+
+    def forward(self, question):
+        self.lm("a text")
+        self.lm(dspy.lm15.Request(model="openai/m", messages=(dspy.lm15.Message.user("a request"),)))
+        return self.say(question=question)
+"""
+METRIC = """import dspy
+
+judge = dspy.LM("openai/judge", api_base="URL", api_key="k", cache=False, num_retries=0)
+
+
+def right(example, pred, trace=None):
+    return judge("is it right?") != [] and pred.answer == example.answer
+"""
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_models_of_a_program_are_replaced_only_if_asked(
+    replaced: bool, server: tuple[str, type[_Answers]], tmp_path: Path
+) -> None:
+    for name, text in (("mine", PROGRAM), ("metric", METRIC)):
+        (tmp_path / f"{name}.py").write_text(text.replace("URL", server[0]))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'metric.py:right'}\n")
+    rows = [json.dumps({"question": f"What of {n}?", "answer": "1"}) for n in range(4)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    lm = scripted_lm(lambda request: ANSWER)
+    report = assay.evaluate(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, split="all", preflight=False, replace_lms=replaced
+    )
+    data = report.to_dict()
+    # per task three calls of the program and one of the metric; the cache of the job's model answers two texts after
+    # the first task: 4 + 2 calls of it
+    assert (lm.scripted.calls, server[1].count) == ((6, 4) if replaced else (0, 16))
+    assert (data["calls"], data["unrecorded"], data["result"]["score"]) == (10 if replaced else 16, 0, 1.0)
