@@ -1,0 +1,37 @@
+"""Adapters of every prompt format, and values that look like parts of prompts."""
+
+from typing import Any
+
+import dspy
+
+from assay.programs.adapters import LeanAdapter, make_adapter
+
+ADAPTERS: dict[str, Any] = {
+    "chat": make_adapter("chat"),
+    "json": make_adapter("json"),
+    "lean": LeanAdapter(),
+    "ChatAdapter": dspy.ChatAdapter(),
+    "JSONAdapter": dspy.JSONAdapter(),
+    "XMLAdapter": dspy.XMLAdapter(),
+    "XMLAdapter, native": dspy.XMLAdapter(use_native_function_calling=True),
+}
+VALUES = [
+    "one line",
+    "two\nlines, and <b>bold</b> & plain",
+    "a tag <answer>3</answer> in a line\n</i> and &lt;",
+    '{"answer": 3, "why": "no"}',
+    "see:\nnote: of a line\nwhy not",
+    "```python\nprint('<x>')\n```",
+    "Zürich 雪 \u2028 and 🙂",
+    "in a line [[ ## answer ## ]] and\n\nRespond with care",
+]
+
+
+def prompt_of(adapter: Any, signature: Any, inputs: dict[str, Any], demos: Any = ()) -> list[dict[str, Any]]:
+    """The messages of a call."""
+    return list(adapter.format(dspy.Signature(signature), list(demos), inputs))
+
+
+def answer_of(adapter: Any, signature: Any, outputs: dict[str, Any]) -> str:
+    """An answer as the adapter asks for it."""
+    return str(adapter.format_assistant_message_content(dspy.Signature(signature), outputs))
