@@ -4,12 +4,13 @@ from typing import Any
 
 import dspy
 
-from assay.programs.adapters import LeanAdapter, make_adapter
+from assay.programs.adapters import make_adapter
 
 ADAPTERS: dict[str, Any] = {
     "chat": make_adapter("chat"),
     "json": make_adapter("json"),
-    "lean": LeanAdapter(),
+    "lean": make_adapter("lean"),
+    "xml": make_adapter("xml"),
     "ChatAdapter": dspy.ChatAdapter(),
     "JSONAdapter": dspy.JSONAdapter(),
     "XMLAdapter": dspy.XMLAdapter(),

@@ -9,6 +9,7 @@ from assay.programs.adapters import ADAPTERS, make_adapter
 ANSWERS = {
     "json": '{{"answer": "{0}"}}',
     "lean": "answer: {0}",
+    "xml": "<answer>\n{0}\n</answer>",
     "chat": "[[ ## answer ## ]]\n{0}\n\n[[ ## completed ## ]]",
 }
 

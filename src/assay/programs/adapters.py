@@ -4,10 +4,10 @@
   patterns and lengths.
 - `lean`: `name: value` lines without section markers. Half the tokens, and simple enough for a model of a few hundred
   million parameters.
+- `xml`: DSPy's XMLAdapter. Answers are also read if they are not valid XML.
 - `chat`: DSPy's ChatAdapter.
 """
 
-import re
 from typing import Any, get_args, get_origin
 
 import dspy
@@ -18,6 +18,7 @@ from assay.errors import ConfigError
 from assay.models.dspy_seam import format_field_value, parse_value
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
+from assay.support.sections import fields_in
 from assay.support.settings import one_of
 from assay.support.thoughts import without_thoughts
 
@@ -31,7 +32,7 @@ __all__ = [
     "output_schema",
 ]
 
-ADAPTERS = ("json", "lean", "chat")
+ADAPTERS = ("json", "lean", "xml", "chat")
 
 
 def checked_format(name: Any) -> str:
@@ -51,7 +52,7 @@ def make_adapter(name: str) -> Any:
     Raises:
         ConfigError: unknown name.
     """
-    kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "chat": SectionsAdapter}
+    kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "xml": TagsAdapter, "chat": SectionsAdapter}
     return kinds[checked_format(name)]()
 
 
@@ -99,7 +100,19 @@ class _AnswersAlone:
 class SectionsAdapter(_AnswersAlone, LimitsThoughts, dspy.ChatAdapter):  # type: ignore[misc]
     """DSPy's ChatAdapter, which can leave a thought out but not limit it."""
 
-    limits_fields = False
+    without_limits = "chat"
+
+
+class TagsAdapter(LimitsThoughts, dspy.XMLAdapter):  # type: ignore[misc]
+    """DSPy's XMLAdapter, which also reads answers with literal `<` and `&`, open tags or text around them."""
+
+    without_limits = "xml"
+
+    def parse(self, signature: Any, completion: str) -> Any:
+        try:
+            return super().parse(signature, without_thoughts(completion, signature.output_fields))
+        except AdapterParseError:
+            return _typed("XMLAdapter", signature, completion)
 
 
 class SchemaAdapter(_AnswersAlone, LimitsThoughts, dspy.JSONAdapter):  # type: ignore[misc]
@@ -114,7 +127,7 @@ class SchemaAdapter(_AnswersAlone, LimitsThoughts, dspy.JSONAdapter):  # type: i
 
 
 # `dspy.streamify` finds an adapter's output format by the class name
-SchemaAdapter.__name__, SectionsAdapter.__name__ = "JSONAdapter", "ChatAdapter"
+SchemaAdapter.__name__, SectionsAdapter.__name__, TagsAdapter.__name__ = "JSONAdapter", "ChatAdapter", "XMLAdapter"
 
 
 def listen_under(adapter: Any) -> None:
@@ -171,43 +184,43 @@ class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
         return messages
 
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
-        completion, names = without_thoughts(completion), list(signature.output_fields)
-        starts = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:[ \t]*", re.MULTILINE)
-        marks = list(starts.finditer(completion))
-        texts: dict[str, str] = {}
-        for mark, following in zip(marks, [*marks[1:], None], strict=False):
-            end = following.start() if following else len(completion)
-            texts.setdefault(mark[1], completion[mark.end() : end].strip())
-        if not texts and len(names) == 1:
-            texts = {names[0]: completion.strip()}
-        values: dict[str, Any] = {}
-        for name, text in texts.items():
-            field = signature.output_fields[name]
-            try:
-                value = parse_value(_as_choice(text, field.annotation), field.annotation)
-                model = pydantic.create_model("Value", value=(field.annotation, field))
-                values[name] = vars(model(value=value))["value"]
-            except (ValueError, TypeError) as error:
-                raise self._failure(signature, completion, values, f"{name}: {error}") from error
-        if missing := [name for name in names if name not in values]:
-            raise self._failure(signature, completion, values, f"no {', '.join(missing)} in the answer")
-        return values
+        return _typed("LeanAdapter", signature, completion)
 
-    @staticmethod
-    def _failure(signature: Any, completion: str, values: dict[str, Any], message: str) -> AdapterParseError:
+
+def _typed(adapter: str, signature: Any, completion: str) -> dict[str, Any]:
+    """The outputs of an answer in any prompt format, in their types. A single output may be the whole text.
+
+    Raises:
+        AdapterParseError: an output is missing, or has another type.
+    """
+    names = list(signature.output_fields)
+    texts = fields_in(completion, names)
+    if not texts and len(names) == 1:
+        texts = {names[0]: without_thoughts(completion, names).strip()}
+    values: dict[str, Any] = {}
+
+    def failure(message: str) -> AdapterParseError:
         return AdapterParseError(
-            adapter_name="LeanAdapter",
-            signature=signature,
-            lm_response=completion,
-            message=message,
-            parsed_result=values,
+            adapter_name=adapter, signature=signature, lm_response=completion, message=message, parsed_result=values
         )
 
+    for name, text in texts.items():
+        field = signature.output_fields[name]
+        try:
+            value = parse_value(_as_choice(text, field.annotation), field.annotation)
+            model = pydantic.create_model("Value", value=(field.annotation, field))
+            values[name] = vars(model(value=value))["value"]
+        except (ValueError, TypeError) as error:
+            raise failure(f"{name}: {error}") from error
+    if missing := [name for name in names if name not in values]:
+        raise failure(f"no {', '.join(missing)} in the answer")
+    return values
 
-def _as_choice(text: str, annotation: Any) -> str:
+
+def _as_choice(text: Any, annotation: Any) -> Any:
     """The matching choice, ignoring case and punctuation: small models write `Calculator.` for `calculator`."""
     for choice in get_args(annotation):
-        if isinstance(choice, str) and text.strip(" .\"'`").casefold() == choice.casefold():
+        if isinstance(choice, str) and isinstance(text, str) and text.strip(" .\"'`").casefold() == choice.casefold():
             return choice
     return text
 

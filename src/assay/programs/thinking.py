@@ -47,7 +47,7 @@ class LimitsThoughts:
     field does not think, which every budget allows.
     """
 
-    limits_fields = True  # whether the format sends a schema that limits the length of a field
+    without_limits = ""  # name of the format if it sends no schema that limits the length of a field
 
     def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
         plan = self._plan(lm, lm_kwargs, signature)
@@ -77,10 +77,13 @@ class LimitsThoughts:
         if not name or (thinking.is_off and len(signature.output_fields) > 1):
             return _Plan(engine_kwargs, signature.delete(name) if name else signature, name)
         limits = supports(lm, LINES) or getattr(lm, "supports_response_schema", False)
-        if thinking.is_off or not (self.limits_fields and limits):
+        if thinking.is_off or self.without_limits or not limits:
             reason, advice = "it is the only output field", ""
-            if not thinking.is_off and not self.limits_fields:
-                reason, advice = "the prompt format chat sends no schema that limits it", "Use json or lean"
+            if not thinking.is_off and self.without_limits:
+                reason, advice = (
+                    f"the prompt format {self.without_limits} sends no schema that limits it",
+                    "Use json or lean",
+                )
             elif not thinking.is_off:
                 reason = f"{lm.model} is not known to take a schema that limits it"
                 advice = "Name a server that does (api_base=…), or a model that thinks by itself"

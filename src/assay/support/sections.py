@@ -142,9 +142,8 @@ def sections_in(text: str, names: Collection[str] = ()) -> list[Section]:
     The text is read in the format in which it has most of the named fields; of several formats, or without names, in
     that which begins first. Thoughts are no part of an answer.
     """
-    kept = names or _THOUGHTS
-    plain = blanked_thoughts(text, kept)
-    readings = {form: spans for form, (find, _) in _FORMS.items() if (spans := find(plain, names))}
+    plain = {"": blanked_thoughts(text), "xml": blanked_thoughts(text, names or _THOUGHTS)}
+    readings = {form: spans for form, (find, _) in _FORMS.items() if (spans := find(plain.get(form, plain[""]), names))}
     if not readings:
         return []
 
@@ -154,11 +153,10 @@ def sections_in(text: str, names: Collection[str] = ()) -> list[Section]:
         return -len({span.name for span in spans} & set(names)), prose, spans[0].begin
 
     form = min(readings, key=rank)
-    read = _FORMS[form][1]
+    read, kept = _FORMS[form][1], (names or _THOUGHTS) if form == "xml" else ()
     sections = []
     for span in readings[form]:
-        written = text[span.start : span.end]
-        written = written if plain is text else without_thoughts(written, kept)
+        written = without_thoughts(text[span.start : span.end], kept)
         try:
             sections.append(Section(*span, read(text[span.begin : span.start], written)))
         except (ValueError, RecursionError):

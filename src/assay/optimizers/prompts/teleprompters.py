@@ -355,6 +355,10 @@ def writes_instructions(name: str) -> bool:
 
 
 def auto_prompt_formats(student: RecordedProgram) -> list[str | None]:
-    """The program's own prompt format first (None is DSPy's default), then the others worth trying."""
+    """The program's own prompt format first (None is DSPy's default), then the others worth trying.
+
+    `xml` is tried for programs whose format has marked sections, as DSPy's defaults.
+    """
     default = student.settings["adapter"]
-    return [default, *(name for name in ADAPTERS if name not in (default, "chat"))]
+    marked = default in (None, "chat", "xml")
+    return [default, *(name for name in ADAPTERS if name not in (default, "chat", *(() if marked else ("xml",))))]
