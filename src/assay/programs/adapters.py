@@ -15,7 +15,7 @@ import pydantic
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
-from assay.models.dspy_seam import format_field_value, parse_value
+from assay.models.dspy_seam import DEFAULT_FORMAT, format_field_value, parse_value
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
 from assay.support.sections import fields_in
@@ -26,6 +26,7 @@ __all__ = [
     "ADAPTERS",
     "LeanAdapter",
     "SchemaAdapter",
+    "ambient_format",
     "checked_format",
     "listen_under",
     "make_adapter",
@@ -44,6 +45,19 @@ def checked_format(name: Any) -> str:
     if not isinstance(name, str) or name not in ADAPTERS:
         raise ConfigError(f"prompt_format={name!r} {one_of(name, ADAPTERS)}")
     return name
+
+
+def ambient_format() -> str:
+    """The prompt format of programs that set none: that of the configured adapter, or DSPy's default.
+
+    Of an adapter of one's own it is the name of the class.
+    """
+    adapter = dspy.settings.adapter
+    if adapter is None:
+        return DEFAULT_FORMAT
+    kinds = {"JSONAdapter": "json", "LeanAdapter": "lean", "XMLAdapter": "xml", "ChatAdapter": "chat"}
+    name = type(adapter).__name__
+    return kinds.get(name, name)
 
 
 def make_adapter(name: str) -> Any:

@@ -27,6 +27,7 @@ __all__ = [
     "adapter_readings",
     "answer_fields",
     "fields_in",
+    "format_of",
     "output_names",
     "prompt_fields",
     "prompt_readings",
@@ -363,6 +364,16 @@ def _groupings(marks: Sequence["re.Match[str]"]) -> Iterator[list["re.Match[str]
         for rest in itertools.combinations(marks[1:], count)
     )
     return itertools.islice(kept, _MOST_READINGS)
+
+
+def format_of(system: str) -> str:
+    """The prompt format of a system message; "" if no adapter of DSPy or assay wrote it."""
+    if _REPLY.search(system):
+        return "lean"
+    structure = system.partition("\nAll interactions will be structured in the following way")[2]
+    if "\nOutputs will be a JSON object" in structure:
+        return "json"
+    return "chat" if f"[[ ## {_LAST} ## ]]" in structure else "xml" if _LINE_TAG.search(structure) else ""
 
 
 def output_names(system: str) -> tuple[str, ...]:

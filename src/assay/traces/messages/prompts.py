@@ -2,15 +2,17 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.support.sections import adapter_readings, answer_fields, output_names
-from assay.traces.messages.dialects import Answer, Message, part_texts
+from assay.support.sections import adapter_readings, answer_fields, format_of, output_names
+from assay.traces.messages.dialects import Answer, Message, chat_messages, part_texts
 from assay.traces.messages.parts import object_of
+from assay.traces.records import Transition
 
-__all__ = ["Prompt", "arguments_of", "asked_outputs", "output_values"]
+__all__ = ["Prompt", "arguments_of", "asked_outputs", "output_values", "sent_formats"]
 
 _FORM = re.compile(r"All interactions will be structured.*?(?=In adhering to this structure|\Z)", re.DOTALL)
 _MODULE_FIELDS = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
@@ -24,6 +26,13 @@ _LONG = 12  # minimum characters of a text that is recognised inside another one
 def asked_outputs(messages: Sequence[Message]) -> tuple[str, ...]:
     """Names of the output fields that a prompt asks for; empty if no adapter of DSPy or assay wrote it."""
     return output_names(_system(messages))
+
+
+def sent_formats(calls: Sequence[Transition]) -> Counter[str]:
+    """Prompt formats of recorded calls with their counts; calls that no adapter wrote are left out."""
+    formats = Counter(format_of(_system(chat_messages(call.request))) for call in calls)
+    del formats[""]
+    return formats
 
 
 def _system(messages: Sequence[Message]) -> str:
