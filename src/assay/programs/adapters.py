@@ -129,15 +129,31 @@ class TagsAdapter(LimitsThoughts, dspy.XMLAdapter):  # type: ignore[misc]
             return _typed("XMLAdapter", signature, completion)
 
 
-class SchemaAdapter(_AnswersAlone, LimitsThoughts, dspy.JSONAdapter):  # type: ignore[misc]
-    """DSPy's JSONAdapter with patterns and lengths in the schema; DSPy itself drops them."""
+class _WithSchema(dspy.JSONAdapter):  # type: ignore[misc]
+    """DSPy's JSONAdapter with patterns and lengths in the schema."""
 
-    def _prepare_response_format(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> None:
-        schema = output_schema(signature)
-        if schema is not None and lm.supports_response_schema and "response_format" in lm.supported_params:
-            lm_kwargs["response_format"] = _response_format(schema)
-        else:
-            super()._prepare_response_format(lm, lm_kwargs, signature)
+    def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        constrained = _constrained(lm, signature)
+        # past JSONAdapter, which would replace the schema
+        call = dspy.ChatAdapter.__call__ if constrained else dspy.JSONAdapter.__call__
+        return call(self, lm, {**lm_kwargs, **constrained}, signature, demos, inputs)
+
+    async def acall(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        constrained = _constrained(lm, signature)
+        call = dspy.ChatAdapter.acall if constrained else dspy.JSONAdapter.acall
+        return await call(self, lm, {**lm_kwargs, **constrained}, signature, demos, inputs)
+
+
+def _constrained(lm: Any, signature: Any) -> dict[str, Any]:
+    """The option that constrains an answer to the signature's schema; empty if engine or signature allow none."""
+    schema = output_schema(signature)
+    if schema is None or not lm.supports_response_schema or "response_format" not in lm.supported_params:
+        return {}
+    return {"response_format": _response_format(schema)}
+
+
+class SchemaAdapter(_AnswersAlone, LimitsThoughts, _WithSchema):
+    """DSPy's JSONAdapter with patterns and lengths in the schema; DSPy itself drops them."""
 
 
 # `dspy.streamify` finds an adapter's output format by the class name
@@ -165,15 +181,20 @@ def listen_under(adapter: Any) -> None:
             listener.receive, listener.finalize = under(listener.receive), under(listener.finalize)
 
 
-class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
-    """`name: value` lines for inputs and outputs. Engines that support it constrain the lines to the schema."""
+class _Lines(dspy.Adapter):  # type: ignore[misc]
+    """`name: value` lines for inputs and outputs."""
 
-    def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
-        signature = super()._call_preprocess(lm, lm_kwargs, signature, inputs)
+    def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        return super().__call__(lm, {**lm_kwargs, **self._constraint(lm, signature)}, signature, demos, inputs)
+
+    async def acall(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        return await super().acall(lm, {**lm_kwargs, **self._constraint(lm, signature)}, signature, demos, inputs)
+
+    @staticmethod
+    def _constraint(lm: Any, signature: Any) -> dict[str, Any]:
         schema = output_schema(signature)
-        if schema is not None and LINES in lm.supported_params:
-            lm_kwargs["response_format"] = _response_format({**schema, LINES: True})
-        return signature
+        constrained = schema is not None and LINES in lm.supported_params
+        return {"response_format": _response_format({**(schema or {}), LINES: True})} if constrained else {}
 
     def format_system_message(self, signature: Any) -> str:
         return f"{signature.instructions}\nReply with: " + ", ".join(f"{name}: …" for name in signature.output_fields)
@@ -199,6 +220,10 @@ class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
 
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
         return _typed("LeanAdapter", signature, completion)
+
+
+class LeanAdapter(LimitsThoughts, _Lines):
+    """`name: value` lines for inputs and outputs. Engines that support it constrain the lines to the schema."""
 
 
 def _typed(adapter: str, signature: Any, completion: str) -> dict[str, Any]:
