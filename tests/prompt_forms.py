@@ -1,9 +1,11 @@
 """Adapters of every prompt format, and values that look like parts of prompts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
 
+from assay.models.dspy_seam import prompt_text
 from assay.programs.adapters import make_adapter
 
 ADAPTERS: dict[str, Any] = {
@@ -29,8 +31,12 @@ VALUES = [
 
 
 def prompt_of(adapter: Any, signature: Any, inputs: dict[str, Any], demos: Any = ()) -> list[dict[str, Any]]:
-    """The messages of a call."""
-    return list(adapter.format(dspy.Signature(signature), list(demos), inputs))
+    """The messages of a call; DSPy 3.5's prompts as dictionaries."""
+    prompt = adapter.format(dspy.Signature(signature), list(demos), inputs)
+    if isinstance(prompt, list):
+        return prompt
+    messages = [{"role": message.role, "content": message.text} for message in prompt.messages]
+    return [{"role": "system", "content": prompt_text(SimpleNamespace(system=prompt.system, messages=()))}, *messages]
 
 
 def answer_of(adapter: Any, signature: Any, outputs: dict[str, Any]) -> str:

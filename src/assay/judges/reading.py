@@ -305,7 +305,7 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
         return self._messages(signature, demos, inputs)
 
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
-        return {"text": completion}
+        return {next(iter(signature.output_fields)): completion}  # read with its probabilities, see `_read`
 
     def __call__(
         self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
@@ -315,7 +315,7 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
                 answers = super().__call__(lm, _one_token(lm, lm_kwargs), signature, demos, inputs)
             except AdapterParseError:  # an empty answer
                 answers = [{}]
-        return [self._read(answer, lm) for answer in answers]
+        return [self._read(answer, next(iter(signature.output_fields)), lm) for answer in answers]
 
     async def acall(
         self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
@@ -325,10 +325,10 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
                 answers = await super().acall(lm, _one_token(lm, lm_kwargs), signature, demos, inputs)
             except AdapterParseError:
                 answers = [{}]
-        return [self._read(answer, lm) for answer in answers]
+        return [self._read(answer, next(iter(signature.output_fields)), lm) for answer in answers]
 
-    def _read(self, answer: Mapping[str, Any], lm: Any) -> dict[str, Any]:
-        text = str(answer.get("text") or "")
+    def _read(self, answer: Mapping[str, Any], field: str, lm: Any) -> dict[str, Any]:
+        text = str(answer.get(field) or "")
         try:
             top = answer["logprobs"]["content"][0]["top_logprobs"]
         except (KeyError, IndexError, TypeError):
