@@ -8,6 +8,7 @@
 - `chat`: DSPy's ChatAdapter.
 """
 
+from collections.abc import Collection
 from typing import Any, get_args, get_origin
 
 import dspy
@@ -18,7 +19,7 @@ from assay.errors import ConfigError
 from assay.models.dspy_seam import DEFAULT_FORMAT, format_field_value, parse_value
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
-from assay.support.sections import fields_in
+from assay.support.sections import FORMATS, fields_in
 from assay.support.settings import one_of
 from assay.support.thoughts import without_thoughts
 
@@ -126,7 +127,7 @@ class TagsAdapter(LimitsThoughts, dspy.XMLAdapter):  # type: ignore[misc]
         try:
             return super().parse(signature, without_thoughts(completion, signature.output_fields))
         except AdapterParseError:
-            return _typed("XMLAdapter", signature, completion)
+            return _typed("XMLAdapter", signature, completion, FORMATS)
 
 
 class _WithSchema(dspy.JSONAdapter):  # type: ignore[misc]
@@ -219,23 +220,23 @@ class _Lines(dspy.Adapter):  # type: ignore[misc]
         return messages
 
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
-        return _typed("LeanAdapter", signature, completion)
+        return _typed("LeanAdapter", signature, completion, ("lean",))
 
 
 class LeanAdapter(LimitsThoughts, _Lines):
     """`name: value` lines for inputs and outputs. Engines that support it constrain the lines to the schema."""
 
 
-def _typed(adapter: str, signature: Any, completion: str) -> dict[str, Any]:
-    """The outputs of an answer in any prompt format, in their types. A single output may be the whole text.
+def _typed(adapter: str, signature: Any, completion: str, formats: Collection[str]) -> dict[str, Any]:
+    """The outputs of an answer in one of the formats, in their types. A single output may be the whole text.
 
     Raises:
         AdapterParseError: an output is missing, or has another type.
     """
     names = list(signature.output_fields)
-    texts = fields_in(completion, names)
+    texts = fields_in(completion, names, formats=formats)
     if not texts and len(names) == 1:
-        texts = {names[0]: without_thoughts(completion, names).strip()}
+        texts = {names[0]: without_thoughts(completion).strip()}
     values: dict[str, Any] = {}
 
     def failure(message: str) -> AdapterParseError:

@@ -22,6 +22,7 @@ from assay.support.thoughts import blanked_thoughts, without_thoughts
 
 __all__ = [
     "ASKS",
+    "FORMATS",
     "SUBMIT",
     "Section",
     "adapter_readings",
@@ -34,6 +35,7 @@ __all__ = [
     "sections_in",
 ]
 
+FORMATS = ("chat", "xml", "json", "lean")
 SUBMIT = "submit"  # tool with which DSPy's ReActV2 returns the outputs
 _LAST = "completed"  # section after the last output in DSPy's chat format
 _CHAT = re.compile(r"^[ \t]*\[\[ ## (\w+) ## \]\]", re.MULTILINE)
@@ -86,14 +88,15 @@ class _Span(NamedTuple):
     end: int
 
 
-def fields_in(text: str, names: Collection[str] = ()) -> dict[str, Any]:
+def fields_in(text: str, names: Collection[str] = (), *, formats: Collection[str] = FORMATS) -> dict[str, Any]:
     """Values of an answer's fields by name; empty if it has none. The first of several values for a field counts.
 
     Args:
         names: names of the fields; by default all that the text has.
+        formats: prompt formats in which the answer is read.
     """
     fields: dict[str, Any] = {}
-    for section in sections_in(text, names):
+    for section in sections_in(text, names, formats=formats):
         if section.complete:
             fields.setdefault(section.name, section.value)
     return fields
@@ -137,14 +140,14 @@ def _value_of_json(text: str) -> Any:
         return None
 
 
-def sections_in(text: str, names: Collection[str] = ()) -> list[Section]:
+def sections_in(text: str, names: Collection[str] = (), *, formats: Collection[str] = FORMATS) -> list[Section]:
     """Fields of an answer with their positions, in order.
 
     The text is read in the format in which it has most of the named fields; of several formats, or without names, in
     that which begins first. Thoughts are no part of an answer.
     """
     plain = {"": blanked_thoughts(text), "xml": blanked_thoughts(text, names or _THOUGHTS)}
-    readings = {form: spans for form, (find, _) in _FORMS.items() if (spans := find(plain.get(form, plain[""]), names))}
+    readings = {form: spans for form in formats if (spans := _FORMS[form][0](plain.get(form, plain[""]), names))}
     if not readings:
         return []
 
