@@ -72,7 +72,7 @@ def test_the_calculator_answers_or_refuses_any_text(text: str) -> None:
 
 @pytest.mark.parametrize(("name", "hint"), [("jsn", "json"), ("Lean", "lean"), (None, ""), (["json"], "")])
 def test_an_unknown_prompt_format_is_refused_by_the_name_of_the_argument(name: Any, hint: str) -> None:
-    with pytest.raises(ConfigError, match=r"^prompt_format=.* must be one of json, lean, chat") as refused:
+    with pytest.raises(ConfigError, match=r"^prompt_format=.* must be one of json, lean, xml, chat") as refused:
         MathQA(prompt_format=name)
     assert str(refused.value).endswith(f"Did you mean {hint!r}?" if hint else "chat")
 

@@ -13,6 +13,7 @@ from own_programs import answer, compiled, write_program
 
 import assay
 from assay.errors import ConfigError, RubricError
+from assay.programs import make_adapter
 from assay.testing import scripted_lm
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
@@ -167,3 +168,15 @@ def test_names_in_place_of_objects_are_refused_with_a_remedy() -> None:
         assay.evaluate(
             lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer)
         )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt_format", ["json", "xml", "chat"])
+def test_fields_of_marked_formats_are_streamed(prompt_format: str) -> None:
+    words = " ".join(["plum"] * 12)
+    answers = {
+        "json": json.dumps({"answer": words}), "xml": f"<answer>\n{words}\n</answer>",
+        "chat": f"[[ ## answer ## ]]\n{words}\n\n[[ ## completed ## ]]",
+    }  # fmt: skip
+    with dspy.context(lm=scripted_lm(lambda _: answers[prompt_format]), adapter=make_adapter(prompt_format)):
+        heard, prediction = asyncio.run(streamed(dspy.Predict("question -> answer"), "which?"))
+    assert heard.strip() == prediction.answer == words

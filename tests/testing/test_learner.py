@@ -71,7 +71,7 @@ def test_the_learners_best_format_follows_from_the_seed() -> None:
     assert best == {"chat", "json", "lean"}
 
 
-@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
+@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean", "xml"])
 def test_the_scripted_learner_reads_and_writes_every_prompt_format(prompt_format: str) -> None:
     learner = InContextLearner("topics", seed=2)
     learner.slips = dict.fromkeys(learner.slips, 0.0)

@@ -8,13 +8,14 @@ from assay.traces import Transition
 from assay.traces.export.turns import Turn
 from assay.traces.store.rows import transition_row
 
-FORMATS = ("json", "lean", "chat")
+FORMATS = ("json", "lean", "xml", "chat")
 
 
 # spaces, escapes and numbers that a parsed and rewritten object would not have
 ANSWERS = {
     "json": '{"label":  "pos" ,\n  "why": "1.50 \\u00e9 \\"quoted\\" \\/ and 1e2" }',
     "lean": "label: pos\nwhy:   1.50 é \"quoted\" / and 1e2",
+    "xml": "<label>pos</label>\n<why> 1.50 é \"quoted\" / and 1e2</why>",
     "chat": "[[ ## label ## ]]\npos\n\n[[ ## why ## ]]\n 1.50 é \"quoted\" / and 1e2\n\n[[ ## completed ## ]]",
 }  # fmt: skip
 

@@ -71,6 +71,9 @@ def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(rec
         "Due: 12.04.1988",
         '{"prompt": "[[ ## date ## ]]\\n1988-04-12\\n"}',
         "[[ ## date ## ]]\n5 May 1988\n",
+        "<date>\n1988-04-12\n</date>\n\nRespond with the corresponding output fields wrapped in XML tags `<team>`.",
+        "<answer>5 May 1988</answer>",
+        '{"prompt": "<date>\\n1988-04-12\\n</date>"}',
     ],
 )
 def test_dates_alone_in_a_field_and_in_short_forms_are_replaced(text: str) -> None:
@@ -155,6 +158,8 @@ def test_personal_data_in_the_forms_of_several_countries_is_replaced(text: str, 
         "CPF 111.222.333-44 is no valid one",
         "The Pythagorean theorem: a^2 + b^2 = c^2.",
         "Use Kubernetes in Production and Terraform in Staging.",
+        "<message>\nTicket 39: I cannot log in to see my order.\n</message>",
+        "<created_at>2024-05-03</created_at>",
         "[[ ## message ## ]]\nTicket 39: I cannot log in to see my order.",
         "[[ ## mail ## ]]\nInvoice 15 of May is wrong.\n\n"
         "Respond with a JSON object in the following order of fields: `team`.",

@@ -60,7 +60,7 @@ def test_similar_tasks_are_distinguished_without_comparing_all(monkeypatch: pyte
     ],
 )
 @pytest.mark.parametrize("kind", ["declared", "text", "not shown"])
-@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean"])
+@pytest.mark.parametrize("prompt_format", ["chat", "json", "lean", "xml"])
 def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any, kind: str, prompt_format: str) -> None:
     fields: dict[str, Any] = {
         "question": (str, dspy.InputField()),
@@ -77,7 +77,9 @@ def test_demonstrations_are_found_in_every_rendering_of_their_inputs(extra: Any,
         recorder.texts.add(task_key(inputs), inputs)
     program = dspy.Predict(dspy.Signature({**fields, "answer": (str, dspy.OutputField())}))
     program.demos = [dspy.Example(**{name: value for name, value in demo.items() if name in fields}, answer="x")]
-    answer = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[prompt_format]
+    answer = {
+        "chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x", "xml": "<answer>x</answer>"
+    }[prompt_format]  # fmt: skip
     rollout = Rollout(inputs=task)
     with (
         dspy.context(

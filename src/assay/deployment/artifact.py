@@ -26,7 +26,8 @@ from assay.judges import Judge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, Thinking, get_lm
 from assay.models.roles import Endpoint
-from assay.programs import Agent, AgentParameters, program_state, restore_program
+from assay.programs import ADAPTERS, Agent, AgentParameters, program_state, restore_program
+from assay.programs.adapters import ambient_format
 from assay.programs.budgets import set_thinking
 from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured, is_agent
 from assay.programs.constructor import constructor_config, missing_arguments
@@ -70,7 +71,17 @@ class Artifact:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return dict(self.manifest["settings"])
+        """Prompt format (`adapter`), parameters and thinking. A program that was compiled with the default prompt
+        format keeps it where the default is another one now."""
+        settings, default = dict(self.manifest["settings"]), self.manifest.get("default_format")
+        if settings["adapter"] is None and default in ADAPTERS and default != ambient_format():
+            settings["adapter"] = default if self.manifest.get("prompt_format") == default else None
+        return settings
+
+    @property
+    def prompt_format(self) -> str:
+        """Format of the prompts that it sends, also if the program sets it."""
+        return str(self.manifest.get("prompt_format") or self.manifest["settings"].get("adapter") or "chat")
 
     @property
     def model(self) -> str:

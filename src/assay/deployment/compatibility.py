@@ -78,7 +78,7 @@ def _compared(champion: Artifact, candidate: Artifact) -> dict[str, tuple[Any, A
         settings = artifact.settings
         return {
             **{name: artifact.manifest.get(name) for name in ("model", "adapters")},
-            "prompt format": settings.get("adapter"),
+            "prompt format": artifact.prompt_format,
             "context_length": settings["parameters"].get("context_length"),
         }
 

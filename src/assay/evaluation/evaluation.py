@@ -53,6 +53,11 @@ class Evaluation(ReportRepr):
         """Score by task id; NaN where unscored."""
         return {task_id: result.value for task_id, result in self.results.items()}
 
+    def overrides(self, prompt_format: str | None) -> bool:
+        """Whether the program set another prompt format in every run than the one that it was run with."""
+        sent = {name for run in self.runs.values() for name in run.prompt_formats}
+        return prompt_format is not None and bool(sent) and prompt_format not in sent
+
     @property
     def mean(self) -> float:
         """Mean over the scored tasks; NaN where none is."""

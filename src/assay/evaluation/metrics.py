@@ -20,6 +20,7 @@ from assay.rubrics.steps import is_used, passed_on, plain_text
 from assay.support.number_texts import parse_number, whole_number
 from assay.support.reprs import ReportRepr
 from assay.traces import Rollout, ToolCall, Transition
+from assay.traces.messages.prompts import sent_formats
 from assay.traces.records import RUN_FIELDS
 from assay.traces.thinking import ThinkingUse, thinking_of
 
@@ -63,6 +64,7 @@ class TaskRun:
         rounds: those of a `Refine` program.
         error: why the agent gave no answer.
         tool_figures: of an agent with tools, see `assay.evaluation.tool_use`; only those that apply to the task.
+        prompt_formats: of its calls, the most frequent first; see `assay.traces.messages.prompts.sent_formats`.
         told: facts that a simulated user told before they were asked for.
     """
 
@@ -86,6 +88,7 @@ class TaskRun:
     rounds: Sequence[Mapping[str, Any]] = ()
     error: str | None = None
     tool_figures: Mapping[str, float] = field(default_factory=dict)
+    prompt_formats: Sequence[str] = ()
     told: Sequence[str] = ()
 
 
@@ -238,6 +241,7 @@ def run_of(
         thinking=thinking_of(rollout),
         rounds=rounds if isinstance(rounds := prediction.get("rounds"), list) else (),
         tool_figures=tool_figures or {},
+        prompt_formats=[name for name, _ in sent_formats(transitions).most_common()],
         told=told_unasked(rollout.inputs.get("user"), prediction.get("messages")),
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
     )

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import dspy
+from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
 from assay.models import LanguageModel, supports
@@ -303,25 +304,31 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
     def format(self, signature: Any, demos: list[Any], inputs: dict[str, Any]) -> list[dict[str, str]]:
         return self._messages(signature, demos, inputs)
 
-    def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
-        top = _TOP["embedded" if is_embedded(str(getattr(lm, "model", ""))) else "hosted"]
-        lm_kwargs.pop("n", None)
-        lm_kwargs.update(max_tokens=_TOKENS, temperature=0.0, logprobs=True, top_logprobs=top)
-        return signature
-
-    def _call_postprocess(
-        self, processed: Any, original: Any, outputs: list[Any], lm: Any, lm_kwargs: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        return [self._read(output, lm) for output in outputs]
+    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+        return {next(iter(signature.output_fields)): completion}  # read with its probabilities, see `_read`
 
     def __call__(
         self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
     ) -> Any:
         with _no_truncation_warning():
-            return super().__call__(lm, lm_kwargs, signature, demos, inputs)
+            try:
+                answers = super().__call__(lm, _one_token(lm, lm_kwargs), signature, demos, inputs)
+            except AdapterParseError:  # an empty answer
+                answers = [{}]
+        return [self._read(answer, next(iter(signature.output_fields)), lm) for answer in answers]
 
-    def _read(self, answer: Any, lm: Any) -> dict[str, Any]:
-        text = answer.get("text", "") if isinstance(answer, Mapping) else str(answer)
+    async def acall(
+        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]
+    ) -> Any:
+        with _no_truncation_warning():
+            try:
+                answers = await super().acall(lm, _one_token(lm, lm_kwargs), signature, demos, inputs)
+            except AdapterParseError:
+                answers = [{}]
+        return [self._read(answer, next(iter(signature.output_fields)), lm) for answer in answers]
+
+    def _read(self, answer: Mapping[str, Any], field: str, lm: Any) -> dict[str, Any]:
+        text = str(answer.get(field) or "")
         try:
             top = answer["logprobs"]["content"][0]["top_logprobs"]
         except (KeyError, IndexError, TypeError):
@@ -349,6 +356,13 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
         probabilities = {label: by_key[key] for label, key in self.keys.items()}
         verdict = max(probabilities, key=lambda label: probabilities[label])
         return {"verdict": verdict, "probabilities": probabilities, "mass": mass, "tokens": _logs(top)}
+
+
+def _one_token(lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call of which the first token and its alternatives are read."""
+    top = _TOP["embedded" if is_embedded(str(getattr(lm, "model", ""))) else "hosted"]
+    options = {name: value for name, value in lm_kwargs.items() if name != "n"}
+    return {**options, "max_tokens": _TOKENS, "temperature": 0.0, "logprobs": True, "top_logprobs": top}
 
 
 def _logs(top: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from assay.support.sections import sections_in
+
 if TYPE_CHECKING:
     from dspy import lm15
 
@@ -18,24 +20,25 @@ __all__ = ["LEAST", "pruned", "pruned_reply", "value_tokens"]
 
 LEAST = 1e-4  # probability; without alternatives below it, none of 132 stored decisions changed by more than 1e-4
 _LEAST_LOG = math.log(LEAST)
-_END = re.compile(r"[\"\n]")
 
 
 def value_tokens(tokens: Sequence[str], field: str) -> range:
     """Indices of the tokens that write the value of an output field, including the token that ends it.
 
-    Reads JSON (`"field": "value"`), lines (`field: value`) and DSPy's sections (`[[ ## field ## ]]`). The last
-    occurrence counts. Empty if the field is not found.
+    Reads every prompt format. The last occurrence counts, and of its value the first line. Empty if the field is not
+    found.
     """
     text, starts = "", []
     for token in tokens:
         starts.append(len(text))
         text += token
-    marks = list(re.finditer(rf'\b{re.escape(field)}"?\s*(?:## \]\])?\s*:?\s*"?', text))
-    if not marks:
+    sections = sections_in(text, (field,))
+    if not sections:
         return range(0)
-    at = marks[-1].end()
-    end = stop.start() if (stop := _END.search(text, at)) else len(text)
+    at, written = sections[-1].start, text[sections[-1].start : sections[-1].end]
+    quoted = written.startswith('"')
+    at += quoted
+    end = at + len(re.split(r"[\"\n]" if quoted else r"\n", written[quoted:], maxsplit=1)[0])
     inside = [index for index, start in enumerate(starts) if start <= end and at < start + len(tokens[index])]
     return range(inside[0], inside[-1] + 1) if inside else range(0)
 

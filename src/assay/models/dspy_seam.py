@@ -23,6 +23,7 @@ from assay.errors import ConfigError
 
 __all__ = [
     "BOOTSTRAP",
+    "DEFAULT_FORMAT",
     "EVALUATE",
     "EXECUTE",
     "EXECUTOR",
@@ -95,6 +96,8 @@ def check_version(installed: str) -> None:
 
 
 check_version(dspy.__version__)
+# prompt format of programs without an adapter
+DEFAULT_FORMAT = "chat" if dspy.__version__.startswith("3.4.") else "xml"
 
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict  # noqa: E402
 from dspy.adapters.utils import format_field_value, parse_value  # noqa: E402

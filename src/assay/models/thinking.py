@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assay.errors import ConfigError
+from assay.support.sections import sections_in
 from assay.support.settings import nearest
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ _WORDS = f"off, auto, {', '.join(EFFORTS)}"
 _MOST = 2**31 - 1  # tokens: engines read the budget as a 32-bit integer
 _NUMBER = re.compile(r"[+-]?\d{1,4000}")  # Python converts no more digits
 # a string of a JSON object, also one that was cut; or a line
-_WRITTEN = r'"{name}"\s*:\s*"((?:[^"\\]|\\.)*)|^{name}:[ \t]*(.*)$'
 
 
 class ThinkingError(ConfigError):
@@ -317,10 +317,12 @@ def thought_tokens(
     if name is None:
         return None
     text = "".join(tokens) or text
-    match = re.search(_WRITTEN.format(name=name), text, re.MULTILINE)
-    if match is None:
+    section = next((section for section in sections_in(text, schema_of(request)) if section.name == name), None)
+    if section is None:
         return None
-    begin, end = match.span(1) if match[1] is not None else match.span(2)
+    begin, end = section.start, section.end
+    if text.startswith('"', begin):  # JSON
+        begin, end = begin + 1, end - section.complete
     if not tokens:
         return count(text[begin:end]) if end > begin else 0
     starts = [0]

@@ -4,10 +4,11 @@
   patterns and lengths.
 - `lean`: `name: value` lines without section markers. Half the tokens, and simple enough for a model of a few hundred
   million parameters.
+- `xml`: DSPy's XMLAdapter. Answers are also read if they are not valid XML.
 - `chat`: DSPy's ChatAdapter.
 """
 
-import re
+from collections.abc import Collection
 from typing import Any, get_args, get_origin
 
 import dspy
@@ -15,9 +16,10 @@ import pydantic
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
-from assay.models.dspy_seam import format_field_value, parse_value
+from assay.models.dspy_seam import DEFAULT_FORMAT, format_field_value, parse_value
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
+from assay.support.sections import FORMATS, fields_in
 from assay.support.settings import one_of
 from assay.support.thoughts import without_thoughts
 
@@ -25,13 +27,14 @@ __all__ = [
     "ADAPTERS",
     "LeanAdapter",
     "SchemaAdapter",
+    "ambient_format",
     "checked_format",
     "listen_under",
     "make_adapter",
     "output_schema",
 ]
 
-ADAPTERS = ("json", "lean", "chat")
+ADAPTERS = ("json", "lean", "xml", "chat")
 
 
 def checked_format(name: Any) -> str:
@@ -45,13 +48,26 @@ def checked_format(name: Any) -> str:
     return name
 
 
+def ambient_format() -> str:
+    """The prompt format of programs that set none: that of the configured adapter, or DSPy's default.
+
+    Of an adapter of one's own it is the name of the class.
+    """
+    adapter = dspy.settings.adapter
+    if adapter is None:
+        return DEFAULT_FORMAT
+    kinds = {"JSONAdapter": "json", "LeanAdapter": "lean", "XMLAdapter": "xml", "ChatAdapter": "chat"}
+    name = type(adapter).__name__
+    return kinds.get(name, name)
+
+
 def make_adapter(name: str) -> Any:
     """Creates the adapter of a prompt format.
 
     Raises:
         ConfigError: unknown name.
     """
-    kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "chat": SectionsAdapter}
+    kinds = {"json": SchemaAdapter, "lean": LeanAdapter, "xml": TagsAdapter, "chat": SectionsAdapter}
     return kinds[checked_format(name)]()
 
 
@@ -99,22 +115,50 @@ class _AnswersAlone:
 class SectionsAdapter(_AnswersAlone, LimitsThoughts, dspy.ChatAdapter):  # type: ignore[misc]
     """DSPy's ChatAdapter, which can leave a thought out but not limit it."""
 
-    limits_fields = False
+    without_limits = "chat"
 
 
-class SchemaAdapter(_AnswersAlone, LimitsThoughts, dspy.JSONAdapter):  # type: ignore[misc]
+class TagsAdapter(LimitsThoughts, dspy.XMLAdapter):  # type: ignore[misc]
+    """DSPy's XMLAdapter, which also reads answers with literal `<` and `&`, open tags or text around them."""
+
+    without_limits = "xml"
+
+    def parse(self, signature: Any, completion: str) -> Any:
+        try:
+            return super().parse(signature, without_thoughts(completion, signature.output_fields))
+        except AdapterParseError:
+            return _typed("XMLAdapter", signature, completion, FORMATS)
+
+
+class _WithSchema(dspy.JSONAdapter):  # type: ignore[misc]
+    """DSPy's JSONAdapter with patterns and lengths in the schema."""
+
+    def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        constrained = _constrained(lm, signature)
+        # past JSONAdapter, which would replace the schema
+        call = dspy.ChatAdapter.__call__ if constrained else dspy.JSONAdapter.__call__
+        return call(self, lm, {**lm_kwargs, **constrained}, signature, demos, inputs)
+
+    async def acall(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        constrained = _constrained(lm, signature)
+        call = dspy.ChatAdapter.acall if constrained else dspy.JSONAdapter.acall
+        return await call(self, lm, {**lm_kwargs, **constrained}, signature, demos, inputs)
+
+
+def _constrained(lm: Any, signature: Any) -> dict[str, Any]:
+    """The option that constrains an answer to the signature's schema; empty if engine or signature allow none."""
+    schema = output_schema(signature)
+    if schema is None or not lm.supports_response_schema or "response_format" not in lm.supported_params:
+        return {}
+    return {"response_format": _response_format(schema)}
+
+
+class SchemaAdapter(_AnswersAlone, LimitsThoughts, _WithSchema):
     """DSPy's JSONAdapter with patterns and lengths in the schema; DSPy itself drops them."""
-
-    def _prepare_response_format(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> None:
-        schema = output_schema(signature)
-        if schema is not None and lm.supports_response_schema and "response_format" in lm.supported_params:
-            lm_kwargs["response_format"] = _response_format(schema)
-        else:
-            super()._prepare_response_format(lm, lm_kwargs, signature)
 
 
 # `dspy.streamify` finds an adapter's output format by the class name
-SchemaAdapter.__name__, SectionsAdapter.__name__ = "JSONAdapter", "ChatAdapter"
+SchemaAdapter.__name__, SectionsAdapter.__name__, TagsAdapter.__name__ = "JSONAdapter", "ChatAdapter", "XMLAdapter"
 
 
 def listen_under(adapter: Any) -> None:
@@ -138,15 +182,20 @@ def listen_under(adapter: Any) -> None:
             listener.receive, listener.finalize = under(listener.receive), under(listener.finalize)
 
 
-class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
-    """`name: value` lines for inputs and outputs. Engines that support it constrain the lines to the schema."""
+class _Lines(dspy.Adapter):  # type: ignore[misc]
+    """`name: value` lines for inputs and outputs."""
 
-    def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
-        signature = super()._call_preprocess(lm, lm_kwargs, signature, inputs)
+    def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        return super().__call__(lm, {**lm_kwargs, **self._constraint(lm, signature)}, signature, demos, inputs)
+
+    async def acall(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: Any, inputs: Any) -> Any:
+        return await super().acall(lm, {**lm_kwargs, **self._constraint(lm, signature)}, signature, demos, inputs)
+
+    @staticmethod
+    def _constraint(lm: Any, signature: Any) -> dict[str, Any]:
         schema = output_schema(signature)
-        if schema is not None and LINES in lm.supported_params:
-            lm_kwargs["response_format"] = _response_format({**schema, LINES: True})
-        return signature
+        constrained = schema is not None and LINES in lm.supported_params
+        return {"response_format": _response_format({**(schema or {}), LINES: True})} if constrained else {}
 
     def format_system_message(self, signature: Any) -> str:
         return f"{signature.instructions}\nReply with: " + ", ".join(f"{name}: …" for name in signature.output_fields)
@@ -171,43 +220,47 @@ class LeanAdapter(LimitsThoughts, dspy.Adapter):  # type: ignore[misc]
         return messages
 
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
-        completion, names = without_thoughts(completion), list(signature.output_fields)
-        starts = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:[ \t]*", re.MULTILINE)
-        marks = list(starts.finditer(completion))
-        texts: dict[str, str] = {}
-        for mark, following in zip(marks, [*marks[1:], None], strict=False):
-            end = following.start() if following else len(completion)
-            texts.setdefault(mark[1], completion[mark.end() : end].strip())
-        if not texts and len(names) == 1:
-            texts = {names[0]: completion.strip()}
-        values: dict[str, Any] = {}
-        for name, text in texts.items():
-            field = signature.output_fields[name]
-            try:
-                value = parse_value(_as_choice(text, field.annotation), field.annotation)
-                model = pydantic.create_model("Value", value=(field.annotation, field))
-                values[name] = vars(model(value=value))["value"]
-            except (ValueError, TypeError) as error:
-                raise self._failure(signature, completion, values, f"{name}: {error}") from error
-        if missing := [name for name in names if name not in values]:
-            raise self._failure(signature, completion, values, f"no {', '.join(missing)} in the answer")
-        return values
+        return _typed("LeanAdapter", signature, completion, ("lean",))
 
-    @staticmethod
-    def _failure(signature: Any, completion: str, values: dict[str, Any], message: str) -> AdapterParseError:
+
+class LeanAdapter(LimitsThoughts, _Lines):
+    """`name: value` lines for inputs and outputs. Engines that support it constrain the lines to the schema."""
+
+
+def _typed(adapter: str, signature: Any, completion: str, formats: Collection[str]) -> dict[str, Any]:
+    """The outputs of an answer in one of the formats, in their types. A single output may be the whole text.
+
+    Raises:
+        AdapterParseError: an output is missing, or has another type.
+    """
+    names = list(signature.output_fields)
+    texts = fields_in(completion, names, formats=formats)
+    if not texts and len(names) == 1:
+        texts = {names[0]: without_thoughts(completion).strip()}
+    values: dict[str, Any] = {}
+
+    def failure(message: str) -> AdapterParseError:
         return AdapterParseError(
-            adapter_name="LeanAdapter",
-            signature=signature,
-            lm_response=completion,
-            message=message,
-            parsed_result=values,
+            adapter_name=adapter, signature=signature, lm_response=completion, message=message, parsed_result=values
         )
 
+    for name, text in texts.items():
+        field = signature.output_fields[name]
+        try:
+            value = parse_value(_as_choice(text, field.annotation), field.annotation)
+            model = pydantic.create_model("Value", value=(field.annotation, field))
+            values[name] = vars(model(value=value))["value"]
+        except (ValueError, TypeError) as error:
+            raise failure(f"{name}: {error}") from error
+    if missing := [name for name in names if name not in values]:
+        raise failure(f"no {', '.join(missing)} in the answer")
+    return values
 
-def _as_choice(text: str, annotation: Any) -> str:
+
+def _as_choice(text: Any, annotation: Any) -> Any:
     """The matching choice, ignoring case and punctuation: small models write `Calculator.` for `calculator`."""
     for choice in get_args(annotation):
-        if isinstance(choice, str) and text.strip(" .\"'`").casefold() == choice.casefold():
+        if isinstance(choice, str) and isinstance(text, str) and text.strip(" .\"'`").casefold() == choice.casefold():
             return choice
     return text
 

@@ -32,11 +32,21 @@ def thinking_limit(lm: Any, default: int) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A call with its budget applied: `removed` is the thought field that it has no longer."""
+    """A call with its budget applied: `removed` is the thought field that it has no longer.
 
-    lm_kwargs: dict[str, Any]
+    `thinking` is what is left of the budget for the engine; None without one.
+    """
+
+    thinking: Thinking | None
     signature: Any
     removed: str = ""
+
+    def options(self, lm: Any, lm_kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The model and the options of the call. A budget is set on the model: it is no option of DSPy's requests."""
+        if self.thinking is None or not hasattr(lm, "thinking"):
+            return lm, lm_kwargs
+        lm_kwargs = {name: value for name, value in lm_kwargs.items() if name != "thinking"}
+        return (lm if lm.thinking == self.thinking else lm.copy(thinking=self.thinking)), lm_kwargs
 
 
 class LimitsThoughts:
@@ -47,16 +57,18 @@ class LimitsThoughts:
     field does not think, which every budget allows.
     """
 
-    limits_fields = True  # whether the format sends a schema that limits the length of a field
+    without_limits = ""  # name of the format if it sends no schema that limits the length of a field
 
     def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
         plan = self._plan(lm, lm_kwargs, signature)
-        outputs = super().__call__(lm, plan.lm_kwargs, plan.signature, demos, inputs)  # type: ignore[misc]
+        lm, lm_kwargs = plan.options(lm, lm_kwargs)
+        outputs = super().__call__(lm, lm_kwargs, plan.signature, demos, inputs)  # type: ignore[misc]
         return _restored(outputs, plan.removed)
 
     async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
         plan = self._plan(lm, lm_kwargs, signature)
-        outputs = await super().acall(lm, plan.lm_kwargs, plan.signature, demos, inputs)  # type: ignore[misc]
+        lm, lm_kwargs = plan.options(lm, lm_kwargs)
+        outputs = await super().acall(lm, lm_kwargs, plan.signature, demos, inputs)  # type: ignore[misc]
         return _restored(outputs, plan.removed)
 
     def left_of(self, lm: Any, thinking: Thinking, signature: Any) -> Thinking:
@@ -65,22 +77,24 @@ class LimitsThoughts:
         Raises:
             ThinkingError: the field cannot keep it.
         """
-        left = self._plan(lm, {"thinking": thinking}, signature).lm_kwargs["thinking"]
+        left = self._plan(lm, {"thinking": thinking}, signature).thinking
         return Thinking.auto() if left is None else left
 
     def _plan(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any) -> _Plan:
         thinking = Thinking.of(lm_kwargs.get("thinking", getattr(lm, "thinking", None)))
         if thinking is None or thinking.is_auto or native_thinking(lm):
-            return _Plan(lm_kwargs, signature)
+            return _Plan(thinking, signature)
         name = next((name for name in THOUGHT_FIELDS if name in signature.output_fields), "")
-        engine_kwargs = {**lm_kwargs, "thinking": Thinking.auto()}  # done here: nothing is left for the engine
         if not name or (thinking.is_off and len(signature.output_fields) > 1):
-            return _Plan(engine_kwargs, signature.delete(name) if name else signature, name)
+            return _Plan(Thinking.auto(), signature.delete(name) if name else signature, name)
         limits = supports(lm, LINES) or getattr(lm, "supports_response_schema", False)
-        if thinking.is_off or not (self.limits_fields and limits):
+        if thinking.is_off or self.without_limits or not limits:
             reason, advice = "it is the only output field", ""
-            if not thinking.is_off and not self.limits_fields:
-                reason, advice = "the prompt format chat sends no schema that limits it", "Use json or lean"
+            if not thinking.is_off and self.without_limits:
+                reason, advice = (
+                    f"the prompt format {self.without_limits} sends no schema that limits it",
+                    "Use json or lean",
+                )
             elif not thinking.is_off:
                 reason = f"{lm.model} is not known to take a schema that limits it"
                 advice = "Name a server that does (api_base=…), or a model that thinks by itself"
@@ -90,7 +104,7 @@ class LimitsThoughts:
             raise ThinkingError(
                 thinking.value, f" cannot limit the field {name!r} of type {field.annotation}: make it a str"
             )
-        return _Plan(engine_kwargs, _limited(signature, name, tokens))
+        return _Plan(Thinking.auto(), _limited(signature, name, tokens))
 
 
 def _limited(signature: Any, name: str, tokens: int) -> Any:

@@ -8,7 +8,9 @@ from assay.datasets.tasks import Task, make_task
 from assay.models.failures import failure_of_program, is_agent_failure, unanswered
 from assay.rubrics.criteria import Criterion, Failed
 from assay.rubrics.scoring import fields_of
-from assay.traces.messages.final_answer import prediction_of
+from assay.support.sections import fields_in
+from assay.traces.messages.dialects import chat_messages
+from assay.traces.messages.prompts import asked_outputs
 from assay.traces.records import RUN_FIELDS, Rollout, Transition
 
 __all__ = ["failure_of", "task_of"]
@@ -39,8 +41,8 @@ def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed |
 def _refused(prediction: Any, last: Transition) -> Failed | None:
     """The failure of a run whose prediction is the answer of a call that the model refused or a filter ended."""
     values = [value for value in fields_of(prediction).values() if isinstance(value, str)]
-    parts = (prediction_of(last.output) or {}).values()
-    if not last.output or not (last.output in values or all(part in values for part in parts)):
+    parts = fields_in(last.output, asked_outputs(chat_messages(last.request))).values()
+    if not last.output or not (last.output in values or (parts and all(part in values for part in parts))):
         return None
     from assay.traces.messages.endings import refusal_of  # here, because it loads DSPy
 

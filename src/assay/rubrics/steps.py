@@ -4,7 +4,6 @@ Checks of tool calls raise `NoGrade` for a transition without tool calls.
 """
 
 import ast
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from assay.errors import FailureKind
 from assay.models.line_grammar import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.syntax import SYNTAX
+from assay.support.sections import answer_fields, prompt_fields
 from assay.support.values import json_text
 from assay.traces.messages.dialects import chat_messages, part_texts
 from assay.traces.messages.requested import output_schema
@@ -69,8 +69,8 @@ def parsed(
 ) -> Grade:
     """Grade 1 if the output is valid by the requested schema and all required fields are present and not empty.
 
-    Parses JSON, `name: value` lines and DSPy's `[[ ## name ## ]]` sections. If neither a schema nor fields are known, a
-    step counts as parsed unless its failure kind is `parse`.
+    Every prompt format is parsed. If neither a schema nor fields are known, a step counts as parsed unless its failure
+    kind is `parse`.
 
     Args:
         fields: required fields; by default those the schema requires.
@@ -84,7 +84,8 @@ def parsed(
         return Grade(
             value=float(transition.error is None and not unread and bool(transition.output.strip() or transition.tools))
         )
-    values = _fields_in(transition)
+    calls = [(tool.name, tool.arguments) for tool in transition.tools]
+    values = answer_fields(transition.output, calls, list((schema or {}).get("properties", ())) or required)
     if missing := [name for name in required if values.get(name) in (None, "", [], {})]:
         return Grade(value=0.0, reason=f"missing or empty: {', '.join(missing)}")
     if schema is not None and not schema.get(LINES):
@@ -117,25 +118,6 @@ def _without_patterns(schema: Any) -> Any:
             if key not in ("pattern", "patternProperties", "format")
         }
     return [_without_patterns(part) for part in schema] if isinstance(schema, list) else schema
-
-
-def _fields_in(transition: Transition) -> dict[str, Any]:
-    values = fields_in(transition.output)
-    for tool in transition.tools:
-        values = {**tool.arguments, **values}
-    return values
-
-
-def fields_in(text: str) -> dict[str, Any]:
-    """Parses the fields of an output: JSON, DSPy's `[[ ## name ## ]]` sections, otherwise `name: value` lines."""
-    text = text.strip()
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        sections = re.split(r"\[\[ ## (\w+) ## \]\]", text)
-        values = dict(zip(sections[1::2], (part.strip() for part in sections[2::2]), strict=False))
-        values = values or {name: value.strip() for name, value in re.findall(r"(?m)^(\w+):[ \t]*(.*)$", text)}
-    return values if isinstance(values, dict) else {}
 
 
 def eligible(
@@ -253,18 +235,14 @@ def _unmarked(value: Any) -> str:
 def _input_fields(request: Mapping[str, Any]) -> list[str]:
     """Values of the input fields in the last user message.
 
-    Fields are DSPy's sections or `name: value` lines; without either, the whole text is one field. A trajectory of
-    DSPy's ReAct is one field.
+    A text without fields is one field. A trajectory of DSPy's ReAct is one field.
     """
     messages = [message for message in chat_messages(request) if message.get("role") == "user"]
     text = part_texts(messages[-1].get("content")) if messages else ""
-    sections = re.split(r"\[\[ ## (\w+) ## \]\]", text)
-    if len(sections) < 3:
-        return re.split(r"(?m)^\w+: ", text)
     fields: list[str] = []
-    for name, value in zip(sections[1::2], sections[2::2], strict=False):
+    for name, value in (prompt_fields(text) or {"": text}).items():
         if _TRAJECTORY.fullmatch(name) and fields:
-            fields[-1] += value
+            fields[-1] += f"\n{value}"
         else:
             fields.append(value)
     return fields

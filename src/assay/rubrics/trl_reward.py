@@ -10,8 +10,9 @@ from assay.datasets.tasks import task_key
 from assay.errors import RubricError
 from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import ScoreResult, grade
-from assay.rubrics.steps import fields_in
 from assay.support.numbers import counted
+from assay.support.sections import answer_fields
+from assay.traces.messages.parts import object_of
 from assay.traces.records import Verdict
 
 __all__ = ["completion_fields", "trl_reward", "undecided_checks"]
@@ -36,16 +37,16 @@ def trl_reward(
     It raises `RubricError` at its first call if a criterion is unscored on all completions. The mean grade of each
     criterion goes to TRL's log as RUBRIC/CRITERION.
 
-    The completion is the output field `answer`. The prompt (its last message, if it is a conversation) is the task's
-    input, unless a column provides it. The other columns of the dataset are the task's expected fields. An unscored
-    completion is None, which TRL excludes from the mean; it is never 0.
+    The completion is the output field `answer`, or has it in a prompt format. The prompt (its last message, if it is a
+    conversation) is the task's input, unless a column provides it. The other columns of the dataset are the task's
+    expected fields. An unscored completion is None, which TRL excludes from the mean; it is never 0.
 
     Args:
         answer: output field that holds the completion.
         question: name of the task's input.
         inputs: column -> name of the task's input. By default the column `question`.
-        outputs: fields of a completion (JSON, `name: value` lines or DSPy's sections). If there is only one, a
-            completion in none of these formats is its value.
+        outputs: fields of a completion, in any prompt format or in a tool call. If there is only one, a completion in
+            no format is its value.
         concurrency: maximum number of completions scored at the same time, in threads.
         group: score completions of one prompt together (`score_group`), for judges that compare.
     """
@@ -62,7 +63,7 @@ def trl_reward(
             _task(prompt, question, known, {name: values[at] for name, values in rows.items()})
             for at, prompt in enumerate(prompts)
         ]
-        predictions = [completion_fields(_text(completion), outputs, answer) for completion in completions]
+        predictions = [completion_fields(completion, outputs, answer) for completion in completions]
         gate = asyncio.Semaphore(concurrency)
 
         async def scored(indices: Sequence[int]) -> list[tuple[int, ScoreResult]]:
@@ -146,12 +147,24 @@ def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, str]], output
     return undecided
 
 
-def completion_fields(text: str, outputs: Sequence[str], answer: str = "answer") -> dict[str, Any]:
-    """The prediction that a completion stands for; see `trl_reward`."""
-    fields = {name: value for name, value in fields_in(text).items() if name in outputs}
+def completion_fields(completion: Any, outputs: Sequence[str], answer: str = "answer") -> dict[str, Any]:
+    """The prediction that a completion (a text or messages) stands for; see `trl_reward`."""
+    text, names = _text(completion), outputs or (answer,)
+    fields = {name: v for name, v in answer_fields(text, _calls(completion), names).items() if name in names}
     if not fields and len(outputs) == 1:
         fields = {outputs[0]: text.strip()}
     return {answer: text, **fields}
+
+
+def _calls(completion: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Name and arguments of the tool calls in the last message of a completion."""
+    message = completion[-1] if completion and not isinstance(completion, str) else {}
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        arguments = function.get("arguments") or {}
+        calls.append((str(function.get("name")), object_of(arguments) if isinstance(arguments, str) else arguments))
+    return calls
 
 
 def _is_column(values: Any, rows: int) -> bool:

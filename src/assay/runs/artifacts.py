@@ -6,6 +6,7 @@ Does not run a job: `assay.api.compile`, `assay.api.tune` and `assay.api.improve
 import contextlib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from assay.deployment.artifact import check_loads, needs_instance, source_of
 from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram
 from assay.programs import program_version
+from assay.programs.adapters import ambient_format
 from assay.rubrics.calling import definition_of
 from assay.runs.jobs import Job
 from assay.runs.rubric_files import portable_rubric
@@ -27,6 +29,7 @@ from assay.sources.modules import alone
 from assay.sources.trust import trusting
 from assay.support.package import __version__
 from assay.support.scrubbing import error_text
+from assay.traces.messages.prompts import sent_formats
 from assay.traces.records import subject_digest
 
 __all__ = ["keep_artifact", "rehearsed", "require_portable"]
@@ -150,6 +153,21 @@ def _rubric_files(job: Job) -> dict[str, bytes]:
     return {f"code/{place}": content for place, content in source.files.items()}
 
 
+def _prompt_formats(job: Job, recorded: RecordedProgram) -> dict[str, str]:
+    """The prompt format of a program's calls, and that of programs that set none.
+
+    The format is read from a recorded run, because a program may set its own. Without one it is that of the settings.
+    """
+    version, store = program_version(recorded.program, recorded.settings["adapter"]), job.session.recorder.store
+    default, sent = ambient_format(), Counter[str]()
+    if store is not None:
+        store.flush()
+        runs = (row.id for row in store.rollouts(run_id=job.run_id) if row.program_version == version)
+        sent = next((formats for run in runs if (formats := sent_formats(store.rollout(run).transitions))), sent)
+    resolved = sent.most_common(1)[0][0] if sent else recorded.settings["adapter"] or default
+    return {"prompt_format": resolved, "default_format": default}
+
+
 def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest of an artifact: where its program comes from, and the result.
 
@@ -163,6 +181,7 @@ def _program_manifest(job: Job, recorded: RecordedProgram, result: Mapping[str, 
         "program": job.session.program_name,
         "version": program_version(recorded.program, recorded.settings["adapter"]),
         "settings": recorded.settings,
+        **_prompt_formats(job, recorded),
         "model": config.model,
         "api_base": config.api_base or job.session.lm.recording.address,
         "api_key_env": config.api_key_env,

@@ -18,7 +18,8 @@ of a label is
 - The answer is the label with the highest score plus `temperature` times Gumbel noise, which is seeded with the call's
   seed and messages. A share `slips[format]` of the answers is malformed.
 
-`clarity` and `slips` of the prompt formats are drawn with the learner's seed, so that no format is best for all seeds.
+`clarity` and `slips` of the prompt formats are drawn with the learner's seed, so that no format is best for all seeds;
+`xml` has those of `chat`.
 To a request without the output field `label` it responds with an instruction: up to four sentences, each helpful with
 probability 0.55, or 0.65 if the prompt contains at least two known texts.
 """
@@ -37,6 +38,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ConfigError
+from assay.support.sections import output_names, prompt_fields
 from assay.support.settings import one_of
 from assay.support.values import json_text
 
@@ -99,6 +101,7 @@ class InContextLearner:
         clarity, slips = [1.0, 0.85, 0.7], [0.0, 0.02, 0.05]
         self.clarity = dict(zip(FORMATS, rng.sample(clarity, 3), strict=True))
         self.slips = dict(zip(FORMATS, rng.sample(slips, 3), strict=True))
+        self.clarity["xml"], self.slips["xml"] = self.clarity["chat"], self.slips["chat"]
         self.labels_of_texts: dict[str, str] = {}
 
     def tasks(self, count: int, *, seed: int = 0) -> list[Task]:
@@ -131,11 +134,12 @@ class InContextLearner:
 
     def __call__(self, request: Any) -> str:
         system = str(request.system or "")
-        style = "lean" if "Reply with: " in system else "json" if "JSON object" in system else "chat"
-        output_fields = _output_fields(system, style)
+        marked = "chat" if "[[ ## " in system or "<text>" not in system else "xml"
+        style = "lean" if "Reply with: " in system else "json" if "JSON object" in system else marked
+        output_fields = list(output_names(system))
         turns = [(message.role, message.text or "") for message in request.messages]
         rng = random.Random(_digest(request.config.seed, system, *(text for _, text in turns)))
-        text = _field(turns[-1][1], "text")
+        text = prompt_fields(turns[-1][1]).get("text", "")
         if output_fields != ["label"] or text not in self.labels_of_texts:
             return self._proposal(system + "\n".join(text for _, text in turns), output_fields, style, rng)
         demonstrations = _demonstrations(turns[:-1], set(self.labels))
@@ -153,7 +157,7 @@ class InContextLearner:
 
         Args:
             demonstrations: text and label of each, in the order of the prompt.
-            style: prompt format, `chat`, `json` or `lean`.
+            style: prompt format.
         """
         rule, count = self.task, len(demonstrations)
         instruction_factor = 1 + rule.obedience * quality(instruction)
@@ -205,27 +209,13 @@ def _cosine(a: str, b: str) -> float:
     return sum(value * counts_b[word] for word, value in counts_a.items()) / norm if norm else 0.0
 
 
-def _output_fields(system: str, style: str) -> list[str]:
-    """Names of the output fields in a system prompt; empty for a prompt without a signature."""
-    if style == "lean":
-        return re.findall(r"(\w+): …", system.rpartition("Reply with: ")[2])
-    described = system.partition("Your output fields are:")[2].partition("All interactions")[0]
-    return re.findall(r"^\d+\. `(\w+)`", described, re.MULTILINE)
-
-
-def _field(message: str, name: str) -> str:
-    """An input field of a user message, in any of the prompt formats; empty if it is missing."""
-    match = re.search(rf"^(?:\[\[ ## {name} ## \]\]\n|{name}: )(.*)$", message, re.MULTILINE)
-    return match[1].strip() if match else ""
-
-
 def _demonstrations(turns: Sequence[tuple[str, str]], labels: set[str]) -> list[tuple[str, str]]:
     """Text and label of each demonstration in the turns before the last one."""
     demonstrations = []
     for (role, prompt), (_, response) in zip(turns[::2], turns[1::2], strict=False):
         label = next((name for name in re.findall(r"label_\d+", response) if name in labels), None)
         if role == "user" and label is not None:
-            demonstrations.append((_field(prompt, "text"), label))
+            demonstrations.append((prompt_fields(prompt).get("text", ""), label))
     return demonstrations
 
 
@@ -235,4 +225,6 @@ def _formatted(values: Mapping[str, Any], style: str) -> str:
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
     if style == "lean":
         return "\n".join(f"{name}: {text}" for name, text in texts.items())
+    if style == "xml":
+        return "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in texts.items())
     return "".join(f"[[ ## {name} ## ]]\n{text}\n\n" for name, text in texts.items()) + "[[ ## completed ## ]]"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from assay.support.sections import ASKS
 from assay.support.values import value_text
 
 __all__ = ["Carried", "OwnTask", "TaskTexts", "demos_in", "message_texts", "occurs_in"]
@@ -19,7 +20,6 @@ _WORD = re.compile(r"\w+")
 _SHARED = 8  # maximum number of tasks with a common input that still identifies them
 _SHORT = 12  # texts with fewer characters match only if they are delimited in their line
 _CACHED = 20_000  # messages
-_REQUEST = "\n\nRespond with"  # follows the fields of the current task in DSPy's formats; demonstrations do not have it
 
 
 @dataclass(eq=False)
@@ -168,7 +168,7 @@ class TaskTexts:
         key = hash(text)
         reading = self._read.get(key)
         if reading is None:
-            fields, request, rest = text.partition(_REQUEST)
+            fields, request, rest = text.partition(ASKS)
             fields, (rest, words) = _plain(fields), _plain_words(request + rest)
             plain = f"{fields}\n{rest}" if fields and rest else fields or rest
             candidates = {
@@ -343,7 +343,7 @@ def _plain(text: str) -> str:
 
 
 def _fields(text: str) -> str:
-    return _plain(text.partition(_REQUEST)[0])
+    return _plain(text.partition(ASKS)[0])
 
 
 @lru_cache(256)

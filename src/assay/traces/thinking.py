@@ -1,6 +1,5 @@
 """What a rollout spent on thinking, from its recorded calls. Does not call a model."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +7,12 @@ from typing import Any
 
 from assay.errors import FailureKind
 from assay.models.thinking import THOUGHT_FIELDS, budget_of, schema_of
+from assay.support.sections import fields_in
 from assay.traces.records import RUN_FIELDS, Rollout, Transition
 
 __all__ = ["ThinkingUse", "thinking_of"]
 
 _LONGEST = 1024  # bits of an integer that a thought may mention; Python refuses to write very long ones
-_LINE = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ def _steps(calls: Sequence[Transition]) -> list[list[Transition]]:
 
 def _wasted(step: Sequence[Transition], answer: str) -> int:
     """Thinking tokens of a step after its choice was first the final one."""
-    choices = [_choice(call.output) for call in step]
+    choices = [_choice(call) for call in step]
     first = len(step) - 1
     while first > 0 and choices[first - 1] is not None and choices[first - 1] == choices[-1]:
         first -= 1
@@ -109,21 +108,14 @@ def _wasted(step: Sequence[Transition], answer: str) -> int:
     return after + (_after_mention(step[first], answer) if len(step) == 1 else 0)
 
 
-def _fields(output: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(output)
-    except (ValueError, RecursionError):
-        parsed = None
-    return dict(parsed) if isinstance(parsed, Mapping) else dict(_LINE.findall(output))
-
-
-def _choice(output: str) -> dict[str, Any] | None:
+def _choice(call: Transition) -> dict[str, Any] | None:
     """The fields of an answer besides the thought; None if there are none."""
-    return {name: value for name, value in _fields(output).items() if name not in THOUGHT_FIELDS} or None
+    written = fields_in(call.output, schema_of(call.request))
+    return {name: value for name, value in written.items() if name not in THOUGHT_FIELDS} or None
 
 
 def _thought(call: Transition) -> str:
-    written = _fields(call.output)
+    written = fields_in(call.output, schema_of(call.request))
     text = next((str(written[name]) for name in THOUGHT_FIELDS if written.get(name)), "")
     message = call.response.get("message") if call.response is not None else None
     parts = message.get("parts") if isinstance(message, Mapping) else None

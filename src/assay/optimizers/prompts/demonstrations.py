@@ -21,6 +21,7 @@ from assay.programs.agent import GUIDE
 from assay.programs.compose import ends
 from assay.programs.isolation import copied
 from assay.support.values import value_text
+from assay.traces.messages.prompts import sent_formats
 
 __all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
 
@@ -71,6 +72,7 @@ class Exploration:
     demonstrations: list[Demonstration] = field(default_factory=list)
     teacher: RecordedProgram | None = None
     variants: list[dict[str, Any]] = field(default_factory=list)
+    overridden: bool = False  # whether the program sets its own prompt format
 
     @property
     def prompt_format(self) -> str | None:
@@ -153,6 +155,11 @@ def explore(
                 raise ModelError(
                     f"none of the first {len(runs)} runs could be scored: {reason}. {CONTINUES}", flag="--resume"
                 )
+            if not exploration.overridden and _overrides(variant, student, runs):
+                exploration.overridden = True
+                variants = [v for v in variants if v.settings["adapter"] == student.settings["adapter"]] or [variant]
+                queue = [*batch, *queue]
+                continue
             for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
                 if math.isnan(result_of(prediction).value):
                     continue  # unscored is neither a success nor a failure
@@ -170,6 +177,13 @@ def explore(
     ]
     exploration.variants = [{**v.settings, "tried": v.tried, "succeeded": v.succeeded} for v in variants]
     return exploration
+
+
+def _overrides(variant: Variant, student: RecordedProgram, runs: Sequence[Run]) -> bool:
+    """Whether the program set its own prompt format in all runs of a variant with another one."""
+    varied = variant.settings["adapter"]
+    calls = [call for prediction, _ in runs for call in rollout_of(prediction).transitions]
+    return varied != student.settings["adapter"] and bool(sent := sent_formats(calls)) and varied not in sent
 
 
 def _success_of(

@@ -27,7 +27,7 @@ from assay.optimizers.prompts.instructions import propose_instruction
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.surrogate import Posterior, Score, posterior
 
-__all__ = ["AutoSearch"]
+__all__ = ["OVERRIDDEN", "AutoSearch"]
 
 _ROUNDS = 12  # of a search that spends its budget
 _SMALLEST, _LARGEST = 8, 64  # pairs of a round
@@ -41,6 +41,7 @@ _ALPHA = 0.05  # probability that the best candidate is ever dropped
 _PROVEN, _PROVEN_SHARE = 8, 0.4
 _CONFIRMING = 0.25  # of the budget, at its end: no new candidates, the best ones run on more tasks
 _PARENTS = 6
+OVERRIDDEN = "the program sets its own"
 _PROPOSALS = 2  # instructions proposed at the start, and one a round later
 _PROPOSAL_SHARE = 0.06  # of the calls left, at most
 
@@ -249,6 +250,7 @@ class AutoSearch:
             return False
         for (candidate, task), prediction in zip(pairs, predictions, strict=True):
             candidate.evaluation.add_run(task, prediction)
+        self._drop_overridden()
         return True
 
     # -- decisions
@@ -276,6 +278,20 @@ class AutoSearch:
                 candidate.dropped = (
                     f"behind {best.name} on {len(candidate.evaluation)} tasks (evidence {evidence:.3g} to 1)"
                 )
+
+    def _drop_overridden(self) -> None:
+        """Drops candidates whose prompt format the program overrides; it is varied no longer."""
+        own = self.space.student.settings["adapter"]
+        for candidate in self.candidates[1:]:
+            varied = candidate.spec.prompt_format
+            if varied != own and not candidate.dropped and candidate.evaluation.overrides(varied):
+                candidate.dropped = OVERRIDDEN
+                self.space.prompt_formats = [name for name in self.space.prompt_formats if name == own] or [own]
+
+    def overridden(self) -> list[str]:
+        """A note where the program sets its own prompt format."""
+        found = any(candidate.dropped == OVERRIDDEN for candidate in self.candidates)
+        return [f"prompt formats were not varied: {OVERRIDDEN}"] if found else []
 
     def rejections(self) -> list[str]:
         """A note on the proposed instructions that were not taken."""

@@ -25,7 +25,7 @@ from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, fits_thinking, refinement_in
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
-from assay.optimizers.prompts.racing import AutoSearch
+from assay.optimizers.prompts.racing import OVERRIDDEN, AutoSearch
 from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
 from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
 from assay.programs import ThinkingPolicy, program_version
@@ -313,7 +313,8 @@ class PromptSearch:
     def _auto(self) -> None:
         """Collects demonstrations from labels (no calls) or by exploring; then searches over candidates made of
         them."""
-        prompt_formats, calls_left = auto_prompt_formats(self.student), self.session.meter.search_calls_left()
+        calls_left = self.session.meter.search_calls_left()
+        prompt_formats = auto_prompt_formats(self.student, calls_left)
         pool = self._labels()
         if not pool or not self._labels_suffice():
             explored, prompt_formats = self._explored(prompt_formats, calls_left)
@@ -325,7 +326,7 @@ class PromptSearch:
         self.notes.append(
             f"the search ended after {sum(len(c.evaluation) for c in self.candidates)} runs: {auto.stopped}"
         )
-        self.notes += auto.rejections()
+        self.notes += [*auto.overridden(), *auto.rejections()]
 
     def _labels(self) -> list[Demonstration]:
         """The expected outputs of the data as demonstrations; this needs no call. Empty where they are none."""
@@ -351,6 +352,9 @@ class PromptSearch:
             threshold=self.config.threshold,
         )
         self.explored = exploration.variants
+        if exploration.overridden:
+            self.notes.append(f"prompt formats were not varied: {OVERRIDDEN}")
+            prompt_formats = prompt_formats[:1]
         first = exploration.prompt_format if exploration.teacher is not None else prompt_formats[0]
         session.progress.say(f"explored: {len(exploration.demonstrations)} successes to learn from")
         return exploration.demonstrations, [

@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 
+_CALLS_FOR_XML = 200  # of a search
+
+
 def _labeled(p: Proposal) -> RecordedProgram:
     return p.compiled(p.build(teleprompt.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
 
@@ -354,7 +357,17 @@ def writes_instructions(name: str) -> bool:
     return short not in OPTIMIZERS or short in ("copro", "gepa", "infer-rules", "mipro", "simba")
 
 
-def auto_prompt_formats(student: RecordedProgram) -> list[str | None]:
-    """The program's own prompt format first (None is DSPy's default), then the others worth trying."""
+def auto_prompt_formats(student: RecordedProgram, calls_left: float) -> list[str | None]:
+    """The program's own prompt format first (None is DSPy's default), then the others worth trying.
+
+    `xml` is tried for programs whose format has marked sections, as DSPy's defaults, where there are calls for it: of
+    100 calls it left too few for the other settings of the scripted learner.
+
+    Args:
+        calls_left: LM calls that the search may still make.
+    """
     default = student.settings["adapter"]
-    return [default, *(name for name in ADAPTERS if name not in (default, "chat"))]
+    left_out = {default, "chat"}
+    if default not in (None, "chat") or calls_left < _CALLS_FOR_XML:
+        left_out.add("xml")
+    return [default, *(name for name in ADAPTERS if name not in left_out)]

@@ -181,7 +181,7 @@ class ProgramSettings(JudgeModelSettings, CommonSettings):
     prompt_format: str | None = setting(
         None,
         "Format in which a program's fields are written into messages; by default the program's own.",
-        choices=("json", "lean", "chat"),
+        choices=("json", "lean", "xml", "chat"),
     )
     replace_lms: bool = setting(
         False,

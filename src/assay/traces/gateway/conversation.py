@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from assay.traces.gateway.client_requests import ClientRequest, compact, extended_digest
 from assay.traces.messages.dialects import Answer, Message, part_texts, tool_results
-from assay.traces.messages.prompts import Prompt, output_values
+from assay.traces.messages.prompts import Prompt, asked_outputs, output_values
 
 __all__ = ["Conversations", "Trail"]
 
@@ -117,7 +117,7 @@ class Conversations(Generic[R]):
                 trail.calls.add(call_id)
                 self._add_to_index(live, "call", call_id)
         if trail.prompt.sections:
-            trail.latest = output_values(answer.output)
+            trail.latest = output_values(answer, asked_outputs(request.messages))
             trail.outputs = [*trail.outputs, *trail.latest][-_OUTPUTS:]
 
     def failed(self, live: R, request: ClientRequest, part: str = "") -> None:

@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from assay.support.sections import SUBMIT, answer_fields, fields_in
 from assay.support.values import json_text
 from assay.traces.messages.dialects import Answer, answer_of, chat_messages, chat_tools, part_texts
-from assay.traces.messages.prompts import sections_of
+from assay.traces.messages.prompts import arguments_of, asked_outputs
 from assay.traces.messages.requested import insisted_tool, must_call
 from assay.traces.records import Transition
 
@@ -57,7 +58,7 @@ class Ending:
     """How a run ended.
 
     Args:
-        value: The answer; None without one.
+        value: The answer; None without one. A mapping of its fields if the prompt of an adapter named them.
         known: False if the answer was not recorded.
     """
 
@@ -86,14 +87,17 @@ def argument_value(arguments: Any) -> Any:
 
 
 def prediction_of(answer: Any, field: str = "answer") -> dict[str, Any] | None:
-    """Convert an answer to a prediction: the fields of DSPy's sections, else one field. None without an answer.
+    """Convert an answer to a prediction: its fields, else one field. None without an answer.
 
     Args:
-        field: Name of the field of an answer without sections.
+        answer: the value of an `Ending`, or a text.
+        field: Name of the field of an answer without fields.
     """
     if answer is None:
         return None
-    fields = sections_of(answer) if isinstance(answer, str) and answer.lstrip().startswith("[[ ## ") else {}
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    fields = fields_in(answer) if isinstance(answer, str) and answer.lstrip().startswith("[[ ## ") else {}
     return fields or {field: answer}
 
 
@@ -117,10 +121,13 @@ def answered_with(request: Mapping[str, Any], answer: Answer, called: Collection
     only_tools = must_call(request) or any(map(ends_run, offered_tools))  # text next to tool calls is then reasoning
     if not final and len(answer.tools) == 1 and must_call(request) and not any(map(ends_run, offered_tools)):
         final = [call for call in answer.tools if call[1] not in called]
+    outputs = asked_outputs(chat_messages(request))
     if final:
-        return Ending(argument_value(final[0][2]))
+        submitted = outputs and final[0][1] == SUBMIT
+        return Ending(answer_fields("", arguments_of(answer)) if submitted else argument_value(final[0][2]))
     if not answer.tools:
-        return _by_code(request, answer.output) or Ending(answer.output)
+        fields = answer_fields(answer.output, names=outputs) if outputs else {}
+        return _by_code(request, answer.output) or Ending(fields or answer.output)
     return Ending(answer.output if answer.output and not only_tools else None)
 
 

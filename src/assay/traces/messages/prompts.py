@@ -1,70 +1,88 @@
-"""Parses the prompts and answers of DSPy's adapters: sections with the fields of a signature. Does not import DSPy."""
+"""The prompts of a program's run: which of them continue it. Does not import DSPy."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from assay.traces.messages.dialects import Message, part_texts
+from assay.support.sections import adapter_readings, answer_fields, format_of, output_names
+from assay.traces.messages.dialects import Answer, Message, chat_messages, part_texts
+from assay.traces.messages.parts import object_of
+from assay.traces.records import Transition
 
-__all__ = ["Prompt", "output_values", "sections_of"]
+__all__ = ["Prompt", "arguments_of", "asked_outputs", "output_values", "sent_formats"]
 
-_SECTION = re.compile(r"^\[\[ ## (\w+) ## \]\][^\S\n]*$", re.MULTILINE)
-_ASKS = re.compile(
-    r"\n\nRespond with (?:the corresponding output fields|a JSON object)\b.*\Z", re.DOTALL
-)  # end of an adapter's prompt
 _FORM = re.compile(r"All interactions will be structured.*?(?=In adhering to this structure|\Z)", re.DOTALL)
 _MODULE_FIELDS = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
     r"trajectory|(?:thought|tool_name|tool_args|observation)_\d+|previous_code|final_generated_code|code_output|error"
     r"|context|passages"
 )
+_SYSTEM = ("system", "developer")
 _LONG = 12  # minimum characters of a text that is recognised inside another one
 
 
-def sections_of(text: str) -> dict[str, str]:
-    """Fields of a text in DSPy's section format, by name; empty without sections."""
-    _, *parts = _SECTION.split(text)
-    sections = {name: part.strip() for name, part in zip(parts[::2], parts[1::2], strict=True)}
-    sections.pop("completed", None)
-    return sections
+def asked_outputs(messages: Sequence[Message]) -> tuple[str, ...]:
+    """Names of the output fields that a prompt asks for; empty if no adapter of DSPy or assay wrote it."""
+    return output_names(_system(messages))
 
 
-def output_values(text: str) -> list[tuple[str, str]]:
-    """Names and values of the fields of an answer, from its sections or its JSON object; empty if it has neither."""
-    fields: Any = sections_of(text)
-    if not fields:
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError):
-            return []
-    pairs = fields.items() if isinstance(fields, dict) else ()
+def sent_formats(calls: Sequence[Transition]) -> Counter[str]:
+    """Prompt formats of recorded calls with their counts; calls that no adapter wrote are left out."""
+    formats = Counter(format_of(_system(chat_messages(call.request))) for call in calls)
+    del formats[""]
+    return formats
+
+
+def _system(messages: Sequence[Message]) -> str:
+    return next((part_texts(m.get("content")) for m in messages if m.get("role") in _SYSTEM), "")
+
+
+def arguments_of(answer: Answer) -> list[tuple[str, dict[str, Any]]]:
+    """Name and arguments of each tool call of an answer."""
+    return [(name, object_of(arguments)) for _, name, arguments in answer.tools]
+
+
+def output_values(answer: Answer, outputs: Collection[str] = ()) -> list[tuple[str, str]]:
+    """Names and values of the fields of an answer; empty if it has none.
+
+    Args:
+        outputs: names of the fields, see `asked_outputs`.
+    """
+    fields = answer_fields(answer.output, arguments_of(answer), outputs)
     texts = (
-        (str(name), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for name, value in pairs
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in fields.items()
     )
     return [(name, value.strip()) for name, value in texts if value.strip() not in ("", "{}", "[]", "null")]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of a DSPy adapter.
+    """A prompt of an adapter of DSPy or assay.
 
     Args:
-        sections: Fields of the last message, by name.
+        readings: Fields of the last message, by name; several where the format is ambiguous, the most likely first.
         signature: System message without the description of the output format.
     """
 
-    sections: Mapping[str, str] = field(default_factory=dict)
+    readings: Sequence[Mapping[str, str]] = ()
     signature: str = ""
+
+    @property
+    def sections(self) -> Mapping[str, str]:
+        """Fields of the last message as it was most likely written."""
+        return self.readings[0] if self.readings else {}
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> "Prompt":
-        """Parse messages. The result has no sections if a DSPy adapter did not write them."""
+        """Parse messages. The result has no sections if no adapter wrote them."""
         if not messages or messages[-1].get("role") != "user":
             return cls()
-        sections = sections_of(_ASKS.sub("", part_texts(messages[-1].get("content"))))
-        system = next((part_texts(m.get("content")) for m in messages if m.get("role") == "system"), "")
-        return cls(sections, _FORM.sub("", system)) if sections else cls()
+        system = _system(messages)
+        readings = adapter_readings(system, part_texts(messages[-1].get("content")))
+        return cls(readings, _FORM.sub("", system)) if readings else cls()
 
     def follows(
         self, first: "Prompt", answers: Sequence[tuple[str, str]], latest: Sequence[tuple[str, str]]
@@ -82,13 +100,30 @@ class Prompt:
         Returns:
             Share of the latest answer's fields that are in this prompt, in [0, 1]; None if it is another run.
         """
-        if not any(value and first.sections.get(name) == value for name, value in self.sections.items()):
+        shares = [
+            share
+            for before in first.readings
+            for sections in self.readings
+            if (share := self._share(sections, before, first, answers, latest)) is not None
+        ]
+        return max(shares, default=None)
+
+    def _share(
+        self,
+        sections: Mapping[str, str],
+        before: Mapping[str, str],
+        first: "Prompt",
+        answers: Sequence[tuple[str, str]],
+        latest: Sequence[tuple[str, str]],
+    ) -> float | None:
+        """`follows` for a reading of each prompt."""
+        if not any(value and before.get(name) == value for name, value in sections.items()):
             return None
-        more = {name: value for name, value in self.sections.items() if value and first.sections.get(name) != value}
+        more = {name: value for name, value in sections.items() if value and before.get(name) != value}
         if not more:
             return 0.0 if not latest and self.signature == first.signature else None
         if not all(
-            name in first.sections or _MODULE_FIELDS.fullmatch(name) or _in_answers(name, value, answers)
+            name in before or _MODULE_FIELDS.fullmatch(name) or _in_answers(name, value, answers)
             for name, value in more.items()
         ):
             return None

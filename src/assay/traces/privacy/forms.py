@@ -192,11 +192,12 @@ _SHORT = regex.compile(  # two-digit year: 5/3/24
     r"(?:(?P<a>\d{1,2})/(?P<b>\d{1,2})/(?P<y>\d\d)|(?P<a>\d\d)\.(?P<b>\d\d)\.(?P<y>\d\d))(?![\w/.-]\d|\w|/| ?[*^=×÷])"
 )
 _FIELD_BEFORE = regex.compile(
-    r"""(?:^|(?:\n|\\n)[ \t]*|(?:^|\n|\\n)[ \t]*(?P<key>[\p{L}_ ]{2,30}):[ \t]+|(?P<key>[\p{L}_ ]{2,30})\\{0,3}"\ ?:\ ?\\{0,3}")$"""
+    r"""(?:^|(?:\n|\\n)[ \t]*|(?:^|\n|\\n)[ \t]*(?P<key>[\p{L}_ ]{2,30}):[ \t]+|(?P<key>[\p{L}_ ]{2,30})\\{0,3}"\ ?:\ ?\\{0,3}"|<(?P<key>[\p{L}_]{2,30})>[ \t]*)$"""
 )
-_FIELD_AFTER = regex.compile(r"[ \t]*(?:\.?[ \t]*(?:\n|\\n|$)|\\{0,3}\")")
-_MARKER_BEFORE = regex.compile(r"(?:\#\#\ \]\]|:)[ \t]*(?:\n|\\n)[ \t]*$")
+_FIELD_AFTER = regex.compile(r"[ \t]*(?:\.?[ \t]*(?:\n|\\n|$|</)|\\{0,3}\")")
+_MARKER_BEFORE = regex.compile(r"(?:\#\#\ \]\]|:|<\w{1,50}>)[ \t]*(?:\n|\\n)[ \t]*$")
 _NO_DAY = regex.compile(r"creat|updat|modif|timestamp|version|release|build|publish|cutoff", regex.I)
+_TAG = regex.compile(r"</?\w{1,50}\ ?/?>")
 _LETTERS = regex.compile(r"\p{L}{2,}")
 _NOT_PERSONAL = regex.compile(
     r"(?:version|release[d]?|copyright|©|\(c\)|rfc|iso|commit|build|updated)\W{0,3}(?:on )?$", regex.I
@@ -249,7 +250,9 @@ def _in_sentence(text: str, start: int, end: int, words: int = _SENTENCE) -> boo
         text.find("\n", end, end + 300),
     )
     around = text[first:start] + " " + text[end : last if last >= 0 else end + 300]
-    return len(_LETTERS.findall(around)) >= words and not _NOT_PERSONAL.search(text[max(0, start - 20) : start])
+    return len(_LETTERS.findall(_TAG.sub(" ", around))) >= words and not _NOT_PERSONAL.search(
+        text[max(0, start - 20) : start]
+    )
 
 
 _U = r"\p{Lu}[\p{L}'’.-]{0,30}"

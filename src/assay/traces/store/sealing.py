@@ -7,7 +7,6 @@ A store has one salt, so that a task is in the same split in every command. Roll
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from assay.datasets.splits import split_of
 from assay.datasets.tasks import SPLITS, Task, owners_of
 from assay.errors import ConfigError
 from assay.support.numbers import counted
+from assay.support.sections import prompt_fields, prompt_readings
 from assay.support.values import json_text
 from assay.traces.records import subject_digest
 from assay.traces.store import Store, store_url
@@ -43,8 +43,6 @@ __all__ = [
 
 DEFAULT_SALT = "assay"
 SEALED = ("gate", "test")
-_LINE = re.compile(r"(?m)^([A-Za-z_]\w*): ")
-_SECTION = re.compile(r"\[\[ ## (\w+) ## \]\]")
 
 
 # -- salt
@@ -205,13 +203,19 @@ class SplitFinder:
         if text not in self._cache:
             if len(self._cache) > 100_000:
                 self._cache.clear()
-            forms = {task_key(form) for form in input_forms(inputs)}
-            self._cache[text] = _strictest([*(self.of_key(key) for key in forms), *self._quoted(inputs)])
+            likely = {task_key(form) for form in (inputs, *map(prompt_fields, _prompts(inputs)))}
+            sealed = [*self._known_sealed(inputs), *self._quoted(inputs)]
+            self._cache[text] = _strictest([*map(self.of_key, likely), *sealed])
         return self._cache[text] or recorded
 
     def knows_as_sealed(self, inputs: Mapping[str, Any]) -> bool:
         """Whether a job has loaded the task into a sealed split. The salt alone does not make it known."""
-        return bool(self._quoted(inputs)) or not self.sealed.isdisjoint(map(task_key, input_forms(inputs)))
+        return bool(self._quoted(inputs) or self._known_sealed(inputs))
+
+    def _known_sealed(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Splits of the sealed tasks whose fields the inputs, or prompts in them, may be."""
+        keys = set(map(task_key, input_forms(inputs))) if self.sealed else set()
+        return [self._known[key] for key in keys & self.sealed]
 
     def _quoted(self, inputs: Mapping[str, Any]) -> list[str]:
         """Splits of the sealed tasks whose text is a line or paragraph of a prompt, alone or after a label such as
@@ -231,22 +235,12 @@ def _strictest(splits: Iterable[str]) -> str:
 
 
 def input_forms(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The inputs as they are, and as the fields of prompts in them."""
-    return [inputs, *_sections(inputs)]
+    """The inputs as they are, and all that prompts in them may stand for; the gateway records a prompt as one input."""
+    return [inputs, *(fields for text in _prompts(inputs) for fields in prompt_readings(text))]
 
 
-def _sections(inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Fields of prompts in DSPy's chat format or in `name: text` lines; the gateway records a prompt as one input."""
-    sections = []
-    for text in (value for value in inputs.values() if isinstance(value, str)):
-        if parts := _LINE.split(text)[1:]:
-            sections.append({name: part.strip() for name, part in zip(parts[::2], parts[1::2], strict=True)})
-        if "[[ ## " in text:
-            parts = _SECTION.split(text.partition("\n\nRespond with")[0])
-            fields = {name: part.strip() for name, part in zip(parts[1::2], parts[2::2], strict=True)}
-            fields.pop("completed", None)
-            sections += [fields] if fields else []
-    return sections
+def _prompts(inputs: Mapping[str, Any]) -> list[str]:
+    return [value for value in inputs.values() if isinstance(value, str)]
 
 
 def _texts(value: Any) -> Iterator[str]:
