@@ -57,8 +57,8 @@ test-min test-new: test-%:
 	.venv-$*/bin/assay models pull smollm2-135m
 	$(subst $(BIN)/python,.venv-$*/bin/python,$(PYTEST))
 
-# Agents on real client libraries, against a scripted model alone and through the gateway: installs the libraries, ends
-# with a table.
+# Agents on real client libraries, against a scripted model alone and through the gateway, with a table at the end: it
+# installs the libraries. And DSPy programs of many shapes through the commands, with requests counted at the server.
 test-clients: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients --durations=15 --numprocesses 2 --dist worksteal

@@ -47,6 +47,27 @@ def test_a_prompt_that_demonstrates_its_own_task_is_not_exported(
     assert sum(row["task"] == "own" for row in without) == (0 if len(messages) == 2 else 1)
 
 
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        '[[ ## calls ## ]]\n[{"name": "depth"}]\n\n[[ ## completed ## ]]\n',
+        '[[ ## calls ## ]]\n[{"name":  "depth"}]',
+        '[[ ## calls ## ]]\n[{"name": "depth"}]\n[[ ## completed ## ]]',
+    ],
+)
+def test_an_answer_that_the_history_writes_in_another_way_is_no_demonstration(store: Store, earlier: str) -> None:
+    """ReActV2 writes its earlier calls anew, and its first prompt in another way than it was sent."""
+    asked, again = turn(0, "a", '[[ ## calls ## ]]\n[{"name":"depth"}]\n\n[[ ## completed ## ]]'), turn(1, "b", "217 m")
+    question = "[[ ## question ## ]]\nHow deep is the lake of Thun?"
+    asked.request = dspy_request(("system", "Answer."), ("user", f"{question}\n\n[[ ## tools ## ]]\ndepth"))
+    again.request = dspy_request(
+        ("system", "Answer."), ("user", question), ("assistant", earlier), ("user", "[[ ## results ## ]]\n217")
+    )
+    add_rollout(store, asked, again, inputs={"question": "How deep is the lake of Thun?"})
+    rows, manifest = exported(store, "transitions")
+    assert (len(rows), manifest["left_out"]) == (2, {})
+
+
 def test_a_later_step_with_its_own_prompt_as_a_demonstration_is_not_exported(store: Store) -> None:
     """The second step of a program is given other fields than the task's inputs."""
     step = "[[ ## summary ## ]]\nA deep lake."

@@ -30,6 +30,8 @@ __all__ = [
     "GEPA_BATCH",
     "GEPA_TEXTS",
     "MIPRO_CANDIDATE",
+    "SET_LM",
+    "SIMBA_MODELS",
     "SIMBA_PROGRAM",
     "TRANSPORTS",
     "Part",
@@ -224,6 +226,8 @@ EXECUTOR = Part(
     "dspy.utils.parallelizer", "ParallelExecutor.__init__", ("timeout", "max_errors", "disable_progress_bar")
 )
 EXECUTE = Part("dspy.utils.parallelizer", "ParallelExecutor.execute", ("function", "data"))
+SET_LM = Part("dspy.primitives.module", "Module.set_lm", ("lm",))
+SIMBA_MODELS = Part("dspy.teleprompt.simba", "prepare_models_for_resampling", ("program", "n"))
 SIMBA_PROGRAM = Part("dspy.teleprompt.simba", "wrap_program", ("program", "metric"))
 MIPRO_CANDIDATE = Part(
     "dspy.teleprompt.mipro_optimizer_v2",

@@ -269,7 +269,7 @@ class OwnTask:
         task_fields = hash(_fields(texts[last_user])) if texts else 0
         for index, (message, text) in enumerate(zip(messages[:last_user], texts, strict=False)):
             if message.get("role") == "user" and messages[index + 1].get("role") == "assistant":
-                earlier = texts[index + 1] in self._answers or _beginning(texts, index) in self._earlier_prompts
+                earlier = _bare(texts[index + 1]) in self._answers or _beginning(texts, index) in self._earlier_prompts
                 if not earlier and (hash(_fields(text)) == task_fields or self._holds(text)):
                     return True
             elif (
@@ -280,7 +280,7 @@ class OwnTask:
 
     def answered(self, messages: Sequence[Mapping[str, Any]], output: str) -> None:
         """Record a call of the rollout whose prompt did not demonstrate the task."""
-        self._answers.add(output)
+        self._answers.add(_bare(output))
         self._earlier_prompts.add(_beginning(_texts(messages), _last_user_message(messages)))
 
     def _holds(self, text: str) -> bool:
@@ -294,6 +294,11 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _last_user_message(messages: Sequence[Mapping[str, Any]]) -> int:
     return max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=0)
+
+
+def _bare(text: str) -> str:
+    """An answer without what DSPy changes when it writes it into the history of a later call."""
+    return "".join(text.split()).removesuffix("[[##completed##]]")
 
 
 def _beginning(texts: Sequence[str], at: int) -> int:

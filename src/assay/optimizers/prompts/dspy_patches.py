@@ -3,6 +3,7 @@
 - `Evaluate` stops after ten errors and resubmits slow examples, which doubles the work on a slow machine. The patched
   one does neither; the same holds for `ParallelExecutor` (used by `dspy.Parallel` and so by SIMBA).
 - Unscored examples are left out of means, see `assay.rubrics.protection`.
+- SIMBA refuses programs whose predictors have different models. Here each predictor samples from its own model.
 - Optuna studies that teleprompters create get a seed; DSPy gives them none.
 - Output is written to a log: standard output belongs to the command. Bars of tqdm are left out: standard error has the
   command's own progress, and in a file each of their steps would be a line.
@@ -12,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import dspy
@@ -21,7 +23,15 @@ from tqdm.std import tqdm
 
 from assay.errors import StopRun
 from assay.evaluation.threads import in_order
-from assay.models.dspy_seam import EVALUATE, EXECUTOR, GEPA_TEXTS, SIMBA_PROGRAM, patched_parts
+from assay.models.dspy_seam import (
+    EVALUATE,
+    EXECUTOR,
+    GEPA_TEXTS,
+    SET_LM,
+    SIMBA_MODELS,
+    SIMBA_PROGRAM,
+    patched_parts,
+)
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
 
@@ -55,6 +65,7 @@ def repaired_dspy(
 
     protect_dspy()
     evaluate = _reporting_evaluations(protected_call(_evaluate), on_evaluated)
+    resampled: list[dspy.BaseLM] = []
     with _lock:
         originals = optuna.create_study, tqdm.__init__
         optuna.create_study = _seeded(originals[0], seed)
@@ -69,6 +80,8 @@ def repaired_dspy(
                     (GEPA_TEXTS, lambda propose: _keeping_previous(propose, instruction_check)),
                     (EXECUTOR, _patient),
                     (SIMBA_PROGRAM, lambda wrap: _reporting_runs(wrap, on_run)),
+                    (SIMBA_MODELS, lambda prepare: _for_several_models(prepare, resampled)),
+                    (SET_LM, lambda set_lm: _keeping_own_models(set_lm, resampled)),
                 ),
             ):
                 yield
@@ -117,6 +130,32 @@ def _reporting_runs(wrap: Callable[..., Callable[..., Any]], on_run: OnRun) -> C
         return run
 
     return reporting
+
+
+def _for_several_models(prepare: Callable[..., list[Any]], resampled: list[dspy.BaseLM]) -> Callable[..., list[Any]]:
+    """Copies of the job's model for a program with several models; they are added to `resampled`."""
+
+    def prepared(program: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        if len({predictor.lm for predictor in program.predictors()}) < 2:
+            return prepare(program, *args, **kwargs)
+        resampled[:] = prepare(SimpleNamespace(get_lm=lambda: None), *args, **kwargs)
+        return list(resampled)
+
+    return prepared
+
+
+def _keeping_own_models(set_lm: Callable[..., None], resampled: list[dspy.BaseLM]) -> Callable[..., None]:
+    """With a model of `resampled`, a predictor that has a model of its own gets a copy of that, sampled likewise."""
+
+    def set_or_copy(self: Any, lm: Any) -> None:
+        if not any(lm is model for model in resampled):
+            set_lm(self, lm)
+            return
+        for predictor in self.predictors():
+            own = predictor.lm
+            predictor.lm = lm if own is None else own.copy(rollout_id=lm.kwargs["rollout_id"], temperature=1.0)
+
+    return set_or_copy
 
 
 def _without_bar(init: Callable[..., None]) -> Callable[..., None]:
