@@ -12,7 +12,9 @@ quick: WORKERS := $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_coun
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile \
 	--no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo docs figures fmt quick tutorials test test-min test-new test-clients check lint chaos clean
+STUB_TESTS := tests/models/test_engine_contract.py tests/models/test_dspy_versions.py tests/traces/test_own_lms.py
+
+.PHONY: demo docs figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -56,6 +58,10 @@ test-min test-new: test-%:
 		--index-strategy unsafe-best-match --excludes .venv-$*/excludes.txt --editable '.[dev]'
 	.venv-$*/bin/assay models pull smollm2-135m
 	$(subst $(BIN)/python,.venv-$*/bin/python,$(PYTEST))
+
+# What calls models, in the shapes that are announced for DSPy 3.5: tests/stub_dspy35.py.
+test-stub: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.stub_dspy35 -m "not model and not slow" $(STUB_TESTS)
 
 # Agents on real client libraries, against a scripted model alone and through the gateway, with a table at the end: it
 # installs the libraries. And DSPy programs of many shapes through the commands, with requests counted at the server.
@@ -104,7 +110,7 @@ chaos: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 100
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos_deployments.py --kills 30 --store postgresql --database
 
-check: lint docs test test-clients
+check: lint docs test test-stub test-clients
 
 clean:
 	rm -rf $(VENV) .venv-min .venv-new build dist *.egg-info

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import dspy
-from dspy import teleprompt
 from peers_tasks import Setting
 
 
@@ -14,15 +13,13 @@ def _plain(setup: Setting, budget: int, seed: int, threads: int) -> Any:
 
 
 def _labeled(setup: Setting, budget: int, seed: int, threads: int) -> Any:
-    return teleprompt.LabeledFewShot(k=16).compile(
-        setup.program(), trainset=_shuffled(setup.examples(setup.train), seed)
-    )
+    return dspy.LabeledFewShot(k=16).compile(setup.program(), trainset=_shuffled(setup.examples(setup.train), seed))
 
 
 def _bfrs(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     # 3 + 3 programs on the selection tasks, and about ten runs for each of four sets of bootstrapped demonstrations
     val = budget * 16 // 150 // setup.calls
-    optimizer = teleprompt.BootstrapFewShotWithRandomSearch(
+    optimizer = dspy.BootstrapFewShotWithRandomSearch(
         metric=setup.metric,
         max_bootstrapped_demos=4,
         max_labeled_demos=16,
@@ -38,7 +35,7 @@ def _mipro(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     # seven programs on the selection tasks, some of them again and from the cache, about 15 calls to bootstrap and 20
     # to propose
     val = budget * 20 // 150 // setup.calls
-    optimizer = teleprompt.MIPROv2(
+    optimizer = dspy.MIPROv2(
         metric=setup.metric,
         prompt_model=setup.lm,
         task_model=setup.lm,
@@ -63,7 +60,7 @@ def _mipro(setup: Setting, budget: int, seed: int, threads: int) -> Any:
 def _simba(setup: Setting, budget: int, seed: int, threads: int) -> Any:
     # two steps of 3 * 8 sampled and at most 4 * 8 evaluated runs; at the end it runs the winners on all its tasks
     size = max(3, budget * 8 // 150 // setup.calls)
-    optimizer = teleprompt.SIMBA(
+    optimizer = dspy.SIMBA(
         metric=setup.metric,
         bsize=size,
         num_candidates=3,
@@ -85,7 +82,7 @@ def _gepa(setup: Setting, budget: int, seed: int, threads: int) -> Any:
             score=float(right), feedback="Right." if right else f"Wrong. The right answer is {expected}."
         )
 
-    optimizer = teleprompt.GEPA(
+    optimizer = dspy.GEPA(
         metric=metric,
         reflection_lm=setup.lm.copy(temperature=1.0),
         max_metric_calls=budget * 8 // 10 // setup.calls,

@@ -116,8 +116,14 @@ def written(batch: list[Item]) -> list[list[dict[str, str]]]:
     return sent
 
 
+_SETTINGS = ("temperature", "max_tokens", "logprobs", "top_logprobs")
+
+
 def same_messages(sent: list[list[dict[str, str]]], lm: dspy.LM) -> int:
-    return sum(bool(lm(messages=asked)) for asked in sent)
+    """How many of the messages the model answered, with its own settings: a request has none of them."""
+    settings = {name: lm.kwargs[name] for name in _SETTINGS if name in lm.kwargs}
+    requests = (dspy.lm15.request_from_openai_chat({"model": lm.model, "messages": one, **settings}) for one in sent)
+    return sum(bool(lm(request)) for request in requests)
 
 
 ONE, FREE = "stock, same messages, one token", "stock, same messages, written out"

@@ -417,7 +417,7 @@ def _dspy_internals(text: str) -> Iterator[str]:
     """Imports, attributes and strings that name a module inside DSPy."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -442,6 +442,8 @@ def _dspy_internals(text: str) -> Iterator[str]:
         "dspy.utils.callback.BaseCallback",
         "dspy.Evaluate.__call__ = f",
         "from dspy.teleprompt import GEPA",
+        "from dspy import teleprompt",
+        "from dspy import adapters as formats",
         "lm._engine_spec",
     ],
 )

@@ -168,6 +168,6 @@ def test_prompts_have_independent_seeds() -> None:
     lm.kwargs["seed"] = 3
     for prompt in ("a", "b", "a"):
         lm(prompt)
-    lm(messages=[{"role": "user", "content": "a"}], seed=4)
+    lm("a", seed=4)
     assert seeds[0] == seeds[2] != seeds[1]
     assert len(set(seeds)) == 3

@@ -222,7 +222,7 @@ def dspys(name: str, lm: Any) -> Any:
         "COPRO": lambda: dspy.COPRO(prompt_model=lm, breadth=2, depth=1),
         "LabeledFewShot": lambda: dspy.LabeledFewShot(k=3),
         "InferRules": lambda: dspy.InferRules(metric=None, num_candidates=1),
-        "BootstrapFewShotWithOptuna": lambda: dspy.teleprompt.BootstrapFewShotWithOptuna(
+        "BootstrapFewShotWithOptuna": lambda: dspy.BootstrapFewShotWithOptuna(
             None, max_labeled_demos=3, num_candidate_programs=2
         ),
     }
@@ -243,7 +243,7 @@ def test_every_optimizer_of_dspy_runs_as_an_object_and_all_its_calls_are_counted
     data = report.to_dict()
     assert data["failed"] is None, data["notes"]
     assert lm.scripted.calls <= data["calls"]  # equal calls of a run are answered once
-    assert data["optimizer"].startswith(("dspy:", "dspy.teleprompt"))
+    assert data["optimizer"].startswith(("dspy:", "dspy."))
     assert name in data["optimizer"]
 
 
@@ -398,8 +398,8 @@ def embedded(texts: list[str]) -> Any:
         object,
         lambda: dspy.KNNFewShot(1, examples(ROWS[:3]), dspy.Embedder(embedded)),
         dspy.Ensemble,
-        dspy.teleprompt.BootstrapFinetune,
-        lambda: dspy.teleprompt.BetterTogether(right),
+        dspy.BootstrapFinetune,
+        lambda: dspy.BetterTogether(right),
     ],
 )
 def test_what_is_no_optimizer_of_prompts_is_refused_before_any_call(place: Path, given: Any) -> None:

@@ -131,7 +131,7 @@ def test_every_process_sends_vllm_the_same_number_of_requests(monkeypatch: pytes
     monkeypatch.setattr(
         engines,
         "calls_of",
-        lambda runs, session: [lambda: engine.lm(messages=[{"role": "user", "content": "2+2?"}])] * 2,
+        lambda runs, session: [lambda: engine.lm("2+2?")] * 2,
     )
     program = types.SimpleNamespace(program=None)
     played = engine.play([(program, None)] * 2, types.SimpleNamespace())  # type: ignore[arg-type, list-item]

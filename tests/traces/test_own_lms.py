@@ -23,7 +23,8 @@ from assay.models.meter import Caps
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Recorder, Rollout, Store
 
-ANSWER = "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"
+NEW = hasattr(dspy.BaseLM, "generate")  # the shapes of DSPy 3.5, see tests/stub_dspy35.py
+ANSWER = "<answer>\n1\n</answer>" if NEW else "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"
 KEY = "sk-never-to-be-stored"
 
 
@@ -141,6 +142,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "thread": in_a_thread,
     "parallel": in_parallel,
 }
+if NEW:
+    del CALLS["messages"]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -206,6 +209,7 @@ class AsyncScripted:
             yield event
 
 
+@pytest.mark.skipif(NEW, reason="DSPy 3.5 has no models with a forward")
 @pytest.mark.parametrize("name", CALLS.keys() - {"stream", "request"})
 def test_a_model_with_its_own_forward_is_recorded(name: str) -> None:
     lm = Plain("mine/m")

@@ -12,7 +12,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,7 @@ __all__ = [
     "field_descriptions",
     "filter_truncation_warnings",
     "format_field_value",
+    "handed_over",
     "has_adaptive_thinking",
     "moved_parts",
     "optimizer_internals",
@@ -137,6 +138,19 @@ def patch_calls(lm: Wrapper, tool: Wrapper) -> None:
     for owner, wrap in ((dspy.BaseLM, lm), (TypeSafe, lm), (dspy.Tool, tool)):
         for name in public_entries(owner):
             setattr(owner, name, wrap(getattr(owner, name)))
+
+
+@contextmanager
+def handed_over(lm: Any, other: Any) -> Iterator[None]:
+    """Inside, what an adapter of DSPy 3.4 sends to `lm` is its call to `other`: DSPy would warn of it as the user's."""
+    try:
+        from dspy.clients._deprecation import _adapter_call, adapter_message_call
+    except ImportError:  # its adapters send requests
+        yield
+        return
+    origin = _adapter_call.get()
+    with adapter_message_call(other, origin[1]) if origin is not None and origin[0] is lm else nullcontext():
+        yield
 
 
 def public_entries(owner: type) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import dspy
 
 from assay.errors import StopRun
 from assay.models.calls import Observer
-from assay.models.dspy_seam import patch_calls, patch_parsing
+from assay.models.dspy_seam import handed_over, patch_calls, patch_parsing
 from assay.models.entries import Opened, wrapped
 from assay.models.limits import current_tool_limit
 from assay.models.meter import Meter
@@ -127,7 +127,7 @@ class _Opening:
                     if replacement is None
                     else replaced_call(replacement, args, kwargs)
                 )
-                self.lm, self.context, self.done = call.lm, call.context, call.done
+                self.lm, self.context, self.done = call.lm, lambda: _handed_over(lm, call), call.done
                 return
             except StopRun:
                 raise
@@ -135,6 +135,13 @@ class _Opening:
                 _logger.warning("calls of %s cannot be recorded: %s: %s", lm, type(error).__name__, error)
         if active:
             self.context = functools.partial(_counted, active, lm)
+
+
+def _handed_over(lm: Any, call: Opened) -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(call.context())
+    stack.enter_context(handed_over(lm, call.lm))
+    return stack
 
 
 def _counted(active: Sequence[Listener], lm: Any) -> AbstractContextManager[Any]:

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from dspy import teleprompt
+import dspy
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
@@ -31,17 +31,17 @@ ALIASES = {
     "BootstrapFewShotWithOptuna": "optuna",
 }
 _CLASSES = {
-    "labeled": (teleprompt.LabeledFewShot,),
-    "bootstrap": (teleprompt.BootstrapFewShot,),
+    "labeled": (dspy.LabeledFewShot,),
+    "bootstrap": (dspy.BootstrapFewShot,),
     "knn": (),
     "ensemble": (),
-    "bootstrap-search": (teleprompt.BootstrapFewShotWithRandomSearch,),
-    "copro": (teleprompt.COPRO,),
-    "mipro": (teleprompt.MIPROv2,),
-    "simba": (teleprompt.SIMBA,),
-    "gepa": (teleprompt.GEPA,),
-    "infer-rules": (teleprompt.InferRules,),
-    "optuna": (teleprompt.BootstrapFewShotWithOptuna,),
+    "bootstrap-search": (dspy.BootstrapFewShotWithRandomSearch,),
+    "copro": (dspy.COPRO,),
+    "mipro": (dspy.MIPROv2,),
+    "simba": (dspy.SIMBA,),
+    "gepa": (dspy.GEPA,),
+    "infer-rules": (dspy.InferRules,),
+    "optuna": (dspy.BootstrapFewShotWithOptuna,),
 }
 _WEIGHTS = (
     "{name} trains weights, and a compile makes prompts: its artifact would run without them. "

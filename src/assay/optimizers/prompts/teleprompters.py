@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dspy
-from dspy import teleprompt
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.session import RecordedProgram
@@ -35,10 +34,10 @@ _CALLS_FOR_XML = 200  # of a search
 
 
 def _labeled(p: Proposal) -> RecordedProgram:
-    return p.compiled(p.build(teleprompt.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
+    return p.compiled(p.build(dspy.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
 
 
-class _Bootstrap(teleprompt.BootstrapFewShot):  # type: ignore[misc]
+class _Bootstrap(dspy.BootstrapFewShot):  # type: ignore[misc]
     """Returns the demonstrations collected so far if a cap ends it; DSPy's loses them."""
 
     cut: BudgetExceeded | None = None
@@ -80,7 +79,7 @@ def _bootstrap(p: Proposal) -> RecordedProgram:
 
 def _bootstrap_search(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
-        teleprompt.BootstrapFewShotWithRandomSearch,
+        dspy.BootstrapFewShotWithRandomSearch,
         metric=p.metric(),
         max_bootstrapped_demos=p.demos,
         max_labeled_demos=p.labels,
@@ -111,7 +110,7 @@ def _knn(p: Proposal) -> RecordedProgram:
 
 def _copro(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
-        teleprompt.COPRO,
+        dspy.COPRO,
         prompt_model=p.prompt_lm,
         metric=p.metric(),
         breadth=3,
@@ -123,7 +122,7 @@ def _copro(p: Proposal) -> RecordedProgram:
 
 def _mipro(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
-        teleprompt.MIPROv2,
+        dspy.MIPROv2,
         metric=p.metric(),
         prompt_model=p.prompt_lm,
         task_model=p.session.lm,
@@ -155,7 +154,7 @@ def _simba(p: Proposal) -> RecordedProgram:
         train = train[: max(size, runs // 12)]
         steps = min(8, max(1, (runs - 4 * len(train)) // step))
     optimizer = p.build(
-        teleprompt.SIMBA,
+        dspy.SIMBA,
         metric=p.metric(),
         bsize=size,
         num_candidates=3,
@@ -169,7 +168,7 @@ def _simba(p: Proposal) -> RecordedProgram:
 
 def _gepa(p: Proposal) -> RecordedProgram:
     optimizer = p.build(
-        teleprompt.GEPA,
+        dspy.GEPA,
         metric=p.metric(feedback=True),
         reflection_lm=p.prompt_lm,
         max_metric_calls=p.runs(max(40, 4 * len(p.val))),
@@ -180,7 +179,7 @@ def _gepa(p: Proposal) -> RecordedProgram:
     return p.compiled(optimizer, trainset=p.examples(), valset=to_examples(p.val))
 
 
-class _InferRules(teleprompt.InferRules):  # type: ignore[misc]
+class _InferRules(dspy.InferRules):  # type: ignore[misc]
     """InferRules that gives each candidate its own signature class.
 
     DSPy's writes the rules into the signature's class, which all copies of a program share, the baseline included.
@@ -220,7 +219,7 @@ def _ensemble(p: Proposal) -> RecordedProgram:
     return RecordedProgram(EnsembleProgram(members), p.session)
 
 
-class _Optuna(teleprompt.BootstrapFewShotWithOptuna):  # type: ignore[misc]
+class _Optuna(dspy.BootstrapFewShotWithOptuna):  # type: ignore[misc]
     """BootstrapFewShotWithOptuna with a corrected objective.
 
     DSPy's shows a single demonstration whatever number is set, and fails on a predictor that no run called.
