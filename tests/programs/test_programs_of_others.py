@@ -10,10 +10,12 @@ from prompt_server import serving
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "optimizer"),
-    zip(
-        PROGRAMS,
-        ("auto", "mipro", "gepa", "simba", "auto", "gepa", "mipro", "simba", "gepa", "mipro", "simba"),
-        strict=True,
+    list(
+        zip(
+            PROGRAMS,
+            ("auto", "mipro", "gepa", "simba", "auto", "gepa", "mipro", "simba", "gepa", "mipro", "simba"),
+            strict=True,
+        )
     ),
 )
 def test_the_server_sees_the_calls_that_are_reported_stored_and_capped(

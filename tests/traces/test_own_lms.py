@@ -210,7 +210,7 @@ class AsyncScripted:
 
 
 @pytest.mark.skipif(NEW, reason="DSPy 3.5 has no models with a forward")
-@pytest.mark.parametrize("name", CALLS.keys() - {"stream", "request"})
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("stream", "request")])
 def test_a_model_with_its_own_forward_is_recorded(name: str) -> None:
     lm = Plain("mine/m")
     with job() as (recorder, rollout), warnings.catch_warnings():
