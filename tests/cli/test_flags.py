@@ -155,7 +155,7 @@ def test_gate_size_flag_sets_the_size_of_one_split() -> None:
         ["--demos", "77"],
         ["--max-calls", "5.5"],
         ["--difference", "0"],
-        ["--prompt-format", "xml"],
+        ["--prompt-format", "yaml"],
         ["--threads", "0"],
         ["--demos", "nan"],
     ],

@@ -107,8 +107,7 @@ def test_a_text_model_gets_the_same_request_as_without_recording(
     plain = dspy.LM(
         "openai/m", api_base=server[1], api_key="k", cache=False, num_retries=0, model_type="text", temperature=0.5
     )
-    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    plain(messages=messages)
-    with_recording(plain, observers=[lambda call: None])(messages=messages)
+    plain("hello")
+    with_recording(plain, observers=[lambda call: None])("hello")
     first, second = ({key: body[key] for key in ("model", "prompt", "temperature")} for body in server[0].requests)
     assert first == second
