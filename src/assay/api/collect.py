@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -47,6 +47,7 @@ class CollectReport(ReportRepr):
     unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
     rows: RowFindings = NO_ROWS
+    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
 
     def to_dict(self) -> dict[str, Any]:
         usage, result = self.meter.usage, self.unrecorded.priced(self.evaluation.report())
@@ -64,7 +65,7 @@ class CollectReport(ReportRepr):
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "curriculum": self.curriculum, "notes": list(self.notes),
             "data": self.rows.to_dict(),
-            **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
+            **self.models, **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def collect(
             curriculum = collection.keep_curriculum()
         if collection.schedule is not None:
             collection.notes += collection.schedule.notes()
+        models = job.models()
     return CollectReport(
         collection.evaluation,
         job.session.meter,
@@ -130,6 +132,7 @@ def collect(
         job.session.recorder.unrecorded,
         job.store.not_stored,
         job.rows,
+        models,
     )
 
 

@@ -42,7 +42,12 @@ class CompareReport(ReportRepr):
             {"task": task, "a": _or_none(a.get(task)), "b": _or_none(b.get(task))} for task in dict.fromkeys([*a, *b])
         ]
         sides = {
-            side: {"program": name, "model": model, **report.to_dict()["result"]}
+            side: {
+                "program": name,
+                "model": model,
+                **report.to_dict()["result"],
+                "models": report.models.get("models", []),
+            }
             for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
         }
         both = {

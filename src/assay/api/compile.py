@@ -5,7 +5,7 @@ Combines data, model, rubric with judges, program, optimizer and artifact. Does 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -35,7 +35,7 @@ from assay.runs.arguments import program_settings, refuse_function, resolve_mode
 from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.jobs import Job, open_job
 from assay.runs.opening import artifact_place, check_out
-from assay.runs.preflight import checked, require_predictors
+from assay.runs.preflight import checked, require_predictors, see_models
 from assay.runs.settings import CompileSettings
 from assay.runs.settings.options import CompileOptions
 from assay.runs.unused import unused_settings
@@ -65,6 +65,7 @@ class CompileReport(ReportRepr):
     own_lm: Callable[[], Any] | None = None  # the model of `program` if none is configured in DSPy
     unproven: Path | None = None  # artifact of the winner on val that gate did not prove better
     rows: RowFindings = NO_ROWS
+    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
 
     @property
     def program(self) -> dspy.Module:
@@ -89,6 +90,7 @@ class CompileReport(ReportRepr):
             "tokens": usage.tokens,
             "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "unpriced_calls": usage.unpriced,
+            **self.models,
             **self.unrecorded.to_dict(),
             "rows_not_stored": self.dropped_rows,
             "replaces": outcome.replaces,
@@ -211,14 +213,15 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
     _announce(job, progress, config, search.decisions, measured)
-    warnings += [*(measured.warnings if measured else ()), *rehearsed(job, portable=config.portable)]
+    warnings += [*(measured.warnings if measured else ()), *see_models(job)]
+    warnings += rehearsed(job, portable=config.portable)
     alarms = replay_of_rubric(job.session.rubric, job.session)
     outcome = compile_prompts(job.recorded, job.splits, job.session, search, folder=job.folder)
     outcome.notes += [*warnings, *alarms]
     report = CompileReport(
         Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.not_stored
     )
-    report.openings, report.rows = job.openings, job.rows
+    report.openings, report.rows, report.models = job.openings, job.rows, job.models()
     if outcome.stopped is None:
         job.status = "done"
     return report

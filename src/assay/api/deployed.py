@@ -39,7 +39,7 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder
-from assay.traces.listening import listening
+from assay.traces.listening import listening, replacing
 from assay.traces.records import new_id
 from assay.traces.replaying import ToolReplay
 
@@ -52,7 +52,7 @@ _QUIET_S = 60.0  # between two events that a version fell back
 class LoadedVersion:
     """A version that is ready to run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, replace_lms: bool = False) -> None:
         artifact = load_artifact(folder)
         self.program = artifact.runnable()
         self.fields = program_fields(artifact.program)
@@ -62,6 +62,7 @@ class LoadedVersion:
         self.model = artifact.model
         self.lm: LanguageModel = get_lm(artifact.model, **artifact.endpoint.client(artifact.model))
         check_pinned(artifact, self.lm)
+        self._settings = replacing(self.lm) if replace_lms else {"lm": self.lm}
 
     def run(
         self, task: Task, *, rubric: Any, store: str, replay: ToolReplay | None = None,
@@ -84,7 +85,7 @@ class LoadedVersion:
         replaying = {} if replay is None else listening(replay)
         recording = None
         try:
-            with dspy.context(lm=self.lm, **replaying), record(
+            with dspy.context(**self._settings, **replaying), record(
                 task, rubric=None if later is not None else rubric, store=store, program=self.name,
                 program_version=self.version, parameters=self.parameters, model=self.model, **fields,
             ) as recording:  # fmt: skip
@@ -127,6 +128,7 @@ class DeployedAgent:
         judge: model of the judges that name none, and of a DSPy metric that calls one.
         refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
         timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
+        replace_lms: as for `deployed`.
     Raises:
         ConfigError: a criterion has a judge without a model, or one that compares outputs of one task.
     """
@@ -137,6 +139,7 @@ class DeployedAgent:
     def __init__(
         self, agent: str, *, store: str | Path | None = None, rubric: RubricSource | None = None,
         judge: StoredJudgeSettings | None = None, refresh_s: float = 1.0, timeout_s: float = DEFAULT_S,
+        replace_lms: bool = False,
     ) -> None:  # fmt: skip
         check_limit(timeout_s)
         opened, self.recorder = opened_store(store)
@@ -147,7 +150,8 @@ class DeployedAgent:
         if self.rubric is not None and (self.rubric.needs_judge or judge.judge_model is not None):
             self._scoring = BackgroundScoring(self.rubric, self.recorder, threads=threads_for(self.rubric))
         self.router = Router(opened.engine, agent, refresh_s=refresh_s)
-        self.timeout_s, self._open = timeout_s, defaultdict[str, dict[int, float]](dict)
+        self.timeout_s, self.replace_lms = timeout_s, replace_lms
+        self._open = defaultdict[str, dict[int, float]](dict)
         self.fallbacks: dict[str, int] = {}
         self.counts = Counter[tuple[str, str, str]]()
         self.seconds = defaultdict[tuple[str, str], float](float)
@@ -268,7 +272,8 @@ class DeployedAgent:
     def _load(self, version: Version) -> LoadedVersion:
         with self._lock:
             if version.name not in self._loaded:
-                self._loaded[version.name] = LoadedVersion(self.router.deployments.registry.folder_of(version))
+                folder = self.router.deployments.registry.folder_of(version)
+                self._loaded[version.name] = LoadedVersion(folder, replace_lms=self.replace_lms)
             return self._loaded[version.name]
 
     def _count(self, version: Version, reason: str) -> None:
@@ -326,6 +331,7 @@ def deployed(
     rubric: RubricSource | None = None,
     refresh_s: float = 1.0,
     timeout_s: float = DEFAULT_S,
+    replace_lms: bool = False,
     **options: Unpack[StoredJudgeOptions],
 ) -> DeployedAgent:
     """An agent of the registry as a callable: `assay.deployed("support")(question="…", unit="user-7")`.
@@ -335,6 +341,7 @@ def deployed(
         rubric: scores each rollout when it ends. It is read once.
         refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
         timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
+        replace_lms: whether the version's model is called in place of the models that its program makes itself.
         options: the fields of `assay.runs.settings.StoredJudgeSettings`: the model of the rubric's judges. They score
             in threads, after the answer was returned; `DeployedAgent.wait` waits for them.
     Raises:
@@ -345,4 +352,12 @@ def deployed(
     judge = StoredJudgeSettings(**values)
     if rubric is None and judge.judge_model is not None:
         raise ConfigError(f"judge_model={judge.judge_model!r} would have no effect without rubric")
-    return DeployedAgent(agent, store=store, rubric=rubric, judge=judge, refresh_s=refresh_s, timeout_s=timeout_s)
+    return DeployedAgent(
+        agent,
+        store=store,
+        rubric=rubric,
+        judge=judge,
+        refresh_s=refresh_s,
+        timeout_s=timeout_s,
+        replace_lms=replace_lms,
+    )

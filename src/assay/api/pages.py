@@ -16,7 +16,7 @@ from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.cards import card_page
 from assay.reports.compiled import compile_page
 from assay.reports.files import ROWS, scores_of, write_report
-from assay.reports.markdown import cost_words
+from assay.reports.markdown import cost_words, models_text
 from assay.reports.sides import sides_of
 from assay.reports.studies import tuned_page, tuned_words
 from assay.reports.trained import compared_runs, trained_tasks
@@ -112,7 +112,9 @@ def write_compare_page(
         opened.put_report(path, report.a.run_id, report.b.run_id)
     facts = [
         *((label, f"{data[side]['program']}, {data[side]['model']}") for label, side in _SIDES),
-        ("Split", data["split"]), *_spent(data), *_stopped(data, words), *_opened(data),
+        ("Split", data["split"]), *_spent(data),
+        *(fact for label, side in _SIDES for fact in _called(data[side], f"{label}, LM calls by model")),
+        *_stopped(data, words), *_opened(data),
     ]  # fmt: skip
     names = " and ".join(map(_short, report.names))
     return write_report(
@@ -210,7 +212,11 @@ def _short(program: str) -> str:
 
 def _spent(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     text = f"LM calls: {calls_text(data['calls'], data['cached'])}; {data['tokens']:,} tokens"
-    return [("Cost", f"{text}; {cost_words(data['cost_usd'])}")]
+    return [("Cost", f"{text}; {cost_words(data['cost_usd'])}"), *_called(data)]
+
+
+def _called(data: Mapping[str, Any], label: str = "LM calls by model") -> list[tuple[str, str]]:
+    return [(label, text)] if (text := models_text(data)) else []
 
 
 def _stopped(data: Mapping[str, Any], words: Words) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ from assay.sources.trust import trusting, trusts
 from assay.support.keywords import takes
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
+from assay.traces.listening import replacing
 from assay.traces.records import subject_digest
 from assay.traces.store.sealing import claim_salt, resolve_salt
 
@@ -107,6 +108,7 @@ def predictor(
     rows: Path | None = None,
     outputs: Sequence[Path] = (),
     say: Callable[[str], None] = lambda _: None,
+    ended: Callable[[Rollout], None] = lambda _: None,
     **options: Unpack[RunOptions],
 ) -> Iterator[Callable[..., dspy.Prediction]]:
     """Context with a function that makes recorded predictions: `run` for many inputs. Settings as in `run`.
@@ -120,6 +122,7 @@ def predictor(
         rows: file of the inputs, in which an erasure looks for texts.
         outputs: files that the predictions are written to, which an erasure names.
         say: is told which of the columns are inputs and which are left out.
+        ended: is called with each rollout after its end.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
@@ -171,12 +174,16 @@ def predictor(
                 parameters=artifact.settings["parameters"] if artifact else {},
                 **stored,
             )  # fmt: skip
-            with _as_model_errors(), dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-                with running(built) as own:
-                    prediction = answered_within(
-                        config.task_timeout, lambda: as_prediction(own(**own_containers(dict(inputs))))
-                    )
-                rollout.prediction = json_value(dict(prediction.items()), placeholders=True)
+            called = replacing(lm) if config.replace_lms else {"lm": lm}
+            try:
+                with _as_model_errors(), dspy.context(**called), recorder.active(), recorder.rollout(rollout):
+                    with running(built) as own:
+                        prediction = answered_within(
+                            config.task_timeout, lambda: as_prediction(own(**own_containers(dict(inputs))))
+                        )
+                    rollout.prediction = json_value(dict(prediction.items()), placeholders=True)
+            finally:
+                ended(rollout)
             return prediction
 
         meter = lm.recording.meter

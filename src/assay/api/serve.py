@@ -189,7 +189,14 @@ def _agents(settings: ServeSettings, store: str | Path | None) -> "dict[str, Dep
         "price": settings.judge_price,
     }  # fmt: skip
     return {
-        name: deployed(name, store=store, rubric=settings.agent_rubric, timeout_s=settings.agent_timeout_s, **judge)
+        name: deployed(
+            name,
+            store=store,
+            rubric=settings.agent_rubric,
+            timeout_s=settings.agent_timeout_s,
+            replace_lms=settings.replace_lms,
+            **judge,
+        )
         for name in settings.agent
     }
 

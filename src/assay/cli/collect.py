@@ -13,6 +13,7 @@ from assay.cli.shared import (
     pairs,
     pop_values,
     print_json,
+    print_models,
     require_coverage,
     warn_of_failures,
     warn_of_gaps,
@@ -84,6 +85,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
     table.add_row("LM calls", calls_text(data["calls"], data["cached"]))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}")
     rich.print(table)
+    print_models(rich, data)
     warn_of_failures(rich, result, is_error=True)
     warn_of_gaps(rich, data)
     for line in curriculum_lines(data["curriculum"]):

@@ -6,7 +6,7 @@ import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.options import job_options, report_option
-from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
+from assay.cli.shared import Console, pop_values, print_json, print_models, print_openings, require_coverage
 from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.runs.settings import CompareSettings
@@ -57,6 +57,8 @@ def _show(data: dict[str, Any]) -> None:
         table.add_row(*row)
     table.add_row("failed, unscored", f"{a['failed']}, {a['unscored']}", f"{b['failed']}, {b['unscored']}")
     rich.print(table)
+    for side in "ab":
+        print_models(rich, data[side], f" of {side}")
     paired = [task for task in data["tasks"] if task["a"] is not None and task["b"] is not None]
     better, worse = sum(task["b"] > task["a"] for task in paired), sum(task["b"] < task["a"] for task in paired)
     rich.print(f"b is better on {counted(better, 'tasks')}, worse on {worse}, level on {len(paired) - better - worse}")

@@ -12,6 +12,7 @@ from assay.cli.shared import (
     dry_run,
     pop_values,
     print_json,
+    print_models,
     print_openings,
     require_coverage,
     warn_of_failures,
@@ -107,6 +108,7 @@ def print_report(data: dict[str, Any]) -> None:
         f"winner: {data['winner']}; LM calls: {calls_text(data['calls'], data['cached'])}, "
         f"{data['search_calls']:,} of them searching; {data['tokens']:,} tokens, {cost}",
     )  # fmt: skip
+    print_models(rich, data)
     warn_of_gaps(rich, data)
     for note in [
         *data["notes"],

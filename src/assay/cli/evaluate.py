@@ -11,6 +11,7 @@ from assay.cli.shared import (
     dry_run,
     pop_values,
     print_json,
+    print_models,
     print_openings,
     require_coverage,
     warn_of_failures,
@@ -100,6 +101,7 @@ def print_result(program: str, data: dict[str, Any]) -> None:
         table.add_row("thinking tokens a run", thinking_row(thinking))
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}")
     rich.print(table)
+    print_models(rich, data)
     for name, corrected in data["corrected"].items():
         text = (
             f"{name}, corrected by {corrected['n_people']} human labels: {corrected['mean']:.3f}, 95 % "

@@ -8,7 +8,7 @@ import click
 from assay.cli.flags import command_job, settings_flags
 from assay.cli.options import job_options, name_option
 from assay.cli.repeat import words_of_run
-from assay.cli.shared import Console, dry_run, pop_values, print_json, print_openings, require_coverage
+from assay.cli.shared import Console, dry_run, pop_values, print_json, print_models, print_openings, require_coverage
 from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
 from assay.runs.settings import ImproveSettings
@@ -78,4 +78,5 @@ def print_report(report: dict[str, Any]) -> None:
     elif not any(step["kept"] for step in report["steps"]):
         rich.print("no step was kept, so there is nothing to compare: the program is unchanged")
     print_openings(rich, report["test_openings"])
+    print_models(rich, report)
     rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", soft_wrap=True)

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import click
 
 from assay.cli.flags import command_settings, is_artifact, settings_flags
 from assay.cli.options import json_option, out_option, store_option, trust_option
-from assay.cli.shared import Console, pairs, print_json
+from assay.cli.shared import Console, pairs, print_json, print_models
 from assay.cli.wording import in_flags
 from assay.runs.settings import CommonSettings, RunSettings
 from assay.support.numbers import counted
 from assay.support.scrubbing import error_text, results
-from assay.support.terminal import echo
+from assay.support.terminal import echo, rich_console
 from assay.support.values import json_text, json_value, value_text
 
 __all__ = ["command"]
@@ -72,14 +73,44 @@ def command(
     _check_pairs(program, inputs)
     if not (as_json or settings.get("model") or is_artifact(program)):
         echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
-    with predictor(program, folder=Path.cwd(), store=store, **settings) as predict:
+    called = _Called()
+    with predictor(program, folder=Path.cwd(), store=store, ended=called.add, **settings) as predict:
         prediction = predict(pairs(inputs, "input"))
     fields = json_value(dict(prediction.items()), placeholders=True)
-    print_json(fields) if as_json else _print_fields(fields)
+    if as_json:
+        print_json({**called.to_dict(), **fields})
+    else:
+        _print_fields(fields)
+        called.show()
     try:
         json_value({name: value for name, value in prediction.items() if name not in RUN_FIELDS})
     except NoJsonForm as error:
         raise ProgramFailed(f"the answer is not whole: {error}. Return values that have one") from None
+
+
+class _Called:
+    """The LM calls of rollouts by model, shown if others than the rollouts' model answered."""
+
+    def __init__(self) -> None:
+        self.model, self.usages = "", list[Any]()
+
+    def add(self, rollout: Any) -> None:
+        from assay.traces.store.usage import added_up, usage_by_model
+
+        self.model, self.usages = rollout.model, added_up([*self.usages, *usage_by_model(rollout.transitions)])
+
+    @property
+    def _report(self) -> dict[str, Any]:
+        return {"model": self.model, "models": [asdict(usage) for usage in self.usages]}
+
+    def to_dict(self) -> dict[str, Any]:
+        from assay.reports.markdown import models_text
+
+        return {"models": self._report["models"]} if models_text(self._report) else {}
+
+    def show(self) -> None:
+        """On standard error: standard output has the predictions."""
+        print_models(rich_console(err=True), self._report)
 
 
 def _print_fields(fields: dict[str, Any]) -> None:
@@ -123,7 +154,7 @@ def _run_rows(
     from assay.errors import DataError
     from assay.support.places import check_writable, no_such_file
 
-    failed, console = 0, Console()
+    failed, console, called = 0, Console(), _Called()
     if file != "-" and ":" not in file and not Path(file).exists():
         raise DataError(no_such_file(file))
     if out:
@@ -141,6 +172,7 @@ def _run_rows(
             rows=rows,
             outputs=(Path(out), _part(out)) if out else (),
             say=console.say,
+            ended=called.add,
             store=store,
             **settings,
         ) as predict,
@@ -152,6 +184,7 @@ def _run_rows(
             failed += "error" in answer and "line" in answer
             echo(json_text(results(json_value(answer, placeholders=True))), file=written)
             advance(1)
+    called.show()
     if failed:
         console.say(f"warning: {counted(failed, 'rows')} failed; each has its error in the output")
     return failed

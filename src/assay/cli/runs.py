@@ -52,6 +52,7 @@ def list_(store: str | None, as_json: bool, **values: Any) -> None:
 @json_option()
 def show(run_id: str, store: str | None, as_json: bool) -> None:
     """Show one run: its settings, rollouts by phase and result. RUN_ID may be the first characters of the id."""
+    from assay.reports.markdown import models_text
     from assay.reports.results import result_lines
     from assay.reports.texts import setting_texts
     from assay.traces.store.listing import result_of, show_run
@@ -74,6 +75,8 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
     if (missed := run["unrecorded"]) != 0:
         echo(f"  LM calls not recorded: {'an unknown number' if missed is None else missed}")
     result = run["result"] or {}
+    if text := models_text(result):
+        echo(f"  LM calls by model: {text}")
     if result.get("stopped"):
         echo(f"  stopped early: {result['stopped']}")
     for line in result_lines(result):

@@ -28,6 +28,7 @@ __all__ = [
     "pairs",
     "pop_values",
     "print_json",
+    "print_models",
     "print_openings",
     "refused_by_command",
     "require_coverage",
@@ -166,6 +167,18 @@ def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
 
     if openings:
         rich.print(openings_line(openings))
+
+
+def print_models(rich: Any, data: Mapping[str, Any], of: str = "") -> None:
+    """Prints the LM calls by model, if others than the report's model answered.
+
+    Args:
+        of: whose calls they are, if the report is one of several.
+    """
+    from assay.reports.markdown import models_text
+
+    if text := models_text(data):
+        rich.print(f"LM calls by model{of}: {text}", soft_wrap=True)
 
 
 def warn_of_failures(rich: Any, report: dict[str, Any], *, is_error: bool = False) -> None:

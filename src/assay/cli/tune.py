@@ -11,6 +11,7 @@ from assay.cli.shared import (
     dry_run,
     pop_values,
     print_json,
+    print_models,
     print_openings,
     require_coverage,
     warn_of_failures,
@@ -114,6 +115,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     rich.print(
         f"LM calls: {calls_text(data['calls'], data['cached'])}, {cost_words(data['cost_usd'])}",
     )
+    print_models(rich, data)
     rich.print(f"written: {data['page'] or data['folder']}", soft_wrap=True)
 
 
@@ -151,6 +153,7 @@ def print_report(data: dict[str, Any]) -> None:
         f"{100 * data['task_runs_saved']:.0f} % saved by pruning; "
         f"LM calls: {calls_text(data['calls'], data['cached'])}, {cost_words(data['cost_usd'])}",
     )  # fmt: skip
+    print_models(rich, data)
     for line in curriculum_lines(data["curriculum"]):
         rich.print(line)
     for note in [

@@ -36,8 +36,9 @@ from assay.support.scrubbing import error_text, message
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.carried import note_carried
-from assay.traces.listening import REPLACEMENT, listening
+from assay.traces.listening import listening, replacing
 from assay.traces.messages.endings import ending_of
+from assay.traces.places import OpenRollout, current_open_rollout
 
 __all__ = ["CONTINUES", "Measured", "RecordedProgram", "Session", "acting_parameters"]
 
@@ -89,6 +90,8 @@ class Session:
     task_timeout: float = DEFAULT_S
     thinking: Thinking | None = None  # budget of a plain module's calls; an agent has its own
     executor: Callable[..., Any] | None = None  # see `assay.evaluation.executors`; None runs in threads
+    model_calls: int = 0  # of `lm` in runs of the program in this process
+    own_calls: int = 0  # of models that the program made itself, likewise
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -105,6 +108,19 @@ class Session:
             self.recorder.texts.add(task.key, task.inputs)
             if split is not None:
                 self.split_of[task.key] = split
+
+    def count_calls(self, place: OpenRollout | None) -> None:
+        """Counts the calls of a run of the program in its open rollout."""
+        if place is not None:
+            with self._lock:
+                self.model_calls += len(place.rollout.transitions) - place.own_calls
+                self.own_calls += place.own_calls
+
+    @property
+    def only_own_models(self) -> bool:
+        """Whether models that the program made itself answered all calls so far, so that settings of `lm` do nothing
+        in it."""
+        return self.own_calls > 0 and self.model_calls == 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -153,10 +169,12 @@ def has_tools(program: dspy.Module) -> bool:
 
 
 def acting_parameters(recorded: "RecordedProgram") -> list[str]:
-    """The agent parameters that affect a program. A plain `dspy.Module` has only `temperature`."""
-    if not is_agent(recorded.program):
-        return ["temperature"]
-    return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(recorded.program)]
+    """The agent parameters that affect a program. A plain `dspy.Module` has only `temperature`, which does nothing if
+    the program's own models answer all its calls."""
+    idle = {"temperature"} if recorded.session.only_own_models else set[str]()
+    if not has_tools(recorded.program):
+        idle.add("tool_usage_threshold")
+    return [name for name in (RANGES if is_agent(recorded.program) else ["temperature"]) if name not in idle]
 
 
 class RecordedProgram(dspy.Module):  # type: ignore[misc]
@@ -276,6 +294,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         with session.recorder.rollout(rollout, then_scored=task is not None, key=key):
             note_carried(self.program)
             prediction = self._run(inputs, rollout)
+            session.count_calls(current_open_rollout())
             failed = getattr(prediction, "_failed", None)
             rollout.prediction = None if failed else json_value(dict(prediction.items()), placeholders=True)
         prediction._rollout, prediction._has_tools = rollout, self.has_tools
@@ -354,7 +373,7 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             if options := {name: value for name, value in options.items() if value is not None}:
                 changed["lm"] = dspy.settings.lm.copy(**options)
         if self.session.replace_lms:
-            changed[REPLACEMENT] = changed.get("lm", dspy.settings.lm)
+            changed |= replacing(changed.get("lm", dspy.settings.lm))
         return dspy.context(**changed) if changed else nullcontext()
 
     def _keep_partial(self, error: AdapterParseError, inputs: dict[str, Any]) -> None:

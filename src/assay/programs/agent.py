@@ -17,6 +17,7 @@ from assay.programs.parameters import AgentParameters, reasoning_tokens, review_
 from assay.programs.streaming import in_thread
 from assay.programs.thinking import thinking_limit
 from assay.traces.carried import note_carried
+from assay.traces.listening import with_lm
 
 __all__ = ["GUIDE", "WRITTEN_DECISIONS", "Agent", "BaseAgent"]
 
@@ -99,7 +100,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
             lm.kwargs["max_tokens"] += thinking_limit(lm, reasoning_tokens(self.agent_parameters.reasoning_depth))
         adapter = make_adapter(self.prompt_format)
         listen_under(adapter)
-        with dspy.context(lm=lm, adapter=adapter), settings_for_threads():
+        with dspy.context(adapter=adapter, **with_lm(lm)), settings_for_threads():
             return self._sampled(inputs) if self.thinking_policy.samples > 1 else self.solve(**inputs)
 
     @property
@@ -115,7 +116,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         votes: Counter[Hashable] = Counter()
         first: dict[Hashable, tuple[Any, list[Any]]] = {}
         for sample in range(policy.samples):
-            own = {} if sample == 0 else {"lm": lm.copy(rollout_id=sample)}
+            own = {} if sample == 0 else with_lm(lm.copy(rollout_id=sample))
             with dspy.context(trace=[], **own):
                 prediction = self.solve(**inputs)
                 key = answer_key(prediction)

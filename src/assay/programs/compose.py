@@ -23,6 +23,7 @@ from assay.programs.streaming import in_thread, streaming_as
 from assay.support.awaited import completed
 from assay.support.values import json_text, value_text
 from assay.traces.carried import note_carried
+from assay.traces.listening import with_lm
 from assay.traces.records import RUN_FIELDS
 
 __all__ = [
@@ -218,13 +219,13 @@ class CallSettings:
         options: dict[str, Any] = {}
         lm = dspy.settings.lm
         if lm is None and self.own_lm is not None:
-            lm = options["lm"] = self.own_lm()
+            options = with_lm(lm := self.own_lm())
         if self.prompt_format is not None:
             options["adapter"] = make_adapter(self.prompt_format)
             listen_under(options["adapter"])
         changed = {"temperature": self.temperature, "thinking": self.thinking}
         if lm is not None and (changed := {name: value for name, value in changed.items() if value is not None}):
-            options["lm"] = lm.copy(**changed)
+            options |= with_lm(lm.copy(**changed))
         context: AbstractContextManager[Any] = dspy.context(**options)
         return context
 

@@ -13,6 +13,7 @@ __all__ = [
     "figure",
     "gain_claim",
     "graded",
+    "models_text",
     "percent",
     "tool_rows",
     "type_label",
@@ -26,6 +27,23 @@ MORE_TASKS = "More gate tasks can show a smaller gain: four times as many halve 
 def cost_words(value: float | None) -> str:
     """A price in a line of text."""
     return "cost unknown" if value is None else price(value)
+
+
+def models_text(report: Mapping[str, Any]) -> str:
+    """LM calls, tokens and dollars by model; empty where the model of the report answered all calls.
+
+    Args:
+        report: with `model`, the one that was named, and `models`, usages by model.
+    """
+    models = report.get("models") or []
+    if [row["model"] for row in models] in ([], [report.get("model")]):
+        return ""
+    return "; ".join(
+        f"{row['model']}: {counted(row['calls'], 'calls')}"
+        + (f" ({row['cached']:,} more answered by equal calls)" if row["cached"] else "")
+        + f", {row['tokens']:,} tokens, {cost_words(row['cost_usd'])}"
+        for row in models
+    )
 
 
 def percent(value: float | None) -> str:
@@ -155,6 +173,7 @@ def compile_markdown(
         "",
         f"LM calls: {calls_text(data['calls'], data['cached'])}, {data['search_calls']:,} of them searching; "
         f"{data['tokens']:,} tokens; {cost_words(data['cost_usd'])}.",
+        *(["", f"LM calls by model: {text}."] if (text := models_text(data)) else []),
     ]
     if data["stopped"]:
         lines += ["", f"Stopped early: {words(str(data['stopped']))}."]

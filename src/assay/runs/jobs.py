@@ -5,8 +5,8 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from assay.datasets.fields import Fields
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
-from assay.errors import ConfigError
+from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
@@ -57,6 +57,7 @@ from assay.traces.store.sealing import (
     store_splits,
     store_tasks,
 )
+from assay.traces.store.usage import usage_of_models
 
 __all__ = ["Job", "open_job", "salt_at", "salt_in"]
 
@@ -93,6 +94,17 @@ class Job:
         if not self.session.recorder.resumed:
             return {}
         return finished_runs(self.session, phase, has_tools=has_tools(self.recorded.program), errors=self.was_done)
+
+    def models(self, run_id: str | None = None) -> dict[str, Any]:
+        """`model`, the one of the job, and `models`: LM calls, tokens and dollars by model.
+
+        Args:
+            run_id: the run, by default its own; see `usage_of_models`.
+        """
+        with suppress(StoreError):  # rows that are refused are counted
+            self.store.flush()
+        usages = usage_of_models(self.store, run_id or self.run_id)
+        return {"model": self.session.lm.model, "models": [asdict(usage) for usage in usages]}
 
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""

@@ -54,8 +54,14 @@ __all__ = [
     "preflight_judges",
     "preflight_scoring",
     "require_predictors",
+    "see_models",
 ]
 
+OWN_MODELS = (
+    "the temperature and the thinking of the model are not varied: the program's own models answered all its calls. To "
+    "call the model in their place, set replace_lms=True"
+)
+_SEEN = 8  # tasks that show whose models answer
 _TRIES = 3  # tasks that may fail before the job is stopped
 
 
@@ -72,6 +78,26 @@ def checked(
     job.session.measured = measured
     job.session.first_runs = FirstRuns()
     return measured
+
+
+def see_models(job: Job) -> list[str]:
+    """Runs val tasks until the job's model answers a call, if the program's own models answered all calls so far.
+
+    The search does not vary settings of the job's model that no call would take.
+
+    Returns:
+        A note for the report, if they answer all calls.
+    """
+    session, tasks = job.session, job.splits.val[:_SEEN]
+    session.register(tasks, "val")
+    unknown = not session.model_calls + session.own_calls and any(p.lm for p in job.recorded.program.predictors())
+    with session.phase("preflight"), session.context(), limited(session.task_timeout):
+        for task in tasks:
+            if not (session.only_own_models or unknown):
+                break
+            job.recorded.run(task)
+            unknown = False
+    return [OWN_MODELS] if session.only_own_models else []
 
 
 def require_predictors(job: Job) -> None:

@@ -29,10 +29,12 @@ from assay.models.threads import accounted_calls, current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 from assay.traces.replaying import ToolReplay, has_side_effects
 
-__all__ = ["REPLACEMENT", "Listener", "Recording", "has_listeners", "listeners", "listening", "run_tool"]
+__all__ = [
+    "Listener", "Recording", "has_listeners", "listeners", "listening", "replacing", "run_tool", "with_lm",
+]  # fmt: skip
 
 _KEY = "assay_listeners"
-REPLACEMENT = "assay_replacement"  # DSPy setting: the model that is called in place of those that a program made
+_REPLACEMENT = "assay_replacement"  # DSPy setting: the model that is called in place of those that a program made
 _lock = threading.Lock()
 _installed = False
 _logger = logging.getLogger(__name__)
@@ -91,6 +93,19 @@ def listening(listener: Listener) -> dict[str, Any]:
     return {_KEY: (*(other for other in listeners() if other is not listener), listener)}
 
 
+def replacing(lm: Any) -> dict[str, Any]:
+    """Settings for `dspy.context` in which a model is called, also in place of those that a program made itself."""
+    return {"lm": lm, _REPLACEMENT: lm}
+
+
+def with_lm(lm: Any) -> dict[str, Any]:
+    """Settings for `dspy.context` with a model, such as a copy of the current one with other parameters.
+
+    Where the current one is called in place of a program's own models, this one is.
+    """
+    return {"lm": lm} if dspy.settings.get(_REPLACEMENT) is None else replacing(lm)
+
+
 def _install() -> None:
     global _installed
     with _lock:
@@ -120,7 +135,7 @@ class _Opening:
         active = () if accounted_calls.get() else listeners()  # else the call belongs to one that is recorded
         records = (_tell(listener.recording, lm) for listener in reversed(active))
         if (record := next((record for record in records if record is not None), None)) is not None:
-            replacement = dspy.settings.get(REPLACEMENT)
+            replacement = dspy.settings.get(_REPLACEMENT)
             try:
                 call: Opened = (
                     recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter)

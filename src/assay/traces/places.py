@@ -34,7 +34,7 @@ _open: list["OpenRollout"] = []  # in this process
 class OpenRollout:
     """An open rollout, stored in DSPy's settings and inherited by the threads that its program starts."""
 
-    __slots__ = ("_key", "carried", "listeners", "missed", "recorder", "rollout")
+    __slots__ = ("_key", "carried", "listeners", "missed", "own_calls", "recorder", "rollout")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class OpenRollout:
     ) -> None:
         self.rollout, self.missed, self._key, self.recorder = rollout, missed, key, recorder
         self.listeners: tuple[Any, ...] = ()
+        self.own_calls = 0  # calls of models that the program made itself
         # demonstrations of the loaded programs that run in it, see `assay.traces.carried`
         self.carried: tuple[Carried, ...] = ()
 

@@ -264,6 +264,13 @@ class Recorder:
         if count is not None and count.total.calls:
             count.add(-1)
 
+    def observe_own(self, call: Call) -> None:
+        """As `observe`, for a call of a model that the program made itself."""
+        if (place := current_open_rollout() or self._alone()) is not None:
+            with self._lock:
+                place.own_calls += 1
+        self.observe(call)
+
     def observe(self, call: Call) -> None:
         """Record an LM call of an engine. Must run in the thread that made the call."""
         place = current_open_rollout() or self._alone() or OpenRollout(self._outside())
@@ -349,7 +356,7 @@ class Recorder:
         place = current_open_rollout()
         if not isinstance(lm, dspy.BaseLM) or is_observed(lm) or (place and place.recorder not in (None, self)):
             return None
-        return Recording(self.observe, self.meter)
+        return Recording(self.observe_own, self.meter)
 
     def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
         """Count a call that will not be observed.

@@ -19,7 +19,7 @@ from assay.traces.store.evaluations import evaluations_of, is_training, mean_sco
 from assay.traces.store.listing import failure_of, find_run, finished_report, list_runs, phases_of, run_folder
 from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.sealing import openings_line
-from assay.traces.store.usage import usage_of_phases
+from assay.traces.store.usage import ModelUsage, usage_of_models, usage_of_phases
 from assay.web.filters import RUN_FIELDS, cursor_of, filled_in
 from assay.web.next_steps import comparable, judges_of, next_steps
 from assay.web.rendering import View, link
@@ -126,6 +126,7 @@ def run_page(
             "comparisons": _comparisons(store, run, report),
             "validation_runs": _validation_runs(report),
             "usage": usage_of_phases(store, run["id"]) if counts else [],
+            "models": _models(store, run) if counts else [],
             "settings": _settings(run["config"]),
             "phases": phases_of(store, run["id"]) if counts else None,
             "stats": store.stats(run_id=run["id"]) if counts else None,
@@ -138,6 +139,12 @@ def run_page(
         part="run_part.html",
         every_s=RUNNING_S if running and (counts or trained is not None) else 0,
     )
+
+
+def _models(store: Store, run: Mapping[str, Any]) -> list[ModelUsage]:
+    """Usage by model; empty where the model of the run answered all calls."""
+    usages = usage_of_models(store, run["id"])
+    return [] if [usage.model for usage in usages] == [run["model"]] else usages
 
 
 def _commands(

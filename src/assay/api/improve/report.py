@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.rows import NO_ROWS
-from assay.reports.markdown import with_interval
+from assay.reports.markdown import models_text, with_interval
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
@@ -23,7 +23,8 @@ class ImproveReport(ReportRepr):
 
     `steps`: each step with the decision of its gate, and `converged`: whether its policy gradient converged; False if
     a training diverged, None for other steps and where too few optimizer steps were made to tell. `test`: comparison
-    of start and result on the sealed test. `stopped`: the cap that ended the improvement early.
+    of start and result on the sealed test. `stopped`: the cap that ended the improvement early. `models`: LM calls,
+    tokens and dollars of all steps by model.
     """
 
     artifact: Path | None
@@ -35,6 +36,7 @@ class ImproveReport(ReportRepr):
     notes: list[str] = field(default_factory=list)
     stopped: str | None = None
     data: dict[str, Any] = field(default_factory=lambda: NO_ROWS.to_dict())
+    models: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}
@@ -58,12 +60,9 @@ class ImproveReport(ReportRepr):
         ]
         cut = [f"Stopped early: {words(self.stopped)}."] if self.stopped else []
         gain = f"Sealed test, paired: {_gain(self.test)}."
-        return (
-            "\n\n".join(
-                [f"# {name}", f"Model `{self.model}`.", *cut, "\n".join(lines), gain, openings_line(self.test_openings)]
-            )
-            + "\n"
-        )
+        called = [f"LM calls by model: {text}."] if (text := models_text(asdict(self))) else []
+        parts = [f"# {name}", f"Model `{self.model}`.", *cut, "\n".join(lines), gain, openings_line(self.test_openings)]
+        return "\n\n".join([*parts, *called]) + "\n"
 
 
 def _gain(test: Mapping[str, Any] | None) -> str:

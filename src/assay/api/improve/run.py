@@ -318,6 +318,7 @@ class _Improvement(ImprovementState):
             config, program=report.program, rubric=load_rubric(self.rubric), progress=self.progress, store=self.store
         )
         with self._part("end"), opened as job:
+            report.models = job.models(self._runs)["models"]
             report.artifact = keep_artifact(
                 job,
                 job.recorded,

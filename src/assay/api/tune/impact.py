@@ -1,6 +1,7 @@
 """Public API for `assay tune --impact`: measures what each agent parameter does."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -22,7 +23,7 @@ from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.jobs import open_job, salt_at
 from assay.runs.opening import home_of
-from assay.runs.preflight import checked
+from assay.runs.preflight import checked, see_models
 from assay.runs.settings import ImpactSettings
 from assay.runs.settings.options import ImpactOptions
 from assay.sources.modules import without_call
@@ -54,6 +55,7 @@ class ImpactReport(ReportRepr):
     study: str | None = None
     importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
@@ -62,7 +64,7 @@ class ImpactReport(ReportRepr):
             "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance,
             "notes": self.notes,
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
-            "cost_usd": usage.known_cost_usd,
+            "cost_usd": usage.known_cost_usd, **self.models,
         }  # fmt: skip
 
 
@@ -101,6 +103,8 @@ def parameter_impact(
     ) as job:
         if (warning := too_few_to_score(job.splits.sizes(), "val")) is not None:
             progress.say(f"warning: {warning}")
+        measured = checked(job, job.splits.val, split="val")
+        idle = see_models(job)
         space = space_of(job, config, progress)
         name = space.programs[0]
         job.session.register(job.splits.val, "val")
@@ -109,7 +113,6 @@ def parameter_impact(
         study = study_to_show(job, config, space, storage_of(config, store))
         class_name = without_call(job.session.program_name).rpartition(":")[2].lower()
         folder = _create_folder(Path(out) if out else place_in(home_of(store) / "impact", class_name))
-        measured = checked(job, job.splits.val, split="val")
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
         with job.session.phase("impact"):
             effects = impact(
@@ -121,10 +124,10 @@ def parameter_impact(
                 budget=Budget(**config.budget),
                 progress=progress,
             )
-        report = ImpactReport(effects, folder, job.session.meter)
+        report = ImpactReport(effects, folder, job.session.meter, models=job.models())
         facts = facts_of(job, config)
     _draw(report, config, study, facts)
-    report.notes += [*([warning] if warning is not None else []), *(measured.warnings if measured else ())]
+    report.notes += [*([warning] if warning is not None else []), *(measured.warnings if measured else ()), *idle]
     report.notes += _notes(effects, study)
     write_whole(folder / "impact.json", json.dumps(report.to_dict(), indent=1))
     return report

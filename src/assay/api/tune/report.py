@@ -15,7 +15,7 @@ from assay.evaluation.session import RecordedProgram
 from assay.evaluation.statistics import mean_difference
 from assay.models import Meter
 from assay.optimizers.parameters import SearchOutcome, in_figures
-from assay.reports.markdown import cost_words, figure, gain_claim, why_sealed, with_interval
+from assay.reports.markdown import cost_words, figure, gain_claim, models_text, why_sealed, with_interval
 from assay.runs.settings import TuneSettings
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import Openings, openings_line
@@ -47,6 +47,7 @@ class TuneReport(ReportRepr):
     curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
     stored: Mapping[str, Any] | None = None  # of a run that had ended before
     rows: RowFindings = NO_ROWS
+    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
 
     def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:
@@ -101,6 +102,7 @@ class TuneReport(ReportRepr):
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
             "cost_usd": usage.known_cost_usd,
+            **self.models,
         }
 
     def _inferiority(self, gate: Comparison) -> dict[str, Any]:
@@ -159,5 +161,6 @@ def as_page(data: Mapping[str, Any]) -> str:
         "",
         f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, "
         f"{cost_words(data['cost_usd'])}.",
+        *(["", f"LM calls by model: {text}."] if (text := models_text(data)) else []),
     ]
     return "\n".join(lines) + "\n"

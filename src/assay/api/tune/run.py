@@ -57,7 +57,7 @@ from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
 from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import artifact_place, check_out
-from assay.runs.preflight import checked
+from assay.runs.preflight import checked, see_models
 from assay.runs.settings import TuneSettings
 from assay.runs.settings.options import TuneOptions
 from assay.runs.unused import unused_settings
@@ -128,7 +128,7 @@ def tune(
         place = artifact_place(store, out, name, resume=resume)
         warnings = _prepared(job, config, progress)
         report = _tuned(job, config, progress, store, resume)
-        report.notes += warnings
+        report.notes, report.models = report.notes + warnings, job.models()
         if report.stopped is None:
             job.status = "done"
         _save(report, job, config, place, apply)
@@ -152,7 +152,8 @@ def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:
     """Preflight, and the reserve of gate and test; returns notes for the report."""
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
-    warnings += [*(measured.warnings if measured else ()), *rehearsed(job, portable=config.portable)]
+    warnings += [*(measured.warnings if measured else ()), *see_models(job)]
+    warnings += rehearsed(job, portable=config.portable)
     price = price_of(job.session.lm, 300, 40) or 0.0
     pair = forecast_pair(job.recorded.program, job.session, cost_per_call=price)
     plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)

@@ -54,7 +54,7 @@ def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
 
 def _acting(recorded: RecordedProgram, config: ParameterSettings) -> list[str]:
     """The parameters with an effect. Without log-probabilities a thinking policy has no margins."""
-    if not (config.searches_thresholds and allocates(recorded.program)):
+    if recorded.session.only_own_models or not (config.searches_thresholds and allocates(recorded.program)):
         return acting_parameters(recorded)
     margins = () if supports(recorded.session.lm, "top_logprobs") else ("probe_margin", "confidence")
     return [*acting_parameters(recorded), *(name for name in THRESHOLDS if name not in margins)]

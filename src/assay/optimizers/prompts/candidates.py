@@ -22,7 +22,7 @@ from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import NearestDemos, ends, input_key, without_nearest
 from assay.programs.isolation import copied
 
-__all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel", "searched_program"]
+__all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel", "searched_program", "with_models_of"]
 
 EXISTING = "own"  # the demonstrations that the program already has
 NEAREST = "nearest"
@@ -155,6 +155,14 @@ def _is_better(leader: Candidate, other: Candidate) -> bool:
     return low is not None and low > 0
 
 
+def with_models_of(program: RecordedProgram, student: RecordedProgram) -> RecordedProgram:
+    """The program, whose predictors have the models of the student's, and not those that an optimizer set."""
+    models = {name: predictor.lm for name, predictor in student.program.named_predictors()}
+    for name, predictor in program.program.named_predictors():
+        predictor.lm = models.get(name)
+    return program
+
+
 def searched_program(student: RecordedProgram) -> RecordedProgram:
     """What candidates are built from: of a winner with the nearest demonstrations the program inside of it.
 
@@ -201,13 +209,14 @@ class SearchSpace:
         self.program_parameters: dict[str, float] = {
             name: parameters[name] for name in acting_parameters(self.student) if name in parameters
         }
-        if "temperature" not in self.program_parameters and lm_temperature is not None:
+        acting = acting_parameters(self.student)
+        if "temperature" in acting and "temperature" not in self.program_parameters and lm_temperature is not None:
             self.program_parameters["temperature"] = lm_temperature
         self.values = {
-            name: [value for value in _VALUES[name] if value != self.program_parameters.get(name)]
-            for name in acting_parameters(self.student)
+            name: [value for value in _VALUES[name] if value != self.program_parameters.get(name)] for name in acting
         }
-        self.policies = list(POLICIES) if allocates(self.student.program) else []
+        thinks = allocates(self.student.program) and not self.student.session.only_own_models
+        self.policies = list(POLICIES) if thinks else []
         self._near = _entries(
             select(self.pool, _POOL, how="stratified", seed=self.seed) if len(self.pool) > _POOL else self.pool
         )
@@ -255,7 +264,8 @@ class SearchSpace:
     def _cold(self) -> tuple[tuple[str, float], ...]:
         """A low temperature where the program's own is higher: an answer that is right is seldom improved by chance."""
         low = min(_VALUES["temperature"])
-        return (("temperature", low),) if self.program_parameters.get("temperature", 1.0) > low else ()
+        higher = "temperature" in self.values and self.program_parameters.get("temperature", 1.0) > low
+        return (("temperature", low),) if higher else ()
 
     def mutants(self, parents: Sequence[CandidateSpec], count: int, rng: random.Random) -> list[CandidateSpec]:
         """Candidates that differ from one of the parents in one or two things, and a few that are new throughout."""
@@ -280,12 +290,14 @@ class SearchSpace:
     def changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
         """A copy of `spec` with one randomly chosen part drawn again."""
         kinds = [
-            "parameters",
+            *(["parameters"] if self.values else []),
             *(["prompt_format"] if len(self.prompt_formats) > 1 else []),
             *(["instruction"] * 2 if len(self.instructions) > 1 else []),
         ]
         kinds += ["selection", "count", "draw"] if self.counts else []
         kinds += ["thinking"] if self.policies else []
+        if not kinds:
+            return spec
         kind = rng.choice(kinds)
         if kind == "prompt_format":
             return replace(spec, prompt_format=rng.choice(list(self.prompt_formats)))
@@ -294,7 +306,7 @@ class SearchSpace:
         if kind == "thinking":
             return replace(spec, thinking=rng.choice([None, *self.policies]))
         if kind == "parameters":
-            name = rng.choice([*sorted(self.values), "temperature"])
+            name = rng.choice([*sorted(self.values), *(["temperature"] if "temperature" in self.values else [])])
             value = rng.choice([None, *self.values[name]])
             return replace(spec, parameters=_with(spec.parameters, name, value))
         if kind == "draw" and spec.selection not in (EXISTING, NEAREST):

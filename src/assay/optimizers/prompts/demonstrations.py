@@ -14,7 +14,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.predictions import result_of, rollout_of
-from assay.evaluation.session import CONTINUES, RecordedProgram, Session
+from assay.evaluation.session import CONTINUES, RecordedProgram, Session, acting_parameters
 from assay.evaluation.threads import in_order
 from assay.programs import Agent, ToolAgent
 from assay.programs.agent import GUIDE
@@ -106,10 +106,15 @@ def teacher_variants(student: RecordedProgram, prompt_formats: Sequence[str | No
     variants = []
     for prompt_format, parameters in settings:
         teacher = RecordedProgram(copied(student.program), student.session, prompt_format=prompt_format)
-        teacher.set_parameters({"temperature": _COOL, **parameters})
+        teacher.set_parameters({**_temperature(student, _COOL), **parameters})
         guided = isinstance(student.program, Agent) and student.program.guided
         variants.append(Variant(teacher, {"adapter": prompt_format, **parameters}, guided=guided))
     return variants
+
+
+def _temperature(student: RecordedProgram, value: float) -> dict[str, float]:
+    """A temperature for a program that has one."""
+    return {"temperature": value} if "temperature" in acting_parameters(student) else {}
 
 
 def explore(
@@ -244,7 +249,7 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
                 student = RecordedProgram(
                     copy.copy(student.program), session, prompt_format=student.prompt_format, sample=attempt
                 )
-                student.set_parameters({"temperature": _HOT})
+                student.set_parameters(_temperature(student, _HOT))
             prediction = student.run(task)
             trace = list(dspy.settings.trace)
         steps = tuple(

@@ -17,6 +17,7 @@ import dspy
 
 from assay.errors import ConfigError, OptimizerError, ProgramError
 from assay.evaluation.session import RecordedProgram
+from assay.optimizers.prompts.candidates import with_models_of
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram, NearestDemos
@@ -300,9 +301,9 @@ def _recorded(result: Any, student: Student, title: str, p: Proposal) -> Recorde
             f"compile returned {why}, which an artifact cannot hold: it has the instructions and demonstrations of the "
             "program's own predictors. Write such a program as a class, and compile that"
         )
+    own = {name for name, predictor in before.named_predictors() if predictor.lm is not None}
     for name, predictor in program.named_predictors():
-        if predictor.lm is not None:
-            predictor.lm = None
+        if predictor.lm is not None and name not in own:
             p.notes.append(f"{title} set a model for {name}: it is left out, as an artifact has one model")
     changed = [name for name, value in vars(before).items() if _is_plain(value) and vars(program).get(name) != value]
     if changed:
@@ -310,7 +311,7 @@ def _recorded(result: Any, student: Student, title: str, p: Proposal) -> Recorde
             f"{title} changed {', '.join(changed)}: an artifact has a program's attributes only as arguments of its "
             "constructor"
         )
-    return RecordedProgram(program, p.session, prompt_format=p.student.prompt_format)
+    return with_models_of(RecordedProgram(program, p.session, prompt_format=p.student.prompt_format), p.student)
 
 
 def _is_plain(value: Any) -> bool:

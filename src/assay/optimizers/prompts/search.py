@@ -18,7 +18,13 @@ from assay.evaluation.session import CONTINUES, RecordedProgram, Session
 from assay.evaluation.statistics import lossless_tasks
 from assay.models.meter import ignore
 from assay.optimizers.prompts.budgets import named_val, of_all
-from assay.optimizers.prompts.candidates import Candidate, SearchSpace, best_with_fewest_tokens, searched_program
+from assay.optimizers.prompts.candidates import (
+    Candidate,
+    SearchSpace,
+    best_with_fewest_tokens,
+    searched_program,
+    with_models_of,
+)
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
 from assay.optimizers.prompts.given import title_of
@@ -95,7 +101,7 @@ class PromptSearch:
         student = winner.student
         if refinement_in(student.program) is not None:
             return self._fit_halting(winner, margin)
-        if not fits_thinking(student.program):
+        if not fits_thinking(student.program) or self.session.only_own_models:
             if fits_thinking(self.candidates[0].student.program):  # otherwise the job has said so before it began
                 self.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
             return winner
@@ -291,9 +297,7 @@ class PromptSearch:
             (sum(scores) / len(scores), program) for program, scores in self._runs.values() if len(scores) >= _TRIED
         ]
         for _, program in sorted(tried, key=lambda entry: -entry[0]):
-            best = copy.deepcopy(program)
-            for predictor in best.predictors():
-                predictor.lm = None  # a teleprompter sets its own
+            best = with_models_of(copy.deepcopy(program), self.student)  # a teleprompter sets its own
             if not _same(best, self.student):
                 return Candidate("", best)
         return None

@@ -7,7 +7,15 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address, is_embedded
-from assay.runs.settings.fields import RESUMED, api_base, api_key_env, price_of_model, state_of, thinking_of
+from assay.runs.settings.fields import (
+    RESUMED,
+    api_base,
+    api_key_env,
+    price_of_model,
+    replace_lms_of,
+    state_of,
+    thinking_of,
+)
 from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
 
@@ -93,6 +101,7 @@ class RunSettings(Settings):
     api_key_env: str | None = api_key_env()
     price: str | None = price_of_model(note="")
     thinking: int | str | None = thinking_of("the program", " By default that of the artifact.")
+    replace_lms: bool = replace_lms_of()
     task_timeout: float = setting(DEFAULT_S, "Time limit of one prediction in seconds.", gt=0, metavar="SECONDS")
 
     def __post_init__(self) -> None:

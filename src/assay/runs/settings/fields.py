@@ -16,6 +16,7 @@ __all__ = [
     "preflight_of",
     "price_of_model",
     "repeated",
+    "replace_lms_of",
     "rubric_of",
     "selected",
     "state_of",
@@ -65,6 +66,15 @@ def thinking_of(whose: str, note: str = "") -> Any:
         f"auto (no limit).{note} A model or program that cannot keep it is refused.",
         metavar="BUDGET",
         parse=short_form,
+    )
+
+
+def replace_lms_of(whose: str = "the program", model: str = "the language model") -> Any:
+    """The field that replaces the models which a program makes itself."""
+    return setting(
+        False,
+        f"Call {model} in place of the models that {whose} makes itself. By default these are called as they are, also "
+        "if a model is named.",
     )
 
 

@@ -66,10 +66,10 @@ class _Judged(TypedDict, total=False):
     judge_api_key_env: str | None
     judge_thinking: int | str | None
     prompt_format: str | None
+    replace_lms: bool
 
 
 class _Program(_Judged, total=False):
-    replace_lms: bool
     parameters: Mapping[str, Any]
 
 
@@ -148,6 +148,7 @@ class RunOptions(_Saved, total=False):
     api_key_env: str | None
     price: str | None
     thinking: int | str | None
+    replace_lms: bool
     task_timeout: float
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from assay.errors import ConfigError
-from assay.runs.settings.fields import price_of_model
+from assay.runs.settings.fields import price_of_model, replace_lms_of
 from assay.runs.settings.shared import DEFAULT_MODEL
 from assay.runs.settings.traces import StoredJudgeSettings
 from assay.support.settings import setting
@@ -81,6 +81,7 @@ class ServeSettings(StoredJudgeSettings):
     agent_timeout_s: float = _seconds(
         _TIMEOUT_S, "Time limit of one rollout of --agent; beyond it the agent has failed."
     )
+    replace_lms: bool = replace_lms_of("the program of an --agent", "the model of the version")
     advance_s: float = setting(
         _ADVANCE_S, "Seconds between two evaluations of the deployment of an --agent; with 0 only assay deploy "
         "advance evaluates it.",
@@ -114,6 +115,8 @@ class ServeSettings(StoredJudgeSettings):
             raise ConfigError(f"judge_model={self.judge_model!r} would have no effect without agent_rubric")
         if self.agent_timeout_s != _TIMEOUT_S and not self.agent:
             raise ConfigError(f"agent_timeout_s={self.agent_timeout_s!r} would have no effect without agent")
+        if self.replace_lms and not self.agent:
+            raise ConfigError("replace_lms=True would have no effect without agent")
         if self.advance_s != _ADVANCE_S and not self.agent:
             raise ConfigError(f"advance_s={self.advance_s!r} would have no effect without agent")
         if self.otlp == "off" and (self.otlp_endpoint is not None or self.otlp_tenants):

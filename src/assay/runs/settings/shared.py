@@ -18,6 +18,7 @@ from assay.runs.settings.fields import (
     optimizer_of,
     preflight_of,
     price_of_model,
+    replace_lms_of,
     rubric_of,
     thinking_of,
 )
@@ -183,11 +184,7 @@ class ProgramSettings(JudgeModelSettings, CommonSettings):
         "Format in which a program's fields are written into messages; by default the program's own.",
         choices=("json", "lean", "xml", "chat"),
     )
-    replace_lms: bool = setting(
-        False,
-        "Call the language model in place of the models that the program makes itself. By default these are called as "
-        "they are, also if a model is named.",
-    )
+    replace_lms: bool = replace_lms_of()
     parameters: Mapping[str, Any] = setting(
         help="Agent parameter and its value, such as temperature=0.1.",
         factory=dict,

@@ -133,6 +133,7 @@ class ServeOptions(TypedDict, total=False):
     judge_thinking: int | str | None
     price: str | None
     agent_timeout_s: float
+    replace_lms: bool
     advance_s: float
     otlp: str
     otlp_endpoint: str | None
