@@ -14,7 +14,7 @@ from assay.evaluation import Gain, Progress, paired_gain
 from assay.programs.loading import program_class
 from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import check_state, resolve_lm
-from assay.runs.settings import DEFAULT_MODEL, CompareSettings
+from assay.runs.settings import CompareSettings
 from assay.runs.settings.options import CompareOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
@@ -120,9 +120,8 @@ def compare(
     }  # fmt: skip
     first = evaluate(a, **common, **{**sides[0], **_first_half(settings)})
     second = evaluate(b, **common, **{**sides[1], **_rest(settings, first)})
-    models = [lm.model if lm is not None else str(side.get("model") or DEFAULT_MODEL) for side in sides]
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
-    return CompareReport((str(a), str(b)), (models[0], models[1]), first, second, gain)
+    return CompareReport((str(a), str(b)), (first.models["model"], second.models["model"]), first, second, gain)
 
 
 def _caps(settings: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from assay.evaluation import SilentProgress
 from assay.evaluation.session import stored_fields
 from assay.models import Thinking, get_lm
 from assay.models.error_reasons import error_reason
+from assay.models.lm import with_recording
 from assay.models.roles import Endpoint
 from assay.programs import load_program, program_fields, program_inputs, program_version
 from assay.programs.budgets import check_budget, set_thinking
@@ -25,7 +26,7 @@ from assay.programs.isolation import running
 from assay.programs.loading import full_name
 from assay.programs.state import with_saved_state
 from assay.programs.wrapping import as_prediction
-from assay.runs.arguments import check_state
+from assay.runs.arguments import check_state, own_model
 from assay.runs.ending import ended_in_order
 from assay.runs.jobs import salt_in
 from assay.runs.lock import answered_within
@@ -121,7 +122,7 @@ def predictor(
         folder: of the local files that inputs may name, such as images; None: they may name none.
         rows: file of the inputs, in which an erasure looks for texts.
         outputs: files that the predictions are written to, which an erasure names.
-        say: is told which of the columns are inputs and which are left out.
+        say: is told which of the columns are inputs and which are left out, and which model is the default.
         ended: is called with each rollout after its end.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -138,7 +139,11 @@ def predictor(
         if missing := fields.missing(columns):
             raise missing_inputs("the data", missing, columns)
         say(used_columns(columns, fields))
-    name = config.model or (artifact.model if artifact else DEFAULT_MODEL)
+    named = artifact or config.model or config.api_base or config.api_key_env
+    own = None if named or config.replace_lms else own_model(built)
+    name = config.model or (artifact.model if artifact else DEFAULT_MODEL if own is None else own.model)
+    if name == DEFAULT_MODEL and artifact is None and config.model is None:
+        say(f"model: {DEFAULT_MODEL}, the default; model=NAME names another")
     salt = resolve_salt(None, store, artifact=salt_in(artifact)) if salt_in(artifact) else None
     with opened_store(store, SilentProgress()) as opened:
         if salt is not None:  # rollouts may be of sealed tasks; the salt identifies them
@@ -146,8 +151,12 @@ def predictor(
         people = set[str]()
         opened.put_searched(*outputs, *([] if rows is None else [rows]))  # first: erasure finds them after a kill too
         recorder = Recorder(opened)
-        client = _endpoint(config, artifact).client(name)
-        lm = get_lm(name, observers=[recorder.observe], price=config.price, **client)
+        recorded: dict[str, Any] = {"observers": [recorder.observe], "price": config.price}
+        lm = (
+            get_lm(name, **recorded, **_endpoint(config, artifact).client(name))
+            if own is None
+            else with_recording(own, **recorded)
+        )
         if artifact:
             check_pinned(artifact, lm)
         if budget is not None:

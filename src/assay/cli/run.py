@@ -67,18 +67,15 @@ def command(
         raise click.UsageError("--out and --rename go with --file")
     from assay.api.run import predictor
     from assay.errors import NoJsonForm, ProgramFailed
-    from assay.models.defaults import DEFAULT_MODEL
     from assay.traces.records import RUN_FIELDS
 
     _check_pairs(program, inputs)
-    if not (as_json or settings.get("model") or is_artifact(program)):
-        echo(f"model: {DEFAULT_MODEL}, the default; --model names another", err=True)
-    called = _Called()
-    with predictor(program, folder=Path.cwd(), store=store, ended=called.add, **settings) as predict:
+    called, say = _Called(), (lambda _: None) if as_json else Console().say
+    with predictor(program, folder=Path.cwd(), store=store, say=say, ended=called.add, **settings) as predict:
         prediction = predict(pairs(inputs, "input"))
     fields = json_value(dict(prediction.items()), placeholders=True)
     if as_json:
-        print_json({**called.to_dict(), **fields})
+        print_json({**fields, **{name: value for name, value in called.to_dict().items() if name not in fields}})
     else:
         _print_fields(fields)
         called.show()

@@ -44,6 +44,7 @@ _PROGRAM = (
     *_JUDGE,
     "thinking",
     "prompt_format",
+    "replace_lms",
     "parameters",
     "salt",
 )  # of the program that `train sft` scores before and after

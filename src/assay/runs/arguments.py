@@ -1,6 +1,7 @@
 """Arguments of the Python functions: programs and models as objects. Settings as keywords: `assay.support.keywords`."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from assay.datasets.memory import data_spec, names_splits, with_rest
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import SPLITS
 from assay.deployment.artifact import is_artifact, with_model_of
-from assay.errors import ConfigError, DataError, ProgramError
+from assay.errors import AssayError, ConfigError, DataError, ProgramError
 from assay.evaluation.sequential import fewest_to_accept
 from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
@@ -26,6 +27,7 @@ from assay.sources.modules import qualified_name, without_call
 
 __all__ = [
     "check_state",
+    "own_model",
     "program_settings",
     "refuse_function",
     "resolve_lm",
@@ -58,10 +60,7 @@ def check_state(program: Any, state: str | None) -> None:
             "leave the state out"
         )
     if isinstance(program, str | Path):
-        target = program_class(full_name(str(program)))
-        program = (
-            None if isinstance(target, type) and isinstance(target, BuiltFromTasks) else load_program(str(program))
-        )
+        program = None if _built_from_tasks(str(program)) else load_program(str(program))
     if program is None:
         read_saved_state(Path(state))
     else:
@@ -108,7 +107,8 @@ def resolve_model(
 ) -> tuple[dspy.LM | None, dict[str, Any]]:
     """The model object of a run, and the options with the model's name and address.
 
-    In this order: the model that is passed or named, that of the artifact, the one set in DSPy.
+    In this order: the model that is passed or named, that of the artifact, the one set in DSPy, the program's own if
+    each predictor has one and it is not to be replaced.
 
     Raises:
         ConfigError: `lm` is not a `dspy.LM`; or no model is named, and the artifact's model was an object without a
@@ -123,7 +123,33 @@ def resolve_model(
                 "give a model (lm=…, or model=NAME)",
                 flag="--model NAME",
             )
-    return resolve_lm(lm, settings), settings
+    lm = resolve_lm(lm, settings)
+    if lm is None and not any(settings.get(name) for name in ("model", "api_base", "api_key_env", "replace_lms")):
+        with suppress(AssayError):  # the job says why the program cannot be loaded
+            lm = own_model(program)
+    return lm, settings
+
+
+def own_model(program: Any) -> dspy.LM | None:
+    """The model of a program's first predictor, if each predictor has one of its own; else None.
+
+    Args:
+        program: a module, or the name of one.
+    Raises:
+        AssayError: the program cannot be loaded.
+    """
+    if isinstance(program, str):
+        program = None if _built_from_tasks(program) else load_program(program)
+    if program is None:
+        return None
+    models = [predictor.lm for predictor in program.predictors()]
+    return models[0] if models and all(isinstance(model, dspy.LM) for model in models) else None
+
+
+def _built_from_tasks(program: str) -> bool:
+    """Whether a program is built from the data, so after it."""
+    target = program_class(full_name(program))
+    return isinstance(target, type) and isinstance(target, BuiltFromTasks)
 
 
 def split_data(data: Any, trainset: Any, valset: Any, *, need: Sequence[str] = SPLITS) -> Any:

@@ -57,7 +57,7 @@ __all__ = [
     "see_models",
 ]
 
-OWN_MODELS = (
+_OWN_MODELS = (
     "the temperature and the thinking of the model are not varied: the program's own models answered all its calls. To "
     "call the model in their place, set replace_lms=True"
 )
@@ -97,7 +97,10 @@ def see_models(job: Job) -> list[str]:
                 break
             job.recorded.run(task)
             unknown = False
-    return [OWN_MODELS] if session.only_own_models else []
+    if not session.only_own_models:
+        return []
+    session.progress.say(f"note: {_OWN_MODELS}")
+    return [_OWN_MODELS]
 
 
 def require_predictors(job: Job) -> None:
