@@ -47,7 +47,7 @@ class CollectReport(ReportRepr):
     unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
     rows: RowFindings = NO_ROWS
-    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
+    called: Mapping[str, Any] = field(default_factory=dict)  # see `Job.models`
 
     def to_dict(self) -> dict[str, Any]:
         usage, result = self.meter.usage, self.unrecorded.priced(self.evaluation.report())
@@ -65,7 +65,8 @@ class CollectReport(ReportRepr):
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "curriculum": self.curriculum, "notes": list(self.notes),
             "data": self.rows.to_dict(),
-            **self.models, **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
+            "model": self.called.get("model"), "models": self.called.get("models", []),
+            **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def collect(
             curriculum = collection.keep_curriculum()
         if collection.schedule is not None:
             collection.notes += collection.schedule.notes()
-        models = job.models()
+        called = job.models()
     return CollectReport(
         collection.evaluation,
         job.session.meter,
@@ -132,7 +133,7 @@ def collect(
         job.session.recorder.unrecorded,
         job.store.not_stored,
         job.rows,
-        models,
+        called,
     )
 
 

@@ -46,7 +46,7 @@ class CompareReport(ReportRepr):
                 "program": name,
                 "model": model,
                 **report.to_dict()["result"],
-                "models": report.models.get("models", []),
+                "models": report.called.get("models", []),
             }
             for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
         }
@@ -121,7 +121,7 @@ def compare(
     first = evaluate(a, **common, **{**sides[0], **_first_half(settings)})
     second = evaluate(b, **common, **{**sides[1], **_rest(settings, first)})
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
-    return CompareReport((str(a), str(b)), (first.models["model"], second.models["model"]), first, second, gain)
+    return CompareReport((str(a), str(b)), (first.called["model"], second.called["model"]), first, second, gain)
 
 
 def _caps(settings: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class CompileReport(ReportRepr):
     own_lm: Callable[[], Any] | None = None  # the model of `program` if none is configured in DSPy
     unproven: Path | None = None  # artifact of the winner on val that gate did not prove better
     rows: RowFindings = NO_ROWS
-    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
+    called: Mapping[str, Any] = field(default_factory=dict)  # see `Job.models`
 
     @property
     def program(self) -> dspy.Module:
@@ -90,7 +90,8 @@ class CompileReport(ReportRepr):
             "tokens": usage.tokens,
             "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "unpriced_calls": usage.unpriced,
-            **self.models,
+            "model": self.called.get("model"),
+            "models": self.called.get("models", []),
             **self.unrecorded.to_dict(),
             "rows_not_stored": self.dropped_rows,
             "replaces": outcome.replaces,
@@ -221,7 +222,7 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     report = CompileReport(
         Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.not_stored
     )
-    report.openings, report.rows, report.models = job.openings, job.rows, job.models()
+    report.openings, report.rows, report.called = job.openings, job.rows, job.models()
     if outcome.stopped is None:
         job.status = "done"
     return report

@@ -55,7 +55,7 @@ class EvaluationReport(ReportRepr):
     run_id: str = ""
     rows: RowFindings = NO_ROWS
     tasks: int = 0  # of the split; a cap may have ended the run before all of them were scored
-    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
+    called: Mapping[str, Any] = field(default_factory=dict)  # see `Job.models`
     held_out: bool = False  # only sealed tasks were scored, from which the artifact did not learn
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,8 @@ class EvaluationReport(ReportRepr):
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
             "corrected": dict(self.corrected), "test_openings": self.openings.to_dict() if self.openings else None,
-            **self.models, **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
+            "model": self.called.get("model"), "models": self.called.get("models", []),
+            **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
 
@@ -132,12 +133,12 @@ def evaluate(
             file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
             corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
         openings = job.openings.to_dict() if job.openings else None
-        models = job.models()
-        shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms), "test_openings": openings, **models}
+        called = job.models()
+        shown = {"stopped": stopped, "notes": notes, "alarms": list(alarms), "test_openings": openings, **called}
         FinishedRun(job.folder, caps=config.caps, about={}).keep(shown)  # for its page
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.not_stored, alarms,
-        corrected, job.openings, notes, job.run_id, job.rows, len(tasks), models,
+        corrected, job.openings, notes, job.run_id, job.rows, len(tasks), called,
         held_out=split in SEALED and not used,
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ class ImpactReport(ReportRepr):
     study: str | None = None
     importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
+    called: Mapping[str, Any] = field(default_factory=dict)  # see `Job.models`
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
@@ -64,7 +64,8 @@ class ImpactReport(ReportRepr):
             "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance,
             "notes": self.notes,
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
-            "cost_usd": usage.known_cost_usd, **self.models,
+            "cost_usd": usage.known_cost_usd,
+            "model": self.called.get("model"), "models": self.called.get("models", []),
         }  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def parameter_impact(
                 budget=Budget(**config.budget),
                 progress=progress,
             )
-        report = ImpactReport(effects, folder, job.session.meter, models=job.models())
+        report = ImpactReport(effects, folder, job.session.meter, called=job.models())
         facts = facts_of(job, config)
     _draw(report, config, study, facts)
     report.notes += [*([warning] if warning is not None else []), *(measured.warnings if measured else ()), *idle]

@@ -47,7 +47,7 @@ class TuneReport(ReportRepr):
     curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
     stored: Mapping[str, Any] | None = None  # of a run that had ended before
     rows: RowFindings = NO_ROWS
-    models: Mapping[str, Any] = field(default_factory=dict)  # `model` and `models`, see `Job.models`
+    called: Mapping[str, Any] = field(default_factory=dict)  # see `Job.models`
 
     def to_dict(self) -> dict[str, Any]:
         if self.stored is not None:
@@ -102,7 +102,8 @@ class TuneReport(ReportRepr):
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
             "cost_usd": usage.known_cost_usd,
-            **self.models,
+            "model": self.called.get("model"),
+            "models": self.called.get("models", []),
         }
 
     def _inferiority(self, gate: Comparison) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def tune(
         place = artifact_place(store, out, name, resume=resume)
         warnings = _prepared(job, config, progress)
         report = _tuned(job, config, progress, store, resume)
-        report.notes, report.models = report.notes + warnings, job.models()
+        report.notes, report.called = report.notes + warnings, job.models()
         if report.stopped is None:
             job.status = "done"
         _save(report, job, config, place, apply)
