@@ -90,6 +90,7 @@ class Session:
     task_timeout: float = DEFAULT_S
     thinking: Thinking | None = None  # budget of a plain module's calls; an agent has its own
     executor: Callable[..., Any] | None = None  # see `assay.evaluation.executors`; None runs in threads
+    only_own_models: bool = False  # models that the program makes itself answer all its calls, so `lm` is not called
     model_calls: int = 0  # of `lm` in runs of the program in this process
     own_calls: int = 0  # of models that the program made itself, likewise
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -115,12 +116,6 @@ class Session:
             with self._lock:
                 self.model_calls += len(place.rollout.transitions) - place.own_calls
                 self.own_calls += place.own_calls
-
-    @property
-    def only_own_models(self) -> bool:
-        """Whether models that the program made itself answered all calls so far, so that settings of `lm` do nothing
-        in it."""
-        return self.own_calls > 0 and self.model_calls == 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

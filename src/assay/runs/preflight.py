@@ -93,10 +93,11 @@ def see_models(job: Job) -> list[str]:
     unknown = not session.model_calls + session.own_calls and any(p.lm for p in job.recorded.program.predictors())
     with session.phase("preflight"), session.context(), limited(session.task_timeout):
         for task in tasks:
-            if not (session.only_own_models or unknown):
+            if session.model_calls or not (session.own_calls or unknown):
                 break
             job.recorded.run(task)
             unknown = False
+    session.only_own_models = session.own_calls > 0 and session.model_calls == 0
     if not session.only_own_models:
         return []
     session.progress.say(f"note: {_OWN_MODELS}")

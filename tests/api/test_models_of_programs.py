@@ -1,0 +1,359 @@
+"""Programs that make models themselves: which models answered, replacing them, and parameters that they do not take."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from click.testing import CliRunner
+from prompt_server import PromptServer, serving
+
+import assay
+from assay.api.pages import write_compare_page, write_evaluation_page
+from assay.api.registry import register
+from assay.cli.main import group
+from assay.errors import ConfigError, ParameterError
+from assay.reports.markdown import models_text
+from assay.runs.settings import ServeSettings
+from assay.testing import ScriptedEngine, scripted_lm
+from assay.traces import Rollout, Store, Transition
+from assay.traces.store.usage import usage_of_models
+
+SIZES = {"train": 8, "val": 6, "gate": 6, "test": 6}
+RIGHT = "[[ ## answer ## ]]\n7\n\n[[ ## completed ## ]]"
+PARTS = ("plan", "answer")  # output of each predictor
+
+
+def reply(request: Any) -> str:
+    outputs = str(request.system).partition("output fields are:")[2].partition("All interactions")[0]
+    field = "plan" if "`plan`" in outputs else "answer"
+    return f"[[ ## {field} ## ]]\n7\n\n[[ ## completed ## ]]"
+
+
+class Parts(dspy.Module):  # type: ignore[misc]
+    """A plan and an answer; each by a model of its own if it has one."""
+
+    def __init__(self, plan: Any = None, answer: Any = None) -> None:
+        super().__init__()
+        self.plan, self.answer = dspy.Predict("question -> plan"), dspy.Predict("question, plan -> answer")
+        self.plan.lm, self.answer.lm = plan, answer
+
+    def forward(self, question: str) -> dspy.Prediction:
+        return self.answer(question=question, plan=self.plan(question=question).plan)
+
+
+class InContext(Parts):
+    """Its models are not those of its predictors. Every third question is answered by the job's."""
+
+    def __init__(self, own: Any, *, job: bool = False) -> None:
+        super().__init__()
+        self.own, self.job = [own], job
+
+    def forward(self, question: str) -> dspy.Prediction:
+        if self.job and int(question.split()[-1]) % 3 == 0:
+            return super().forward(question)
+        with dspy.context(lm=self.own[0]):
+            return super().forward(question)
+
+
+def own(name: str = "mine/own", **options: Any) -> dspy.LM:
+    return dspy.LM(name, engine=ScriptedEngine(reply, price_usd=0.5), cache=False, **options)
+
+
+def calls_of(*models: Any) -> int:
+    return sum(model.engine.calls for model in models)
+
+
+@pytest.fixture
+def job() -> dict[str, Any]:
+    Path("d.jsonl").write_text("\n".join(json.dumps({"question": f"Place {n}", "answer": "7"}) for n in range(60)))
+    return {"rubric": "exact", "data": "d.jsonl", "store": "s.db", "sizes": SIZES, "lm": scripted_lm(reply)}
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "evaluate": assay.evaluate,
+    "collect": lambda program, **job: assay.collect(program, n=2, **job),
+    "tune": lambda program, **job: assay.tune(program, **{"trials": 2, "portable": False, **job}),
+    "compile": lambda program, **job: assay.compile(program, **{"max_search_calls": 80, "portable": False, **job}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_a_report_has_calls_tokens_and_cost_of_each_model(name: str, job: dict[str, Any]) -> None:
+    planner = own("mine/planner")
+    data = JOBS[name](Parts(plan=planner), **job).to_dict()
+    models = {row["model"]: row for row in data["models"]}
+    assert data["model"] == "scripted/model"
+    assert models.keys() == {"mine/planner", "scripted/model"}
+    assert models["mine/planner"]["calls"] == planner.engine.calls > 0
+    assert models["mine/planner"]["cost_usd"] == pytest.approx(0.5 * planner.engine.calls)
+    assert models["scripted/model"]["calls"] == job["lm"].scripted.calls
+    for key in ("calls", "cached", "tokens"):
+        assert sum(row[key] for row in data["models"]) == data[key]
+    assert sum(row["cost_usd"] for row in data["models"]) == pytest.approx(data["cost_usd"])
+    assert "mine/planner" in models_text(data)
+
+
+def test_a_comparison_has_the_models_of_each_side(job: dict[str, Any]) -> None:
+    report = assay.compare(Parts(), Parts(plan=own("mine/planner")), **job)
+    data = report.to_dict()
+    sides = [{row["model"] for row in data[side]["models"]} for side in "ab"]
+    assert sides == [{"scripted/model"}, {"scripted/model", "mine/planner"}]
+    assert [bool(models_text(data[side])) for side in "ab"] == [False, True]
+    page = write_compare_page("page.html", report, store="s.db").read_text()
+    assert "mine/planner" in page
+
+
+def test_the_pages_name_the_models_and_that_of_one_model_does_not_change(job: dict[str, Any]) -> None:
+    report = assay.evaluate(Parts(plan=own("mine/planner")), **job)
+    assert "mine/planner" in write_evaluation_page("own.html", report, program="Parts", store="s.db").read_text()
+    assert models_text(assay.evaluate(Parts(), **job).to_dict()) == ""
+
+
+def test_a_resumed_job_has_the_models_of_all_its_processes(job: dict[str, Any]) -> None:
+    program = Parts(plan=own("mine/planner"))
+    stopped = assay.evaluate(program, max_calls=6, preflight=False, threads=1, **job).to_dict()
+    data = assay.evaluate(program, preflight=False, threads=1, resume=True, **job).to_dict()
+    counts = [{row["model"]: row["calls"] for row in report["models"]} for report in (stopped, data)]
+    assert counts == [{"mine/planner": 3, "scripted/model": 3}, {"mine/planner": 6, "scripted/model": 6}]
+    assert (data["calls"], data["stopped"]) == (12, None)
+
+
+def test_the_calls_of_a_job_are_those_of_all_its_parts() -> None:
+    with Store("s.db") as store:
+        for run in ("improve-a.0.prompts-1", "improve-a.1.gate-1", "improve-ab.0.prompts-1", "improve-a"):
+            rollout = Rollout(run_id=run)
+            store.put_rollout(rollout)
+            store.put_transition(rollout.id, Transition(t=0, model=f"of {run[:9]}", request={}, cost_usd=0.5))
+        store.flush()
+        (usage,) = usage_of_models(store, "improve-a")
+    assert (usage.calls, usage.cost_usd) == (3, 1.5)
+
+
+# -- replacing
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("name", ["evaluate", "collect"])
+def test_models_are_replaced_if_asked(name: str, replaced: bool, job: dict[str, Any]) -> None:
+    planner, answerer = own("mine/planner"), own("mine/answerer")
+    data = JOBS[name](Parts(planner, answerer), replace_lms=replaced, **job).to_dict()
+    assert (calls_of(planner, answerer) > 0, job["lm"].scripted.calls > 0) == (not replaced, replaced)
+    assert {row["model"] for row in data["models"]} == (
+        {"scripted/model"} if replaced else {"mine/planner", "mine/answerer"}
+    )
+
+
+class Asking(assay.Agent):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.ask = dspy.Predict("question -> answer")
+
+    def solve(self, question: str) -> dspy.Prediction:
+        return self.ask(question=question)
+
+
+@pytest.mark.parametrize("kind", ["agent", "module"])
+def test_a_replaced_call_has_the_parameters_of_the_job(kind: str, job: dict[str, Any]) -> None:
+    seen = []
+
+    def noted(request: Any) -> str:
+        seen.append(request.config.temperature)
+        return RIGHT if kind == "module" else '{"answer": "7"}'
+
+    program: Any = Asking() if kind == "agent" else dspy.Predict("question -> answer")
+    for predictor in program.predictors():
+        predictor.lm = own()
+    options = {**job, "lm": scripted_lm(noted)}
+    assay.evaluate(program, replace_lms=True, parameters={"temperature": 0.25}, preflight=False, **options)
+    assert set(seen) == {0.25}
+
+
+COMMANDS: dict[str, list[str]] = {
+    "evaluate": ["--size", "2"],
+    "collect": ["--size", "2", "-n", "1"],
+    "tune": ["--trials", "1", "--val-size", "2", "--gate-size", "4", "--test-size", "4", "--train-size", "2"],
+    "compile": ["--max-search-calls", "30", "--val-size", "4", "--gate-size", "4", "--test-size", "4",
+                "--train-size", "4"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PromptServer]:
+    with serving() as running:
+        monkeypatch.setenv("PROGRAMS_SERVER", running.url)
+        source = Path(__file__).parent.parent / "dspy_programs" / "own_models.py"
+        Path("own_models.py").write_text(source.read_text())
+        rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(20, 80)]
+        Path("d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        yield running
+
+
+def invoked(*arguments: str) -> Any:
+    done = CliRunner().invoke(group, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("replaced", [False, True])
+def test_each_command_replaces_models_and_says_which_answered(name: str, replaced: bool, server: PromptServer) -> None:
+    arguments = ["own_models.py:Program", "--rubric", "exact", "--data", "d.jsonl", *COMMANDS[name]]
+    model = ["--model", "openai/main", "--api-base", server.url]
+    flag = ["--replace-lms"] if replaced else []
+    shown = invoked(name, *arguments, *model, *flag).stdout
+    names = {"main"} if replaced else {"main", "planner", "checker", "critic"}
+    assert server.requests.keys() == names
+    assert ("openai/planner" in shown) == (not replaced)
+
+
+def test_a_single_run_replaces_models_and_says_which_answered(server: PromptServer) -> None:
+    arguments = ["run", "own_models.py:Program", "--model", "openai/main", "--api-base", server.url]
+    shown = invoked(*arguments, "question=What is 1 + 1?")
+    assert "openai/planner" in shown.stderr
+    assert "openai/planner" not in shown.stdout
+    data = json.loads(invoked(*arguments, "question=What is 2 + 1?", "--json").stdout)
+    names = ["openai/checker", "openai/critic", "openai/main", "openai/planner"]
+    assert [(row["model"], row["calls"]) for row in data["models"]] == [(name, 1) for name in names]
+    server.requests.clear()
+    data = json.loads(invoked(*arguments, "question=What is 3 + 1?", "--json", "--replace-lms").stdout)
+    assert (dict(server.requests), "models" in data) == ({"main": 4}, False)
+    server.requests.clear()
+    Path("rows.jsonl").write_text('{"question": "What is 4 + 1?"}\n{"question": "What is 5 + 1?"}\n')
+    done = invoked(*arguments, "--file", "rows.jsonl")
+    assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [{"answer"}, {"answer"}]
+    assert server.requests == Counter(main=2, planner=2, checker=2, critic=2)
+    assert "openai/planner: 2 " in done.stderr
+
+
+def test_a_comparison_of_the_command_line_replaces_models(server: PromptServer) -> None:
+    Path("plain.py").write_text(
+        "import dspy\n\nclass Program(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.ask = dspy.Predict('question -> answer')\n\n"
+        "    def forward(self, question):\n        return self.ask(question=question)\n"
+    )
+    arguments = ["compare", "own_models.py:Program", "plain.py:Program", "--rubric", "exact", "--data", "d.jsonl"]
+    arguments += ["--size", "2", "--model", "openai/main", "--api-base", server.url]
+    assert "openai/planner" in invoked(*arguments).stdout
+    server.requests.clear()
+    assert "openai/planner" not in invoked(*arguments, "--replace-lms").stdout
+    assert server.requests.keys() <= {"main"}
+
+
+def test_the_version_of_an_agent_answers_in_place_of_the_models_of_its_program(server: PromptServer) -> None:
+    options: Any = {"model": "openai/main", "api_base": server.url, "store": "s.db", "rubric": "exact"}
+    report = assay.compile(
+        "own_models.py:Program", data="d.jsonl", optimizer="labeled", sizes=SIZES, gate=False, test=False,
+        preflight=False, **options,
+    )  # fmt: skip
+    register("sums", report.artifact, store="s.db")
+    for replaced, names in ((False, {"main", "planner", "checker", "critic"}), (True, {"main"})):
+        server.requests.clear()
+        agent = assay.deployed("sums", store="s.db", replace_lms=replaced)
+        assert agent(question="What is 1 + 1?").answer
+        assert server.requests.keys() == names
+
+
+def test_replacing_needs_an_agent_to_serve() -> None:
+    with pytest.raises(ConfigError):
+        ServeSettings(replace_lms=True)
+
+
+# -- parameters of the search
+
+
+OWN_ONLY: dict[str, Callable[[], Any]] = {
+    "of predictors": lambda: Parts(own(), own()),
+    "in a context": lambda: InContext(own()),
+    "with the name of the job's": lambda: InContext(own("scripted/model")),
+}
+
+
+@pytest.mark.parametrize("name", OWN_ONLY)
+def test_a_temperature_that_no_call_takes_is_not_searched(name: str, job: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError):
+        JOBS["tune"](OWN_ONLY[name](), **job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN_ONLY)
+def test_a_compile_does_not_vary_a_temperature_that_no_call_takes(name: str, job: dict[str, Any]) -> None:
+    data = JOBS["compile"](OWN_ONLY[name](), **job).to_dict()
+    assert len(data["candidates"]) > 2
+    assert [c["settings"]["parameters"] for c in data["candidates"]] == [{} for _ in data["candidates"]]
+    assert any("replace_lms=True" in note for note in data["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["some calls", "some tasks", "replaced"])
+def test_parameters_that_a_part_of_the_calls_takes_are_searched(kind: str, job: dict[str, Any]) -> None:
+    program = (
+        InContext(own(), job=True) if kind == "some tasks" else Parts(own(), own() if kind == "replaced" else None)
+    )
+    options = {**job, "replace_lms": kind == "replaced"}
+    tuned = JOBS["tune"](program, trials=3, **options).to_dict()
+    assert len({trial["parameters"]["temperature"] for trial in tuned["history"]}) > 1
+    compiled = JOBS["compile"](program, **options).to_dict()
+    assert any("temperature" in c["settings"]["parameters"] for c in compiled["candidates"])
+    assert not any("replace_lms=True" in note for note in (*tuned["notes"], *compiled["notes"]))
+
+
+def test_other_parameters_of_an_agent_are_searched(job: dict[str, Any]) -> None:
+    agent = Asking(parameters=None)
+    engine = ScriptedEngine(lambda request: '{"answer": "7"}')
+    agent.ask.lm = dspy.LM("mine/own", engine=engine, cache=False)
+    data = JOBS["tune"](agent, **job).to_dict()
+    assert {"max_steps", "context_length", "reasoning_depth"} <= data["history"][1]["parameters"].keys()
+    assert "temperature" not in data["history"][1]["parameters"]
+
+
+class Setting:
+    """An optimizer that sets a model for each predictor and changes the instructions."""
+
+    def __init__(self, lm: Any) -> None:
+        self.lm = lm
+
+    def compile(self, student: Any, *, trainset: Any, valset: Any = None) -> Any:
+        for predictor in student.predictors():
+            predictor.lm = self.lm
+            predictor.signature = predictor.signature.with_instructions("Answer carefully.")
+        return student
+
+
+def test_candidates_keep_the_models_of_the_program(job: dict[str, Any]) -> None:
+    planner, other = own("mine/planner"), own("mine/other")
+    data = JOBS["compile"](Parts(plan=planner), optimizer=Setting(other), gate=False, test=False, **job).to_dict()
+    assert len(data["candidates"]) == 2
+    assert {row["model"] for row in data["models"]} == {"mine/planner", "scripted/model"}
+
+
+# -- without a model
+
+
+def test_a_program_whose_predictors_all_have_a_model_needs_no_other(job: dict[str, Any]) -> None:
+    del job["lm"]
+    planner, answerer = own("mine/planner"), own("mine/answerer")
+    data = assay.evaluate(Parts(planner, answerer), **job).to_dict()
+    assert data["result"]["score"] == 1.0
+    assert data["model"] == "mine/planner"
+    assert data["calls"] == calls_of(planner, answerer)
+
+
+def test_the_command_line_needs_no_model_either(server: PromptServer) -> None:
+    Path("all_own.py").write_text(
+        "from own_models import Program, model\n\n\ndef make():\n    program = Program()\n"
+        "    for predictor in program.predictors():\n        predictor.lm = predictor.lm or model('further')\n"
+        "    return program\n"
+    )
+    arguments = ["all_own.py:make", "--rubric", "exact", "--data", "d.jsonl", "--size", "2", "--json"]
+    data = json.loads(invoked("evaluate", *arguments).stdout)
+    assert data["model"] == "openai/planner"
+    assert server.requests.keys() == {"planner", "critic", "further"}
+    server.requests.clear()
+    assert json.loads(invoked("run", "all_own.py:make", "question=What is 1 + 1?", "--json").stdout)["answer"]
+    assert server.total == 4
