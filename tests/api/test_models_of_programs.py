@@ -1,5 +1,6 @@
 """Programs that make models themselves: which models answered, replacing them, and parameters that they do not take."""
 
+import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -330,6 +331,26 @@ def test_candidates_keep_the_models_of_the_program(job: dict[str, Any]) -> None:
     data = JOBS["compile"](Parts(plan=planner), optimizer=Setting(other), gate=False, test=False, **job).to_dict()
     assert len(data["candidates"]) == 2
     assert {row["model"] for row in data["models"]} == {"mine/planner", "scripted/model"}
+
+
+@pytest.mark.slow
+def test_a_model_that_an_artifact_does_not_contain_is_named(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path("asks.py").write_text(
+        "import dspy\n\nclass Asks(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.first = dspy.Predict('question -> answer')\n"
+        "        self.second = dspy.Predict('question -> answer')\n"
+        "        self.second.lm = dspy.LM('mine/second')\n\n"
+        "    def forward(self, question):\n        return self.first(question=question)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program = importlib.import_module("asks").Asks()
+    program.first.lm = own()
+    options: dict[str, Any] = {"optimizer": "labeled", "gate": False, "test": False, **job}
+    for replaced, named in ((False, 1), (True, 0)):
+        notes = assay.compile(program, replace_lms=replaced, **options).to_dict()["notes"]
+        assert sum("calls scripted/model for first:" in note for note in notes) == named
 
 
 # -- without a model

@@ -91,6 +91,7 @@ def rehearsed(job: Job, *, portable: bool) -> list[str]:
             with alone(), contextlib.chdir(scratch):  # without this process's modules, as on another machine
                 if (note := check_loads(path, program)) is not None:
                     (notes if needs_instance(program, source) else missing).append(note.replace(f"{path}: ", ""))
+                notes += [] if note else _models_left_out(job, path)
                 error = None if note or session.recorder.unrecorded.calls else _error(job, path)
                 verified(path)  # a program that writes into its own folder changes its artifact
             # an error that the program has here as well is not the artifact's
@@ -122,6 +123,20 @@ def _not_portable(reason: str) -> str:
         f"the program's artifact will not run in another folder or on another machine: {reason}. Files of the "
         f"program's folder are copied; name them by `Path(__file__).parent`, or list them in {FILES}"
     )
+
+
+def _models_left_out(job: Job, path: Path) -> list[str]:
+    """A note on models of the program that its constructor does not make, so that the artifact has none of them."""
+    if job.session.replace_lms:
+        return []
+    loaded = {name for name, predictor in load_artifact(path).program.named_predictors() if predictor.lm is None}
+    own = [name for name, predictor in job.recorded.program.named_predictors() if predictor.lm is not None]
+    if not (left_out := [name for name in own if name in loaded]):
+        return []
+    return [
+        f"the artifact calls {job.session.lm.model} for {', '.join(left_out)}: it does not contain models that were "
+        "set on the program after it was made. Make them in its constructor"
+    ]
 
 
 def _error(job: Job, path: Path) -> BaseException | None:
