@@ -58,7 +58,7 @@ class CommonSettings(Settings):
     model: str = setting(
         DEFAULT_MODEL,
         "Language model of the program: PROVIDER/NAME, embedded/NAME or embedded:FILE.gguf. An artifact runs with the "
-        "model it was compiled for, unless one is named.",
+        "model it was compiled for, unless one is named; a program whose predictors all have a model needs none.",
     )
     api_base: str | None = api_base("the model", " Also used for the other models that have no base URL of their own.")
     api_key_env: str | None = api_key_env()
