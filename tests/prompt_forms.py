@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import dspy
+from dspy.signatures import ensure_signature
 
 from assay.models.dspy_seam import prompt_text
 from assay.programs.adapters import make_adapter
@@ -32,7 +33,7 @@ VALUES = [
 
 def prompt_of(adapter: Any, signature: Any, inputs: dict[str, Any], demos: Any = ()) -> list[dict[str, Any]]:
     """The messages of a call; DSPy 3.5's prompts as dictionaries."""
-    prompt = adapter.format(dspy.Signature(signature), list(demos), inputs)
+    prompt = adapter.format(ensure_signature(signature), list(demos), inputs)
     if isinstance(prompt, list):
         return prompt
     messages = [{"role": message.role, "content": message.text} for message in prompt.messages]
@@ -41,4 +42,4 @@ def prompt_of(adapter: Any, signature: Any, inputs: dict[str, Any], demos: Any =
 
 def answer_of(adapter: Any, signature: Any, outputs: dict[str, Any]) -> str:
     """An answer as the adapter asks for it."""
-    return str(adapter.format_assistant_message_content(dspy.Signature(signature), outputs))
+    return str(adapter.format_assistant_message_content(ensure_signature(signature), outputs))

@@ -1,19 +1,23 @@
 """Fields of prompts and answers, in every prompt format."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
+import dspy
 import pytest
 from prompt_forms import ADAPTERS, VALUES, answer_of, prompt_of
+from pydantic import BaseModel
 
 from assay.support.sections import (
     adapter_readings,
     answer_fields,
     fields_in,
+    nested_outputs,
     output_names,
     prompt_fields,
     prompt_readings,
     sections_in,
+    structure_in,
 )
 
 SIGNATURE = "question, context -> why, answer"
@@ -62,6 +66,8 @@ def test_text_of_users_names_no_outputs_and_has_no_fields() -> None:
         ("<answer><answer>x</answer></answer>", {"answer": "<answer>x</answer>"}),
         ("<answer/>", {"answer": None}),
         ("<answer />", {"answer": None}),
+        ('<answer type="int">4</answer>', {"answer": "4"}),
+        ('<answer type="int"/>', {"answer": None}),
         ("<answer></answer>", {"answer": ""}),
         ("<answer><item>a</item><item>b &amp; c</item><item /></answer>", {"answer": ["a", "b & c", None]}),
         ("<answer><![CDATA[a < b]]></answer>", {"answer": "a < b"}),
@@ -101,3 +107,90 @@ def test_arguments_of_tool_calls_are_fields() -> None:
         if "XML" in form:
             text = f"<thought>t</thought>\n<tool_calls>\n{json.dumps(calls)}\n</tool_calls>"
         assert answer_fields(text, names=("thought", "tool_calls")) == {"answer": "a\nb"}, form
+
+
+class Term(BaseModel):
+    value: int
+    sign: Literal["plus", "minus"] = "plus"
+    note: str | None = None
+
+
+class Sum(BaseModel):
+    terms: list[Term]
+    weights: dict[str, int]
+
+
+class ReadSum(dspy.Signature):
+    """Read it."""
+
+    page: Sum = dspy.InputField()
+    sum: Sum = dspy.OutputField()
+    tags: list[str] = dspy.OutputField()
+    html: str = dspy.OutputField()
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_objects_and_lists_in_xml_have_their_structure(value: str) -> None:
+    adapter = ADAPTERS["XMLAdapter"]
+    read = Sum(terms=[Term(value=1, note=value), Term(value=2)], weights={"a b": 3, "c": 4})
+    nested = nested_outputs(prompt_of(adapter, ReadSum, {"page": read})[0]["content"])
+    assert nested == {"sum", "tags"}
+    terms = [{"value": "1", "sign": "plus", "note": value}, {"value": "2", "sign": "plus", "note": None}]
+    wanted = {"sum": {"terms": terms, "weights": {"a b": "3", "c": "4"}}, "tags": [value, "x"], "html": "<b>4</b>"}
+    text = answer_of(adapter, ReadSum, {"sum": read, "tags": [value, "x"], "html": "<b>4</b>"})
+    names = ("sum", "tags", "html")
+    assert answer_fields(text, names=names, nested=nested) == wanted
+    assert answer_fields(text.replace("&lt;b>4&lt;/b>", "<b>4</b>"), names=names, nested=nested) == wanted
+    written = f"<sum>{json.dumps({'terms': []})}</sum>"
+    assert answer_fields(written, names=names, nested=nested) == {"sum": {"terms": []}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<a>1</a>\n<b />", {"a": "1", "b": None}),
+        ("<a></a>", {"a": ""}),
+        ("<a>x < 1 & <i>so</i></a>", {"a": "x < 1 & <i>so</i>"}),
+        ("<a><![CDATA[x]]></a>", {"a": "x"}),
+        ("<a>1</a><a>2</a>", {"a": ["1", "2"]}),
+        ("<item><item>1</item></item><item/>", [["1"], None]),
+        ("<entry key='a &amp; b'>1</entry>", {"a & b": "1"}),
+        ("[1]", [1]),
+        *(
+            (text, text)
+            for text in ("", "a", "<a>1</a> b", "<a>1", "</a>", "<a></b>", "<br>", '<p class="c">a</p>', "4")
+        ),
+        *((text, text) for text in ("<a>" * 5000 + "</a>" * 5000, "[" * 50000)),
+    ],
+)
+def test_a_text_of_elements_is_an_object_or_a_list(text: str, value: Any) -> None:
+    assert structure_in(text) == value
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)  # a reader of quadratic time needs far longer
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<answer>", "</answer>", "<answer></answer>", "<answer>1</answer>\n", "<a>b</a>\n", "<a>b", "<item>", "<a><b>",
+        '{"answer": [\n', '{"a": {"b": 1},\n', '{"', "a: \n", "[[ ## a ## ]]\n", "\n\nRespond with", "<think>", "&",
+    ],
+)  # fmt: skip
+def test_long_texts_are_read_in_linear_time(part: str) -> None:
+    text = part * (300_000 // len(part))
+    for whole in (text, f"<answer>{text}</answer>"):
+        fields_in(whole)
+        answer_fields(whole, names=("why", "answer", "tool_calls"), nested=("answer",))
+        prompt_readings(whole)
+        adapter_readings("Reply with: answer: …", whole)
+
+
+def test_the_format_xml_takes_objects_that_are_not_valid_xml() -> None:
+    text = (
+        "<sum>\n<terms><item><value>1</value><note>a & b < c</note></item></terms><weights><x>2</x></weights>\n</sum>"
+        "<tags><item>R&D</item></tags><html><br></html>"
+    )
+    read = ADAPTERS["xml"].parse(ReadSum, text)
+    assert read == {
+        "sum": Sum(terms=[Term(value=1, note="a & b < c")], weights={"x": 2}), "tags": ["R&D"], "html": "<br>"
+    }  # fmt: skip

@@ -19,7 +19,7 @@ from assay.errors import ConfigError
 from assay.models.dspy_seam import DEFAULT_FORMAT, format_field_value, parse_value
 from assay.models.embedded import LINES
 from assay.programs.thinking import LimitsThoughts
-from assay.support.sections import FORMATS, fields_in
+from assay.support.sections import FORMATS, fields_in, structure_in
 from assay.support.settings import one_of
 from assay.support.thoughts import without_thoughts
 
@@ -247,7 +247,7 @@ def _typed(adapter: str, signature: Any, completion: str, formats: Collection[st
     for name, text in texts.items():
         field = signature.output_fields[name]
         try:
-            value = parse_value(_as_choice(text, field.annotation), field.annotation)
+            value = _parsed(text, field.annotation)
             model = pydantic.create_model("Value", value=(field.annotation, field))
             values[name] = vars(model(value=value))["value"]
         except (ValueError, TypeError) as error:
@@ -255,6 +255,15 @@ def _typed(adapter: str, signature: Any, completion: str, formats: Collection[st
     if missing := [name for name in names if name not in values]:
         raise failure(f"no {', '.join(missing)} in the answer")
     return values
+
+
+def _parsed(text: Any, annotation: Any) -> Any:
+    try:
+        return parse_value(_as_choice(text, annotation), annotation)
+    except ValueError:
+        if not isinstance(text, str) or (structure := structure_in(text)) == text:
+            raise
+        return parse_value(structure, annotation)
 
 
 def _as_choice(text: Any, annotation: Any) -> Any:

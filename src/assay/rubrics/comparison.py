@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, time
@@ -10,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from assay.rubrics.criteria import Criterion
+from assay.support.sections import structure_in
 from assay.support.values import json_value, value_text
 
 __all__ = ["equality_of", "same"]
@@ -17,7 +17,6 @@ __all__ = ["equality_of", "same"]
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}(-?)\d\d\1\d\d[Tt ]\d\d:?\d\d.{0,24}", re.ASCII)
 _TIME = re.compile(r"\d\d:\d\d.{0,24}", re.ASCII)
-_STRUCTURE = re.compile(r"\s*[\[{]")
 
 
 def same(found: Any, expected: Any, *, case: bool = False) -> bool:
@@ -29,7 +28,7 @@ def same(found: Any, expected: Any, *, case: bool = False) -> bool:
       text, an enum member its value. Times, with or without a date, are equal if they are the same moment, in any ISO
       form: `2024-02-29T12:30:00Z` and `2024-02-29 13:30+01:00`, `12:30Z` and `13:30:00+01:00`.
     - Objects are equal if each of their fields is, in any order; a field that is null equals a missing one. Lists are
-      equal item by item; both also equal a text with their JSON.
+      equal item by item; both also equal a text with their JSON, or with the elements of DSPy's XML format.
     """
     return _same(json_value(found, placeholders=True), json_value(expected, placeholders=True), case)
 
@@ -52,7 +51,7 @@ def _same(a: Any, b: Any, case: bool) -> bool:
         return len(a) == len(b) and all(map(_same, a, b, [case] * len(a)))
     if isinstance(a, dict | list) or isinstance(b, dict | list):
         structure, other = (a, b) if isinstance(a, dict | list) else (b, a)
-        read = _structure(other) if isinstance(other, str) else None
+        read = structure_in(other) if isinstance(other, str) else None
         return type(read) is type(structure) and _same(read, structure, case)
     if a is None or b is None:
         return a is b
@@ -85,13 +84,4 @@ def _moment(text: str) -> datetime | time | None:
             return datetime.fromisoformat(text)
         return time.fromisoformat(text) if _TIME.fullmatch(text) else None
     except ValueError:
-        return None
-
-
-def _structure(text: str) -> Any:
-    if not _STRUCTURE.match(text):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
         return None

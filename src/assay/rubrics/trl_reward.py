@@ -11,7 +11,7 @@ from assay.errors import RubricError
 from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import ScoreResult, grade
 from assay.support.numbers import counted
-from assay.support.sections import answer_fields
+from assay.support.sections import answer_fields, nested_outputs
 from assay.traces.messages.parts import object_of
 from assay.traces.records import Verdict
 
@@ -63,7 +63,10 @@ def trl_reward(
             _task(prompt, question, known, {name: values[at] for name, values in rows.items()})
             for at, prompt in enumerate(prompts)
         ]
-        predictions = [completion_fields(completion, outputs, answer) for completion in completions]
+        predictions = [
+            completion_fields(completion, outputs, answer, prompt=prompt)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         gate = asyncio.Semaphore(concurrency)
 
         async def scored(indices: Sequence[int]) -> list[tuple[int, ScoreResult]]:
@@ -147,10 +150,17 @@ def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, str]], output
     return undecided
 
 
-def completion_fields(completion: Any, outputs: Sequence[str], answer: str = "answer") -> dict[str, Any]:
-    """The prediction that a completion (a text or messages) stands for; see `trl_reward`."""
+def completion_fields(
+    completion: Any, outputs: Sequence[str], answer: str = "answer", *, prompt: Any = ""
+) -> dict[str, Any]:
+    """The prediction that a completion (a text or messages) stands for; see `trl_reward`.
+
+    Args:
+        prompt: a text or messages. One in XML says which fields are objects or lists; else they are texts.
+    """
     text, names = _text(completion), outputs or (answer,)
-    fields = {name: v for name, v in answer_fields(text, _calls(completion), names).items() if name in names}
+    nested = nested_outputs(prompt if isinstance(prompt, str) else _text(prompt[:1])) & {*names}
+    fields = {name: v for name, v in answer_fields(text, _calls(completion), names, nested).items() if name in names}
     if not fields and len(outputs) == 1:
         fields = {outputs[0]: text.strip()}
     return {answer: text, **fields}

@@ -3,13 +3,15 @@
 Formats:
 
 - `chat`: DSPy's sections, `[[ ## name ## ]]` and the value below it.
-- `xml`: `<name>value</name>`. DSPy 3.4 escapes values, 3.5 writes them literally. `<name/>` is null.
+- `xml`: `<name>value</name>`. DSPy 3.4 escapes values, 3.5 writes them literally. `<name/>` is null. The value of an
+  object or a list is nested elements, see `structure_in`.
 - `json`: an object.
 - `lean`: `name: value` lines; a value may have several.
 
 With native function calling the fields of an answer are the arguments of a tool call, see `answer_fields`.
 """
 
+import bisect
 import html
 import itertools
 import json
@@ -29,10 +31,12 @@ __all__ = [
     "answer_fields",
     "fields_in",
     "format_of",
+    "nested_outputs",
     "output_names",
     "prompt_fields",
     "prompt_readings",
     "sections_in",
+    "structure_in",
 ]
 
 FORMATS = ("chat", "xml", "json", "lean")
@@ -40,11 +44,12 @@ SUBMIT = "submit"  # tool with which DSPy's ReActV2 returns the outputs
 _LAST = "completed"  # section after the last output in DSPy's chat format
 _CHAT = re.compile(r"^[ \t]*\[\[ ## (\w+) ## \]\]", re.MULTILINE)
 _LINE = re.compile(r"^[ \t]*([A-Za-z_]\w*):(?=\s|\Z)[ \t]*", re.MULTILINE)
-_TAG = re.compile(r"<(\w+)\s*/?>")
 _LINE_TAG = re.compile(r"^[ \t]*<(\w+)\s*/?>", re.MULTILINE)
+_NEXT_TAG = re.compile(r"\s*<(\w+)\s*/?>")
+_CLOSING = re.compile(r"</(\w+)\s*>")
 _AFTER = re.compile(r"\s*(?:\Z|<\w+\s*/?>|```|Respond with\b)")  # what follows the closing tag of a field
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#\d+|#x[\da-fA-F]+);")
-_ITEM = re.compile(r"<item>(.*?)</item>|<item\s*/>", re.DOTALL)
+_ELEMENT = re.compile(r"<(/?)([^\W\d][\w.\-]*)(?:\s+key=(\"[^\"<]*\"|'[^'<]*'))?\s*(/?)>")
 _KEY = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*', re.DOTALL)
 _NEXT = re.compile(r"\s*,(?=\s*\")")
 _MARKS = {"chat": _CHAT, "lean": _LINE}
@@ -54,9 +59,13 @@ _OUTPUTS = re.compile(
     r"^Your output(?: fields are|s must contain):\n(.*?)(?:^All interactions |^You should lay out |\Z)", re.M | re.S
 )
 _LISTED = re.compile(r"^\d+\. `(\w+)`", re.MULTILINE)
+_NESTED = re.compile(r"^<(\w+)>(?:<|\.\.\.)", re.MULTILINE)  # others have their value on a line of its own
 _REPLY = re.compile(r"^Reply with: (\w+: …(?:, \w+: …)*)\s*\Z", re.MULTILINE)
+_DEEPEST = 64  # nesting of elements in a value
 _MOST_READINGS = 64  # of a prompt whose values may contain marks
 _MOST_OF_LEAN = 16  # of them where two prompts are compared
+_MOST_MARKS = 4096  # of all readings of a prompt
+_MOST_OBJECTS = 64  # JSON objects of a text that are read to find one with a wanted member
 _decode = json.JSONDecoder(strict=False).raw_decode
 
 
@@ -103,7 +112,10 @@ def fields_in(text: str, names: Collection[str] = (), *, formats: Collection[str
 
 
 def answer_fields(
-    text: str, tools: Iterable[tuple[str, Mapping[str, Any]]] = (), names: Collection[str] = ()
+    text: str,
+    tools: Iterable[tuple[str, Mapping[str, Any]]] = (),
+    names: Collection[str] = (),
+    nested: Collection[str] = (),
 ) -> dict[str, Any]:
     """`fields_in` of an answer that may have tool calls, whose arguments are fields too.
 
@@ -111,12 +123,14 @@ def answer_fields(
 
     Args:
         tools: name and arguments of each tool call.
+        nested: names of the fields that are objects or lists, see `nested_outputs`.
     """
     calls = list(tools)
     for name, arguments in [*calls, *_written_calls(text)]:
         if name == SUBMIT:
             return dict(arguments)
     fields = fields_in(text, names)
+    fields |= {name: structure_in(fields[name]) for name in nested if isinstance(fields.get(name), str)}
     for _, arguments in calls:
         fields = {**arguments, **fields}
     return fields
@@ -206,36 +220,53 @@ def _xml(text: str, names: Collection[str], *, last: bool = False) -> list[_Span
     Args:
         last: end each value at the last closing tag of its name, not at the first that another field may follow.
     """
-    opening, spans, at = re.compile(rf"<({_either(names)})\s*/?>") if names else _LINE_TAG, list[_Span](), 0
-    while tag := _TAG.match(text, _after_space(text, at)) if spans and not names else opening.search(text, at):
+    opening = re.compile(rf"<({_either(names)})(?:\s[^<>]*|/)?>") if names else _LINE_TAG
+    closings, spans, at = _closings(text, last) if "<" in text else {}, list[_Span](), 0
+    while tag := _NEXT_TAG.match(text, at) if spans and not names else opening.search(text, at):
         name, at = tag[1], tag.end()
         if tag[0].endswith("/>"):
-            spans.append(_Span(name, tag.start(), at, at))
+            spans.append(_Span(name, tag.start(1) - 1, at, at))
             continue
-        closings = list(re.compile(rf"</{re.escape(name)}\s*>").finditer(text, at))
-        fitting = [closing for closing in closings if _AFTER.match(text, closing.end())] or closings
-        if fitting:
-            closing = fitting[-1 if last else 0]
-            spans.append(_trimmed(text, name, tag.start(), at, closing.start()))
-            at = closing.end()
+        starts, tags = closings.get(name, ([], []))
+        place = bisect.bisect_left(starts, at)
+        if place < len(tags):
+            spans.append(_trimmed(text, name, tag.start(1) - 1, at, tags[place].start()))
+            at = tags[place].end()
         elif names:
             following = opening.search(text, at)
             at = following.start() if following else len(text)
-            spans.append(_trimmed(text, name, tag.start(), tag.end(), at))
+            spans.append(_trimmed(text, name, tag.start(1) - 1, tag.end(), at))
         elif spans:
             break
     return spans
 
 
-def _after_space(text: str, at: int) -> int:
-    return len(text) - len(text[at:].lstrip())
+def _closings(text: str, last: bool) -> dict[str, tuple[list[int], list["re.Match[str]"]]]:
+    """By name, positions of closing tags, and for each the closing tag of a value that begins before it; see `_xml`."""
+    by_name: dict[str, list[re.Match[str]]] = {}
+    for tag in _CLOSING.finditer(text):
+        by_name.setdefault(tag[1], []).append(tag)
+    closings = {}
+    for name, tags in by_name.items():
+        starts, fitting = [tag.start() for tag in tags], None
+        for at in range(len(tags) - 1, -1, -1):
+            if not (last and fitting) and _AFTER.match(text, tags[at].end()):
+                fitting = tags[at]
+            tags[at] = fitting or (tags[-1] if last else tags[at])
+        closings[name] = starts, tags
+    return closings
 
 
 def _json(text: str, names: Collection[str]) -> list[_Span]:
     """Members of the first object with a wanted member; the last may be cut."""
+    tried = 0
     for brace in re.finditer(r"^[^\n{]*\{", text, re.MULTILINE) if '"' in text else ():
-        if spans := [span for span in _members(text, brace.end()) if not names or span.name in names]:
+        members = list(_members(text, brace.end()))
+        if spans := [span for span in members if not names or span.name in names]:
             return [span._replace(begin=brace.end() - 1) if span is spans[0] else span for span in spans]
+        tried += bool(members)
+        if tried == _MOST_OBJECTS:
+            break
     return []
 
 
@@ -265,11 +296,74 @@ def _xml_value(mark: str, written: str) -> Any:
     if mark.rstrip().endswith("/>"):
         return None
     text = written.strip()
-    if text.startswith("<item") and not _ITEM.sub("", text).strip():
-        return [None if item[1] is None else _xml_value("", item[1]) for item in _ITEM.finditer(text)]
-    if text.startswith("<![CDATA[") and text.endswith("]]>"):
-        return text[len("<![CDATA[") : -len("]]>")]
-    return _unescaped(text)
+    if text.startswith("<item") and isinstance(items := structure_in(text), list):
+        return items
+    return _literal(text)
+
+
+def structure_in(text: str) -> Any:
+    """The object or list that a text is: JSON, or nested elements as DSPy's XMLAdapter writes them. Else the text.
+
+    Scalars in elements are texts; elements without a value are null.
+    """
+    stripped = text.strip()
+    value = _value_of_json(stripped) if stripped[:1] in ("{", "[") else _elements(stripped)
+    return value if isinstance(value, dict | list) else text
+
+
+class _Open:
+    """An element whose closing tag was not read yet."""
+
+    def __init__(self, tag: str, name: str, start: int) -> None:
+        self.tag, self.name, self.start, self.at = tag, name, start, start  # `at`: after its last child
+        self.children: list[tuple[str, Any]] = []
+        self.mixed = False  # has text beside its children: its value is literal
+
+
+def _elements(text: str) -> Any:
+    """The value of a text of elements only; None of any other text."""
+    if not text.startswith("<") or not text.endswith(">"):
+        return None
+    path = [_Open("", "", 0)]
+    for mark in _ELEMENT.finditer(text):
+        closes, tag, key, empty = mark.groups()
+        element = path[-1]
+        between = text[element.at : mark.start()].strip()
+        if closes:
+            if element.tag != tag:
+                return None
+            path.pop()
+            literal = between or element.mixed or not element.children
+            value = _literal(text[element.start : mark.start()]) if literal else _grouped(element.children)
+            path[-1].children.append((element.name, value))
+        else:
+            element.mixed |= bool(between)
+            name = html.unescape(key[1:-1]) if key and tag == "entry" else tag
+            if empty:
+                element.children.append((name, None))
+            elif len(path) > _DEEPEST:
+                return None
+            else:
+                path.append(_Open(tag, name, mark.end()))
+        path[-1].at = mark.end()
+    return None if len(path) > 1 or path[0].mixed or path[0].at < len(text) else _grouped(path[0].children)
+
+
+def _grouped(children: Sequence[tuple[str, Any]]) -> Any:
+    """A list of items, or an object, in which elements of one name are a list."""
+    by_name: dict[str, list[Any]] = {}
+    for name, value in children:
+        by_name.setdefault(name, []).append(value)
+    if by_name.keys() == {"item"}:
+        return by_name["item"]
+    return {name: values[0] if len(values) == 1 else values for name, values in by_name.items()}
+
+
+def _literal(written: str) -> str:
+    """The text of an element, which is escaped, literal or in a CDATA section."""
+    text = written.strip()
+    cdata = text.startswith("<![CDATA[") and text.endswith("]]>")
+    return text[len("<![CDATA[") : -len("]]>")] if cdata else _unescaped(text)
 
 
 def _unescaped(text: str) -> str:
@@ -360,13 +454,14 @@ def _closed(body: str, span: _Span) -> int:
 
 
 def _groupings(marks: Sequence["re.Match[str]"]) -> Iterator[list["re.Match[str]"]]:
-    """The marks, then with fewer and fewer of those after the first, at most `_MOST_READINGS` in all."""
+    """The marks, then with fewer and fewer of those after the first, at most `_MOST_READINGS` in all; of many marks
+    fewer."""
     kept = (
         [*marks[:1], *rest]
         for count in range(len(marks) - 1, -1, -1)
         for rest in itertools.combinations(marks[1:], count)
     )
-    return itertools.islice(kept, _MOST_READINGS)
+    return itertools.islice(kept, max(1, min(_MOST_READINGS, _MOST_MARKS // max(1, len(marks)))))
 
 
 def format_of(system: str) -> str:
@@ -385,3 +480,9 @@ def output_names(system: str) -> tuple[str, ...]:
         return tuple(re.findall(r"(\w+): …", reply[1]))
     listed = _OUTPUTS.search(system)
     return tuple(_LISTED.findall(listed[1])) if listed else ()
+
+
+def nested_outputs(system: str) -> frozenset[str]:
+    """Names of the output fields that a system message in XML asks for as nested elements."""
+    structure = system.partition("\nAll interactions will be structured in the following way")[2]
+    return frozenset(_NESTED.findall(structure.partition("\nIn adhering to this structure, ")[0]))

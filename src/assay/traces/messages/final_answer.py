@@ -15,7 +15,7 @@ from typing import Any
 from assay.support.sections import SUBMIT, answer_fields, fields_in
 from assay.support.values import json_text
 from assay.traces.messages.dialects import Answer, answer_of, chat_messages, chat_tools, part_texts
-from assay.traces.messages.prompts import arguments_of, asked_outputs
+from assay.traces.messages.prompts import answered_fields, arguments_of, asked_outputs
 from assay.traces.messages.requested import insisted_tool, must_call
 from assay.traces.records import Transition
 
@@ -121,13 +121,11 @@ def answered_with(request: Mapping[str, Any], answer: Answer, called: Collection
     only_tools = must_call(request) or any(map(ends_run, offered_tools))  # text next to tool calls is then reasoning
     if not final and len(answer.tools) == 1 and must_call(request) and not any(map(ends_run, offered_tools)):
         final = [call for call in answer.tools if call[1] not in called]
-    outputs = asked_outputs(chat_messages(request))
     if final:
-        submitted = outputs and final[0][1] == SUBMIT
+        submitted = final[0][1] == SUBMIT and asked_outputs(chat_messages(request))
         return Ending(answer_fields("", arguments_of(answer)) if submitted else argument_value(final[0][2]))
     if not answer.tools:
-        fields = answer_fields(answer.output, names=outputs) if outputs else {}
-        return _by_code(request, answer.output) or Ending(fields or answer.output)
+        return _by_code(request, answer.output) or Ending(answered_fields(request, answer) or answer.output)
     return Ending(answer.output if answer.output and not only_tools else None)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay.support.sections import adapter_readings, answer_fields, format_of, output_names
+from assay.support.sections import adapter_readings, answer_fields, format_of, nested_outputs, output_names
 from assay.traces.messages.dialects import Answer, Message, chat_messages, part_texts
 from assay.traces.messages.parts import object_of
 from assay.traces.records import Transition
 
-__all__ = ["Prompt", "arguments_of", "asked_outputs", "output_values", "sent_formats"]
+__all__ = ["Prompt", "answered_fields", "arguments_of", "asked_outputs", "output_values", "sent_formats"]
 
 _FORM = re.compile(r"All interactions will be structured.*?(?=In adhering to this structure|\Z)", re.DOTALL)
 _MODULE_FIELDS = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
@@ -26,6 +26,13 @@ _LONG = 12  # minimum characters of a text that is recognised inside another one
 def asked_outputs(messages: Sequence[Message]) -> tuple[str, ...]:
     """Names of the output fields that a prompt asks for; empty if no adapter of DSPy or assay wrote it."""
     return output_names(_system(messages))
+
+
+def answered_fields(request: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    """Fields in the text of an answer; empty if no adapter of DSPy or assay wrote the request, or it has none."""
+    messages = chat_messages(request)
+    outputs, nested = asked_outputs(messages), nested_outputs(_system(messages))
+    return answer_fields(answer.output, names=outputs, nested=nested) if outputs else {}
 
 
 def sent_formats(calls: Sequence[Transition]) -> Counter[str]:
