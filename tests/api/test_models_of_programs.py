@@ -22,6 +22,7 @@ from assay.runs.settings import ServeSettings
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.usage import usage_of_models
+from assay.web.runs import run_page
 
 SIZES = {"train": 8, "val": 6, "gate": 6, "test": 6}
 RIGHT = "[[ ## answer ## ]]\n7\n\n[[ ## completed ## ]]"
@@ -112,7 +113,13 @@ def test_a_comparison_has_the_models_of_each_side(job: dict[str, Any]) -> None:
 def test_the_pages_name_the_models_and_that_of_one_model_does_not_change(job: dict[str, Any]) -> None:
     report = assay.evaluate(Parts(plan=own("mine/planner")), **job)
     assert "mine/planner" in write_evaluation_page("own.html", report, program="Parts", store="s.db").read_text()
-    assert models_text(assay.evaluate(Parts(), **job).to_dict()) == ""
+    plain = assay.evaluate(Parts(), **job)
+    assert models_text(plain.to_dict()) == ""
+    with Store("s.db") as store:
+        shown = [
+            run_page(store, run, {}, where="s.db", store_flag=None).values for run in (report.run_id, plain.run_id)
+        ]
+    assert [{usage.model for usage in page["models"]} for page in shown] == [{"mine/planner", "scripted/model"}, set()]
 
 
 def test_a_resumed_job_has_the_models_of_all_its_processes(job: dict[str, Any]) -> None:
@@ -246,6 +253,7 @@ def test_a_comparison_of_the_command_line_replaces_models(server: PromptServer) 
     assert server.requests.keys() <= {"main"}
 
 
+@pytest.mark.slow
 def test_the_version_of_an_agent_answers_in_place_of_the_models_of_its_program(server: PromptServer) -> None:
     options: Any = {"model": "openai/main", "api_base": server.url, "store": "s.db", "rubric": "exact"}
     report = assay.compile(
@@ -304,6 +312,7 @@ def test_parameters_that_a_part_of_the_calls_takes_are_searched(kind: str, job: 
     assert not any("replace_lms=True" in note for note in (*tuned["notes"], *compiled["notes"]))
 
 
+@pytest.mark.slow
 def test_other_parameters_of_an_agent_are_searched(job: dict[str, Any]) -> None:
     agent = Asking(parameters=None)
     engine = ScriptedEngine(lambda request: '{"answer": "7"}')
@@ -326,6 +335,7 @@ class Setting:
         return student
 
 
+@pytest.mark.slow
 def test_candidates_keep_the_models_of_the_program(job: dict[str, Any]) -> None:
     planner, other = own("mine/planner"), own("mine/other")
     data = JOBS["compile"](Parts(plan=planner), optimizer=Setting(other), gate=False, test=False, **job).to_dict()

@@ -96,7 +96,9 @@ class RunSettings(Settings):
     """Settings of `assay.run`."""
 
     state: str | None = state_of()
-    model: str | None = setting(None, "Language model; by default that of the artifact, or of the program's predictors if each has one.")
+    model: str | None = setting(
+        None, "Language model; by default that of the artifact, or of the program's predictors if each has one."
+    )
     api_base: str | None = api_base("the model")
     api_key_env: str | None = api_key_env()
     price: str | None = price_of_model(note="")
