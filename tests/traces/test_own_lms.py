@@ -315,3 +315,92 @@ def test_models_of_a_program_are_replaced_only_if_asked(
     # the first task: 4 + 2 calls of it
     assert (lm.scripted.calls, server[1].count) == ((6, 4) if replaced else (0, 16))
     assert (data["calls"], data["unrecorded"], data["result"]["score"]) == (10 if replaced else 16, 0, 1.0)
+
+
+def project(folder: Path, url: str, *, metric: str = METRIC, program: str = PROGRAM, tasks: int = 4) -> dict[str, Any]:
+    """Arguments of a job over a program and a metric that have models of their own."""
+    for name, text in (("mine", program), ("metric", metric)):
+        (folder / f"{name}.py").write_text(text.replace("URL", url))
+    (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'metric.py:right'}\n")
+    rows = [json.dumps({"question": f"What of {n}?", "answer": "1", "data_subject": f"p{n}"}) for n in range(tasks)]
+    (folder / "data.jsonl").write_text("\n".join(rows))
+    return {"rubric": "r.yaml", "data": "data.jsonl", "split": "all", "preflight": False}
+
+
+THREADED_METRIC = """import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import dspy
+
+judge = dspy.LM("openai/judge", api_base="URL", api_key="k", cache=False, num_retries=0)
+older = ThreadPoolExecutor(2)
+
+
+def right(example, pred, trace=None):
+    judge("here: " + example.question)
+    older.submit(judge, "pool: " + example.question).result()
+    thread = threading.Thread(target=judge, args=("thread: " + example.question,))
+    thread.start()
+    thread.join()
+    return pred.answer == example.answer
+"""
+
+
+@pytest.mark.slow
+def test_calls_of_a_metric_are_in_rollouts_of_their_own(server: tuple[str, type[_Answers]], tmp_path: Path) -> None:
+    arguments = project(tmp_path, server[0], metric=THREADED_METRIC, tasks=6)
+    report = assay.evaluate(
+        "mine.py:Mine", lm=scripted_lm(lambda request: ANSWER), threads=6, store="s.db", **arguments
+    ).to_dict()
+    assert (report["calls"], report["unrecorded"], server[1].count) == (36, 0, 36)
+    with Store(tmp_path / "s.db") as store:
+        rollouts = [store.rollout(row.id) for row in store.rollouts()]
+        runs = {rollout.id: rollout for rollout in rollouts if rollout.source == "program"}
+        checks = [rollout for rollout in rollouts if rollout.source == "check"]
+        assert len(runs) == len(checks) == 6
+        assert len(rollouts) == 12
+        for rollout in checks:
+            scored = runs[rollout.group_id]
+            assert (rollout.task_id, rollout.split, rollout.data_subject) == (
+                scored.task_id,
+                scored.split,
+                scored.data_subject,
+            )
+            assert [call.model for call in rollout.transitions] == ["openai/judge"] * 3
+            assert all(not call.shown_tasks for call in rollout.transitions), "the task is the rollout's own"
+            assert all(scored.inputs["question"] in json.dumps(call.request) for call in rollout.transitions)
+        for kind in ("sft", "transitions"):
+            exported = assay.export(kind, store="s.db", out=str(tmp_path / kind))
+            assert exported.rows
+            assert "openai/judge" not in (Path(exported.path) / "data.jsonl").read_text()
+
+
+def test_a_resumed_job_does_not_send_calls_of_own_models_again(
+    server: tuple[str, type[_Answers]], tmp_path: Path
+) -> None:
+    arguments = project(tmp_path, server[0])
+    sent = []
+    for cap in (6, 11, 100):
+        report = assay.evaluate(
+            "mine.py:Mine", model="openai/unused", api_base=server[0], max_calls=cap, resume=bool(sent), threads=1,
+            store="s.db", **arguments,
+        ).to_dict()  # fmt: skip
+        sent.append((server[1].count, report["calls"]))
+    assert sent == [(6, 6), (11, 11), (16, 16)]
+    with Store(tmp_path / "s.db") as store:
+        calls = [call for row in store.rollouts() for call in store.rollout(row.id).transitions]
+    assert (len(calls), sum(call.cached for call in calls)) == (16, 0)
+
+
+def test_a_call_that_is_recorded_by_hand_too_is_one_call(server: tuple[str, type[_Answers]], tmp_path: Path) -> None:
+    lm = own(server[0])
+    with assay.record({"question": "2+2?"}, store=tmp_path / "s.db") as run:
+        for _ in range(2):
+            (answer,) = lm("2+2?")
+            run.call([{"role": "user", "content": "2+2?"}], answer, model="m", reward=0.5)
+        run.call([{"role": "user", "content": "2+2?"}], answer, model="elsewhere")
+        lm("another")
+    calls = run.rollout.transitions
+    assert [call.model for call in calls] == ["openai/m", "openai/m", "elsewhere", "openai/m"]
+    assert [call.step_rewards for call in calls] == [{"posted": 0.5}, {"posted": 0.5}, {}, {}]
+    assert calls[0].prompt_tokens == 7

@@ -19,6 +19,7 @@ from typing import Any
 
 from dspy import lm15
 
+from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
 from assay.models.dspy_seam import async_engine_of, set_engines
@@ -61,11 +62,18 @@ def is_observed(lm: Any, by: Observer | None = None) -> bool:
 
 
 def recorded_call(
-    lm: Any, args: Sequence[Any], kwargs: dict[str, Any], *, observer: Observer, meter: Meter
+    lm: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    observer: Observer,
+    meter: Meter,
+    cache: ResponseCache | None = None,
 ) -> RecordedCall:
     """A call of a model whose requests are counted by a meter and passed to an observer.
 
     Args:
+        cache: answers what an earlier process of the run sent in the same rollout.
         kwargs: its client settings (`api_key`, `timeout`) are taken out, because the call's own engine has them.
     """
     engine: RecordingEngine
@@ -76,7 +84,7 @@ def recorded_call(
         set_engines(recorded, engine, AsyncRecordingEngine(engine))
         return RecordedCall(recorded, nullcontext)
     make: Any = functools.partial(
-        RecordingEngine, model=lm.model, meter=meter, observers=(observer,), as_requested=True
+        RecordingEngine, model=lm.model, cache=cache, meter=meter, observers=(observer,), as_requested=True
     )
     recorded, spec = _shared(lm), getattr(lm, "engine", None)
     if spec is None:  # of a class that has no engine
@@ -172,7 +180,7 @@ def _record_forward(lm: Any, recorded: Any, make: Callable[..., RecordingEngine]
                 answers.append(lm.forward(*args, **kwargs))
                 return _response(lm.model, answers[-1])
 
-            engine = make(CustomBackend(SimpleNamespace(complete=complete)))
+            engine = make(CustomBackend(SimpleNamespace(complete=complete)), cache=None)
             engine.complete(_request(lm, args, kwargs))
             return answers[-1]
 
@@ -186,7 +194,7 @@ def _record_forward(lm: Any, recorded: Any, make: Callable[..., RecordingEngine]
                 answers.append(await lm.aforward(*args, **kwargs))
                 return _response(lm.model, answers[-1])
 
-            await asyncio.to_thread(make(_awaiting(complete)).complete, _request(lm, args, kwargs))
+            await asyncio.to_thread(make(_awaiting(complete), cache=None).complete, _request(lm, args, kwargs))
             return answers[-1]
 
         recorded.aforward = aforward

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import dspy
 
 from assay.errors import StopRun
+from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.dspy_seam import handed_over, patch_calls, patch_parsing
 from assay.models.entries import Opened, wrapped
@@ -47,10 +48,12 @@ class Recording:
     Attributes:
         observer: receives each call.
         meter: counts and caps them.
+        cache: answers those that an earlier process of the run made.
     """
 
     observer: Observer
     meter: Meter
+    cache: ResponseCache | None = None
 
 
 class Listener(Protocol):
@@ -138,7 +141,7 @@ class _Opening:
             replacement = dspy.settings.get(_REPLACEMENT)
             try:
                 call: Opened = (
-                    recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter)
+                    recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter, cache=record.cache)
                     if replacement is None
                     else replaced_call(replacement, args, kwargs)
                 )
