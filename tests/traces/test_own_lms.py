@@ -28,6 +28,13 @@ ANSWER = "<answer>\n1\n</answer>" if NEW else "[[ ## answer ## ]]\n1\n\n[[ ## co
 KEY = "sk-never-to-be-stored"
 
 
+FAILURES = {  # by model: status and error of the server
+    "busy": (429, {"message": "slow down", "type": "rate_limit"}),
+    "broken": (500, {"message": "broken"}),
+    "small": (400, {"message": "maximum context length is 9 tokens", "code": "context_length_exceeded"}),
+}
+
+
 class _Answers(BaseHTTPRequestHandler):
     count = 0
     lock = threading.Lock()
@@ -35,13 +42,19 @@ class _Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         with self.lock:
             type(self).count += 1
-        self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if (failure := FAILURES.get(body["model"])) is not None:
+            self.reply(failure[0], {"error": failure[1]})
+            return
         message = {"role": "assistant", "content": ANSWER}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
         reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-        body = json.dumps({**reply, "choices": choices}).encode()
-        self.send_response(200)
+        self.reply(200, {**reply, "choices": choices})
+
+    def reply(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -60,8 +73,8 @@ def server() -> Iterator[tuple[str, type[_Answers]]]:
         serving.shutdown()
 
 
-def own(url: str, **options: Any) -> dspy.LM:
-    return dspy.LM("openai/m", **{"api_base": url, "api_key": KEY, "cache": False, "num_retries": 0, **options})
+def own(url: str, model: str = "openai/m", *, kind: type[dspy.LM] = dspy.LM, **options: Any) -> dspy.LM:
+    return kind(model, **{"api_base": url, "api_key": KEY, "cache": False, "num_retries": 0, **options})
 
 
 @contextmanager
@@ -234,6 +247,97 @@ def test_a_custom_engine_is_recorded_with_its_price(name: str) -> None:
     assert engine.calls == 1
     assert [(call.model, call.cost_usd) for call in rollout.transitions] == [("mine/m", 0.5)]
     assert recorder.unrecorded.count == 0
+
+
+class AnswersItself(dspy.BaseLM):  # type: ignore[misc]
+    """A model whose calls do not lead to DSPy's."""
+
+    def __call__(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
+        return [ANSWER]
+
+    async def acall(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
+        return [ANSWER]
+
+
+class RepeatsItself(dspy.LM):  # type: ignore[misc]
+    """A model whose calls lead to DSPy's, several times."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for _ in range(2):
+            super().__call__(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class ForwardsItself(dspy.LM):  # type: ignore[misc]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.skipif(NEW, reason="DSPy 3.5 has other entries")
+@pytest.mark.parametrize("name", CALLS.keys() - {"stream"})
+def test_a_model_that_answers_itself_is_recorded(name: str) -> None:
+    with job(Caps(calls=1)) as (recorder, rollout), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        lm = AnswersItself("mine/m")
+        CALLS[name](lm)
+        with pytest.raises(BudgetExceeded):
+            lm("again")
+    (call,) = rollout.transitions
+    assert (call.model, call.output, recorder.unrecorded.count) == ("mine/m", ANSWER, 0)
+    assert "2+2?" in json.dumps(call.request)
+
+
+def test_calls_that_lead_to_dspys_are_recorded_there(server: tuple[str, type[_Answers]]) -> None:
+    with job() as (recorder, rollout):
+        own(server[0], kind=RepeatsItself)("2+2?")
+    assert server[1].count == len(rollout.transitions) == recorder.meter.usage.calls == 3
+
+
+@pytest.mark.skipif(NEW, reason="DSPy 3.5 has no models with a forward")
+def test_a_forward_that_leads_to_dspys_keeps_its_retries_and_cache(server: tuple[str, type[_Answers]]) -> None:
+    with job() as (_, rollout), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with pytest.raises(dspy.LMError):
+            own(server[0], "openai/broken", kind=ForwardsItself, num_retries=1)("2+2?")
+        lm = own(server[0], kind=ForwardsItself, cache=True)
+        for _ in range(2):
+            lm(f"once {server[0]}")
+    assert server[1].count == 3
+    assert [(call.error is None, call.cached) for call in rollout.transitions] == [
+        (False, False),
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
+
+
+@pytest.mark.skipif(NEW, reason="DSPy 3.5 has no models with a forward")
+def test_a_forward_that_is_called_directly_is_recorded(server: tuple[str, type[_Answers]]) -> None:
+    with job() as (recorder, rollout):
+        own(server[0]).forward(prompt="2+2?")
+        asyncio.run(own(server[0]).aforward(prompt="2+2?"))
+    assert server[1].count == len(rollout.transitions) == recorder.meter.usage.calls == 2
+
+
+def test_a_model_of_dspys_tests_is_recorded() -> None:
+    with job() as (_, rollout), dspy.context(lm=dspy.utils.DummyLM([{"answer": "1"}] * 2)):
+        say(question="2+2?")
+        asyncio.run(say.acall(question="2+2?"))
+    assert [call.model for call in rollout.transitions] == ["dummy", "dummy"]
+
+
+@pytest.mark.parametrize("called", ["text", "async text", "argument", "pool"])
+@pytest.mark.parametrize(
+    ("model", "failure"), [("openai/busy", "model"), ("openai/broken", "model"), ("openai/small", "context")]
+)
+def test_failures_of_a_programs_own_models_are_recorded_as_such(
+    model: str, failure: str, called: str, server: tuple[str, type[_Answers]]
+) -> None:
+    with job() as (recorder, rollout), suppress(dspy.LMError):
+        CALLS[called](own(server[0], model))
+    usage = recorder.meter.usage
+    assert (usage.calls, usage.errors, server[1].count, recorder.unrecorded.count) == (1, 1, 1, 0)
+    assert [call.failure for call in rollout.transitions] == [failure]
 
 
 def test_several_completions_are_several_calls(server: tuple[str, type[_Answers]]) -> None:

@@ -101,11 +101,12 @@ class Recording:
     def _recorded_already(self, request: dict[str, Any], output: str) -> Transition | None:
         """The first call with these messages and this answer that was recorded by itself and is not claimed yet."""
         messages, text = message_texts(chat_messages(request)), output.strip()
-        for transition in self.rollout.transitions:
-            if transition.t not in self._by_hand and transition.error is None and transition.output.strip() == text:
-                if message_texts(chat_messages(transition.request)) == messages:
-                    return transition
-        return None
+        unclaimed = (
+            transition
+            for transition in self.rollout.transitions
+            if transition.t not in self._by_hand and transition.error is None and transition.output.strip() == text
+        )
+        return next((one for one in unclaimed if message_texts(chat_messages(one.request)) == messages), None)
 
     def reward(self, value: float, *, t: int | None = None, criterion: str = "posted") -> None:
         """The rollout's score, in [0, 1]; with `t` a step reward of any size for that turn.
