@@ -320,7 +320,8 @@ def test_a_forward_that_is_called_directly_is_recorded(server: tuple[str, type[_
 
 
 def test_a_model_of_dspys_tests_is_recorded() -> None:
-    with job() as (_, rollout), dspy.context(lm=dspy.utils.DummyLM([{"answer": "1"}] * 2)):
+    lm = dspy.utils.DummyLM([{"answer": "1"}] * 2)
+    with job() as (_, rollout), dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
         say(question="2+2?")
         asyncio.run(say.acall(question="2+2?"))
     assert [call.model for call in rollout.transitions] == ["dummy", "dummy"]
@@ -419,6 +420,19 @@ def test_models_of_a_program_are_replaced_only_if_asked(
     # the first task: 4 + 2 calls of it
     assert (lm.scripted.calls, server[1].count) == ((6, 4) if replaced else (0, 16))
     assert (data["calls"], data["unrecorded"], data["result"]["score"]) == (10 if replaced else 16, 0, 1.0)
+
+
+@pytest.mark.skipif(NEW, reason="DSPy 3.5 has other entries")
+def test_a_model_that_answers_itself_is_replaced_if_asked(tmp_path: Path) -> None:
+    say = dspy.Predict("question -> answer")
+    say.set_lm(AnswersItself("mine/m"))
+    for replaced in (False, True):
+        lm = scripted_lm(lambda request: ANSWER)
+        assay.evaluate(
+            say, rubric="exact", data=[{"question": "2+2?", "answer": "1"}], lm=lm, split="all", preflight=False,
+            replace_lms=replaced,
+        )  # fmt: skip
+        assert lm.scripted.calls == int(replaced)
 
 
 def project(folder: Path, url: str, *, metric: str = METRIC, program: str = PROGRAM, tasks: int = 4) -> dict[str, Any]:

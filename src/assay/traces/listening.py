@@ -170,19 +170,23 @@ def _recorded_override(plain: Any) -> Any:
     """A method of the user's that calls a model by itself, recorded."""
 
     @functools.wraps(plain)
-    def call(lm: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if (record := _recording_of(lm)) is None:
+    def call(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
+        args, record, replacement = list(given), _recording_of(lm), dspy.settings.get(_REPLACEMENT)
+        if record is None:
             return plain(lm, *args, **kwargs)
-        if (replacement := dspy.settings.get(_REPLACEMENT)) is not None:
-            return getattr(replacement, plain.__name__)(*args, **kwargs)
+        if replacement is not None:
+            with _handed_over(lm, replaced_call(replacement, args, kwargs)):
+                return getattr(replacement, plain.__name__)(*args, **kwargs)
         return run_recorded(lm, plain, args, kwargs, observer=record.observer, meter=record.meter)
 
     @functools.wraps(plain)
-    async def acall(lm: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if (record := _recording_of(lm)) is None:
+    async def acall(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
+        args, record, replacement = list(given), _recording_of(lm), dspy.settings.get(_REPLACEMENT)
+        if record is None:
             return await plain(lm, *args, **kwargs)
-        if (replacement := dspy.settings.get(_REPLACEMENT)) is not None:
-            return await getattr(replacement, plain.__name__)(*args, **kwargs)
+        if replacement is not None:
+            with _handed_over(lm, replaced_call(replacement, args, kwargs)):
+                return await getattr(replacement, plain.__name__)(*args, **kwargs)
         return await arun_recorded(lm, plain, args, kwargs, observer=record.observer, meter=record.meter)
 
     return acall if inspect.iscoroutinefunction(plain) else call
