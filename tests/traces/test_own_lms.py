@@ -193,6 +193,18 @@ def test_eight_threads_send_as_many_calls_as_the_cap_allows(server: tuple[str, t
     assert recorder.unrecorded.count == 0
 
 
+@pytest.mark.parametrize(("caps", "sent"), [(Caps(cost_usd=1.0), 2), (Caps(tokens=50), 2)], ids=["dollars", "tokens"])
+def test_caps_on_dollars_and_tokens_hold_in_threads(caps: Caps, sent: int) -> None:
+    engine = ScriptedEngine(lambda request: ANSWER, price_usd=0.5)
+    lm = dspy.LM("mine/m", engine=engine, cache=False)
+    with job(caps) as (recorder, rollout), ThreadPoolExecutor(8) as pool:
+        results = [pool.submit(lm, f"{number}?", max_tokens=5) for number in range(20)]
+        refused = sum(isinstance(result.exception(), BudgetExceeded) for result in results)
+    usage = recorder.meter.usage
+    assert engine.calls == usage.calls == len(rollout.transitions) == 20 - refused
+    assert engine.calls == sent
+
+
 class Plain(dspy.BaseLM):  # type: ignore[misc]
     """A model with a `forward` of its own, which counts in it."""
 
