@@ -383,6 +383,21 @@ def test_a_model_that_calls_another_is_one_call() -> None:
     assert recorder.unrecorded.count == 0
 
 
+def test_calls_of_threads_outside_of_rollouts_are_recorded_and_capped(
+    server: tuple[str, type[_Answers]], tmp_path: Path
+) -> None:
+    with Store(tmp_path / "s.db") as store:
+        recorder = Recorder(store)
+        recorder.meter = Meter(Caps(calls=2))
+        with recorder.active():
+            for call in (in_a_pool, in_a_thread, in_a_thread):
+                call(own(server[0]))
+        store.flush()
+        rollouts = [store.rollout(row.id) for row in store.rollouts()]
+    assert [(rollout.source, len(rollout.transitions)) for rollout in rollouts] == [("outside", 2)]
+    assert (server[1].count, recorder.meter.usage.calls, recorder.unrecorded.count) == (2, 2, 0)
+
+
 def test_calls_outside_a_job_are_left_alone(server: tuple[str, type[_Answers]]) -> None:
     with job():
         pass
