@@ -30,8 +30,10 @@ from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
+from assay.traces.messages.dialects import chat_messages
 from assay.traces.recorded_fields import CallFields, RolloutFields, check_fields
 from assay.traces.records import new_id
+from assay.traces.shown import message_texts
 
 __all__ = ["Recording", "opened_store", "record", "recorded"]
 
@@ -45,6 +47,7 @@ class Recording:
 
     def __init__(self, rollout: Rollout, recorder: Recorder) -> None:
         self.rollout, self.recorder = rollout, recorder
+        self._by_hand: set[int] = set()  # turns that `call` recorded or completed
 
     def call(
         self,
@@ -56,7 +59,8 @@ class Recording:
         reward: float | None = None,
         **fields: Unpack[CallFields],
     ) -> None:
-        """Records an LM call that another client made.
+        """Records an LM call that another client made. If the call was recorded already, because a `dspy.LM` made it,
+        what is given is added to its record.
 
         Args:
             messages: the OpenAI chat messages of the request.
@@ -69,27 +73,40 @@ class Recording:
         """
         check_fields(fields, CallFields, "an LM call")
         request = {"dialect": "chat", "body": {"model": model, "messages": [dict(message) for message in messages]}}
-        choice = {
-            "message": {"role": "assistant", "content": output},
-            "finish_reason": fields.pop("finish_reason", "stop"),
-        }
-        transition = Transition(
-            t=len(self.rollout.transitions),
-            model=model,
-            request=request,
-            response={"body": {"choices": [choice]}},
-            output=output,
-            tools=list(tools),
-            **{"started_at": time.time(), **fields},  # type: ignore[arg-type]
-        )
-        self.rollout.transitions.append(transition)
-        self.recorder.recorded_by_hand()
+        finish_reason = fields.pop("finish_reason", "stop")
+        transition = self._recorded_already(request, output)
+        if transition is None:
+            choice = {"message": {"role": "assistant", "content": output}, "finish_reason": finish_reason}
+            transition = Transition(
+                t=len(self.rollout.transitions),
+                model=model,
+                request=request,
+                response={"body": {"choices": [choice]}},
+                output=output,
+                started_at=time.time(),
+            )
+            self.rollout.transitions.append(transition)
+            self.recorder.recorded_by_hand()
+        self._by_hand.add(transition.t)
+        for name, value in fields.items():
+            setattr(transition, name, value)
+        transition.tools = list(tools) or transition.tools
         if not self.rollout.model:
             self.rollout.model = model
         if reward is not None:
             self.reward(reward, t=transition.t)
         elif self.recorder.store is not None:
             self.recorder.store.put_transition(self.rollout.id, transition)
+
+    def _recorded_already(self, request: dict[str, Any], output: str) -> Transition | None:
+        """The first call with these messages and this answer that was recorded by itself and is not claimed yet."""
+        messages, text = message_texts(chat_messages(request)), output.strip()
+        unclaimed = (
+            transition
+            for transition in self.rollout.transitions
+            if transition.t not in self._by_hand and transition.error is None and transition.output.strip() == text
+        )
+        return next((one for one in unclaimed if message_texts(chat_messages(one.request)) == messages), None)
 
     def reward(self, value: float, *, t: int | None = None, criterion: str = "posted") -> None:
         """The rollout's score, in [0, 1]; with `t` a step reward of any size for that turn.

@@ -11,6 +11,8 @@ from assay.cli.shared import echo_line, open_store, print_json
 from assay.runs.settings import RunsListSettings
 from assay.support.terminal import echo
 
+_SUFFIXES = {"judge": " (verdicts of judges)", "check": " (calls of checks)", "outside": " (calls outside of a task)"}
+
 __all__ = ["command"]
 
 
@@ -69,7 +71,7 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
         echo(f"  {name}: {text}".replace("\n", "\n    "))
     for part in run["rollouts"]:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
-        suffix = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
+        suffix = _SUFFIXES.get(part["source"], "")
         phase = {"preflight": "preflight, one task and each judge before the run"}.get(part["phase"], part["phase"])
         echo(f"  {phase or '–'}: {part['n']} {part['status']}{mean}{suffix}")
     if (missed := run["unrecorded"]) != 0:

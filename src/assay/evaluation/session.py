@@ -36,7 +36,7 @@ from assay.support.scrubbing import error_text, message
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
 from assay.traces.carried import note_carried
-from assay.traces.listening import listening, replacing
+from assay.traces.listening import replacing
 from assay.traces.messages.endings import ending_of
 from assay.traces.places import OpenRollout, current_open_rollout
 
@@ -96,7 +96,7 @@ class Session:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.recorder.meter = self.meter
+        self.recorder.meter, self.recorder.cache = self.meter, self.lm.recording.cache
 
     def __deepcopy__(self, memo: object) -> "Session":
         return self
@@ -135,7 +135,7 @@ class Session:
         the store has all of them. Each run has its own, see `running`. Optimizers that read a trace open their own.
         """
         settings = {"lm": self.lm, "num_threads": self.threads, "disable_history": True, "trace": UnreadTrace()}
-        with dspy.context(**settings, **listening(self.recorder)):
+        with dspy.context(**settings), self.recorder.active():
             yield
 
 
@@ -382,6 +382,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
                 return
 
     def _score(self, task: Task, prediction: dspy.Prediction, rollout: Rollout) -> None:
-        rubric = self.session.rubric
-        prediction._result = score_rollout(rubric, task, prediction, rollout)
-        self.session.recorder.scored(rollout, rubric.step_rewards(task, rollout))
+        rubric, recorder = self.session.rubric, self.session.recorder
+        with recorder.checking(rollout, name=rubric.name):
+            prediction._result = score_rollout(rubric, task, prediction, rollout)
+            rewards = rubric.step_rewards(task, rollout)
+        recorder.scored(rollout, rewards)

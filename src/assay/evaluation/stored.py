@@ -17,6 +17,7 @@ from assay.rubrics.grading import score_rollout
 from assay.traces import Recorder, Rollout
 from assay.traces.messages.chaining import is_on_record
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, final_answer, prediction_of
+from assay.traces.recorder import checking
 from assay.traces.records import Verdict
 
 __all__ = ["Graded", "grade_rollout", "task_of", "write_score"]
@@ -64,12 +65,14 @@ def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, complete: boo
         return Graded(math.nan)
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
     answered = rollout.status == "done" and rollout.prediction is not None
-    result = score_rollout(rubric, task, rollout.prediction if answered else failed, rollout)
-    if complete and (
-        math.isnan(result.value) or (result.failed is None and any(_undecided(verdict) for verdict in result.verdicts))
-    ):
-        return Graded(math.nan, result)
-    return Graded(result.value, result, rubric.step_rewards(task, rollout))
+    with checking(rollout, name=rubric.name):
+        result = score_rollout(rubric, task, rollout.prediction if answered else failed, rollout)
+        if complete and (
+            math.isnan(result.value)
+            or (result.failed is None and any(_undecided(verdict) for verdict in result.verdicts))
+        ):
+            return Graded(math.nan, result)
+        return Graded(result.value, result, rubric.step_rewards(task, rollout))
 
 
 def _ended(rollout: Rollout) -> bool:

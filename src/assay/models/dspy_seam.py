@@ -40,6 +40,7 @@ __all__ = [
     "UntestedDSPy",
     "async_engine_of",
     "check_version",
+    "engine_of",
     "execute",
     "field_descriptions",
     "filter_truncation_warnings",
@@ -50,6 +51,7 @@ __all__ = [
     "optimizer_internals",
     "parse_value",
     "patch_calls",
+    "patch_overrides",
     "patch_parsing",
     "patch_parts",
     "patched_parts",
@@ -69,6 +71,7 @@ __all__ = [
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _OLDEST, _UNTESTED, _REFUSED = (3, 4, 1), (3, 5), (3, 6)
+_LEGACY = {"forward", "aforward"}  # further entries of DSPy 3.4's models
 TRANSPORTS = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
 
 
@@ -134,10 +137,55 @@ def prompt_text(prompt: Any) -> str:
 
 
 def patch_calls(lm: Wrapper, tool: Wrapper) -> None:
-    """Wraps the calls of every LM and of every tool, sync and async."""
+    """Wraps the calls of every LM and of every tool, sync and async, as DSPy's own classes have them."""
     for owner, wrap in ((dspy.BaseLM, lm), (TypeSafe, lm), (dspy.Tool, tool)):
         for name in public_entries(owner):
             setattr(owner, name, wrap(getattr(owner, name)))
+    for name in _LEGACY & vars(dspy.LM).keys():
+        setattr(dspy.LM, name, lm(getattr(dspy.LM, name)))
+
+
+def patch_overrides(wrap: Wrapper) -> None:
+    """Wraps the methods of the user's classes of LMs, existing and future ones, that call a model by themselves: those
+    that have the name of one of DSPy's and do not lead to it."""
+    entries = {*public_entries(dspy.BaseLM), *_LEGACY} - {"stream", "astream"}
+
+    def patch(owner: Any) -> None:
+        if owner.__module__.partition(".")[0] not in ("dspy", "assay"):
+            for name in entries & vars(owner).keys():
+                if not _leads_on(inspect.unwrap(vars(owner)[name])):
+                    setattr(owner, name, wrap(vars(owner)[name]))
+
+    _patch_subclasses(dspy.BaseLM, patch)
+
+
+def _leads_on(method: Any) -> bool:
+    """Whether a method calls that of its base class, or another one of its object, as far as its names tell."""
+    waiting, names = [getattr(method, "__code__", None)], set[str]()
+    while waiting:
+        if (code := waiting.pop()) is not None:
+            names.update(code.co_names, code.co_freevars)
+            waiting += [constant for constant in code.co_consts if inspect.iscode(constant)]
+    return bool(names & {"super", "__class__", "__call__", "acall", *_LEGACY})
+
+
+def _patch_subclasses(base: Any, patch: Callable[[Any], None]) -> None:
+    """Calls a function with each subclass of a class, existing and future ones."""
+    plain = vars(base).get("__init_subclass__")
+
+    def and_patch(cls: Any, /, **kwargs: Any) -> None:
+        if plain is None:
+            super(base, cls).__init_subclass__(**kwargs)
+        else:
+            plain.__func__(cls, **kwargs)
+        patch(cls)
+
+    base.__init_subclass__ = classmethod(and_patch)
+    waiting = list(base.__subclasses__())
+    while waiting:
+        owner = waiting.pop()
+        waiting += owner.__subclasses__()
+        patch(owner)
 
 
 @contextmanager
@@ -164,6 +212,11 @@ def set_engines(lm: Any, engine: Any, async_engine: Any) -> None:
     lm._engine_spec, lm._async_engine_spec = engine, async_engine
 
 
+def engine_of(lm: Any) -> Any:
+    """A model's engine, or the name of one of DSPy's; None for a class without engines."""
+    return getattr(lm, "_engine_spec", None)
+
+
 def async_engine_of(lm: Any) -> Any:
     """The asynchronous counterpart of a model's engine, or None."""
     return getattr(lm, "_async_engine_spec", None)
@@ -171,18 +224,11 @@ def async_engine_of(lm: Any) -> Any:
 
 def patch_parsing(wrap: Wrapper) -> None:
     """Wraps `parse` of all existing and future adapter classes, because each has its own."""
-    plain = dspy.Adapter.__init_subclass__.__func__
 
-    def with_wrapped_parse(cls: Any, /, **kwargs: Any) -> None:
-        plain(cls, **kwargs)
-        cls.parse = wrap(cls.parse)
-
-    dspy.Adapter.__init_subclass__ = classmethod(with_wrapped_parse)
-    waiting = list(dspy.Adapter.__subclasses__())
-    while waiting:
-        adapter = waiting.pop()
-        waiting += adapter.__subclasses__()
+    def patch(adapter: Any) -> None:
         adapter.parse = wrap(adapter.parse)
+
+    _patch_subclasses(dspy.Adapter, patch)
 
 
 def optimizer_internals() -> SimpleNamespace:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.models.scope import Repeats
+
 __all__ = ["KeyLocks", "Ledger", "Sent"]
 
 _CALLS = """CREATE TABLE IF NOT EXISTS calls (
@@ -76,6 +78,7 @@ class Ledger:
 
     def __init__(self, path: Path | None = None, *, owner: Callable[[], str] = str) -> None:
         self.owner = owner
+        self.repeats = Repeats()  # of calls that only their own rollout repeats, see `RecordingEngine.as_requested`
         self._lock = threading.Lock()
         self._sent: Counter[bytes] = Counter()
         self._claimed: set[bytes] = set()

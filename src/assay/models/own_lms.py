@@ -1,8 +1,8 @@
 """Models that a program or a metric makes itself: their calls are recorded, counted and capped as those of a job's.
 
 Such a model keeps its settings, retries, callbacks, history and cache. Only its engine is replaced, by one that records
-what the model's own engine answers. A model of a class with its own `forward` keeps it; each of its runs is a call. An
-answer from DSPy's cache is recorded as cached and costs nothing.
+what the model's own engine answers. A run of a method of the user's that calls a model by itself (`forward`,
+`__call__`) is a call. An answer from DSPy's cache is recorded as cached and costs nothing.
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from typing import Any
 
 from dspy import lm15
 
+from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
-from assay.models.dspy_seam import async_engine_of, set_engines
+from assay.models.dspy_seam import async_engine_of, engine_of, set_engines
 from assay.models.entries import Entry, Opened, current_entry, entered
 from assay.models.hosted import HostedBackend
 from assay.models.lm import CLIENT_KEYS, LanguageModel, call_of
@@ -29,7 +30,7 @@ from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.support.scrubbing import add_secrets, fields
 
-__all__ = ["RecordedCall", "is_observed", "recorded_call", "replaced_call"]
+__all__ = ["RecordedCall", "arun_recorded", "is_observed", "recorded_call", "replaced_call", "run_recorded"]
 
 _SAMPLING = (
     *("temperature", "max_tokens", "max_completion_tokens", "top_p", "stop", "seed", "presence_penalty"),
@@ -56,16 +57,23 @@ class RecordedCall:
 
 def is_observed(lm: Any, by: Observer | None = None) -> bool:
     """Whether the calls of a model are passed to an observer, or to any."""
-    engine = getattr(lm, "engine", None)
+    engine = engine_of(lm)
     return isinstance(engine, RecordingEngine) and (bool(engine.observers) if by is None else by in engine.observers)
 
 
 def recorded_call(
-    lm: Any, args: Sequence[Any], kwargs: dict[str, Any], *, observer: Observer, meter: Meter
+    lm: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    observer: Observer,
+    meter: Meter,
+    cache: ResponseCache | None = None,
 ) -> RecordedCall:
     """A call of a model whose requests are counted by a meter and passed to an observer.
 
     Args:
+        cache: answers what an earlier process of the run sent in the same rollout.
         kwargs: its client settings (`api_key`, `timeout`) are taken out, because the call's own engine has them.
     """
     engine: RecordingEngine
@@ -76,9 +84,9 @@ def recorded_call(
         set_engines(recorded, engine, AsyncRecordingEngine(engine))
         return RecordedCall(recorded, nullcontext)
     make: Any = functools.partial(
-        RecordingEngine, model=lm.model, meter=meter, observers=(observer,), as_requested=True
+        RecordingEngine, model=lm.model, cache=cache, meter=meter, observers=(observer,), as_requested=True
     )
-    recorded, spec = _shared(lm), getattr(lm, "engine", None)
+    recorded, spec = _shared(lm), engine_of(lm)
     if spec is None:  # of a class that has no engine
         engine = make(CustomBackend(SimpleNamespace()))
     elif isinstance(spec, str):
@@ -91,12 +99,15 @@ def recorded_call(
         engine = make(CustomBackend(spec))
         own = async_engine_of(lm)
         set_engines(recorded, engine, None if own is None else _Awaiting(engine, own))
-    _record_forward(lm, recorded, make)
+    for name in ("forward", "aforward"):
+        if _is_users(lm, name):  # it runs with the model itself, and the calls in it are recorded
+            setattr(recorded, name, getattr(lm, name))
+    _mark_reached()
     entry = Entry(engine.backend, numbered=False)
 
     def done(result: Any) -> None:
-        if spec is not None and not entry.reached and not vars(recorded).get("forward"):
-            engine.answered_elsewhere(_request(lm, args, kwargs), _response(lm.model, result))
+        if not entry.reached:
+            engine.answered_elsewhere(_request(lm, args, kwargs), _response(_name(lm), result))
 
     return RecordedCall(recorded, lambda: entered(entry), done)
 
@@ -142,8 +153,7 @@ class _Awaiting(AsyncRecordingEngine):
         self.own = own
 
     async def complete(self, request: lm15.Request) -> lm15.Response:
-        if (entry := current_entry.get()) is not None:
-            entry.reached = True
+        _mark_reached()
         engine = copy.copy(self.engine)
         engine.backend = _awaiting(self.own.complete, self.engine.backend)
         return await asyncio.to_thread(engine.complete, request)
@@ -160,36 +170,65 @@ def _awaiting(complete: Callable[[Any], Any], like: Any = None) -> Any:
     return backend
 
 
-def _record_forward(lm: Any, recorded: Any, make: Callable[..., RecordingEngine]) -> None:
-    """Each run of a `forward` of the user's is a call. It runs with the model itself, which may count in it."""
+def run_recorded(
+    lm: Any,
+    method: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    observer: Observer,
+    meter: Meter,
+) -> Any:
+    """Result of a method of the user's that calls a model by itself: a call that is counted by a meter and passed to
+    an observer. The method runs with the model itself, which may count in it."""
+    answers: list[Any] = []
+
+    def complete(_: Any) -> lm15.Response:
+        answers.append(method(lm, *args, **kwargs))
+        return _response(_name(lm), answers[-1])
+
+    _mark_reached()
     add_secrets(*_secrets(lm))
-    if _is_users(lm, "forward"):
+    engine = _engine_of_run(lm, CustomBackend(SimpleNamespace(complete=complete)), observer, meter)
+    engine.complete(_request(lm, args, kwargs))
+    return answers[-1]
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            answers: list[Any] = []
 
-            def complete(_: Any) -> lm15.Response:
-                answers.append(lm.forward(*args, **kwargs))
-                return _response(lm.model, answers[-1])
+async def arun_recorded(
+    lm: Any,
+    method: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    observer: Observer,
+    meter: Meter,
+) -> Any:
+    """As `run_recorded`, of a coroutine function."""
+    answers: list[Any] = []
 
-            engine = make(CustomBackend(SimpleNamespace(complete=complete)))
-            engine.complete(_request(lm, args, kwargs))
-            return answers[-1]
+    async def complete(_: Any) -> lm15.Response:
+        answers.append(await method(lm, *args, **kwargs))
+        return _response(_name(lm), answers[-1])
 
-        recorded.forward = forward
-    if _is_users(lm, "aforward"):
+    _mark_reached()
+    add_secrets(*_secrets(lm))
+    engine = _engine_of_run(lm, _awaiting(complete), observer, meter)
+    await asyncio.to_thread(engine.complete, _request(lm, args, kwargs))
+    return answers[-1]
 
-        async def aforward(*args: Any, **kwargs: Any) -> Any:
-            answers: list[Any] = []
 
-            async def complete(_: Any) -> lm15.Response:
-                answers.append(await lm.aforward(*args, **kwargs))
-                return _response(lm.model, answers[-1])
+def _engine_of_run(lm: Any, backend: Any, observer: Observer, meter: Meter) -> RecordingEngine:
+    return RecordingEngine(backend, model=_name(lm), meter=meter, observers=(observer,), as_requested=True)
 
-            await asyncio.to_thread(make(_awaiting(complete)).complete, _request(lm, args, kwargs))
-            return answers[-1]
 
-        recorded.aforward = aforward
+def _mark_reached() -> None:
+    """The call that this code runs in leads to another one, which is recorded."""
+    if (entry := current_entry.get()) is not None:
+        entry.reached = True
+
+
+def _name(lm: Any) -> str:
+    return str(getattr(lm, "model", type(lm).__name__))
 
 
 def _is_users(lm: Any, name: str) -> bool:
@@ -216,10 +255,10 @@ def _request(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lm15.Re
         del body["response_format"]
     for options in (body, {}):
         try:
-            return lm15.request_from_openai_chat({"model": lm.model, "messages": messages, **options})
+            return lm15.request_from_openai_chat({"model": _name(lm), "messages": messages, **options})
         except Exception:  # settings of the user's own, or messages of another shape
             continue
-    return lm15.Request(model=lm.model, messages=(lm15.Message.user(str(messages)),))
+    return lm15.Request(model=_name(lm), messages=(lm15.Message.user(str(messages)),))
 
 
 def _has_canonical_form(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

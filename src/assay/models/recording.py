@@ -107,7 +107,7 @@ class RecordingEngine:
         """An answer to the request with the thinking budget of its entry, as a sample with a seed of its own."""
         entry.reached = True
         if self.as_requested:
-            return self._cached_or_called(request, request_to_dict(request), current_sample.get())
+            return self._replayed_or_called(request, request_to_dict(request))
         if entry.thinking is not None and not entry.thinking.is_auto:
             request = self.backend.with_thinking(request, entry.thinking)
         fields = request_to_dict(request)
@@ -119,6 +119,25 @@ class RecordingEngine:
                 request = dataclasses.replace(request, config=dataclasses.replace(request.config, seed=seed))
                 fields = {**fields, "config": {**fields.get("config", {}), "seed": seed}}
             return self._cached_or_called(request, fields, sample)
+
+    def _replayed_or_called(self, request: lm15.Request, fields: dict[str, Any]) -> lm15.Response:
+        """An answer to a request of a model that is not a job's. It is sent unless an earlier process of the run sent
+        it in the same rollout: its answer is then in the cache, as that of no other call."""
+        sample, ledger = current_sample.get(), self.meter.ledger
+        if self.cache is None or ledger is None:
+            return self._call(request, fields, "", sample)
+        identity = {"rollout": ledger.owner(), "address": getattr(self.backend, "address", ""), "request": fields}
+        call = self.cache.key(identity, weights="", adapters=(), sample=None)
+        number = ledger.repeats.next(call)
+        key = self.cache.key({"call": call}, weights="", adapters=(), sample=number)
+        try:
+            record = self.cache.get(key)
+            if record is None:
+                return self._call(request, fields, key, sample)
+            return self._cached(record, fields, key, sample)
+        except BaseException:
+            ledger.repeats.unanswered(call, number)
+            raise
 
     def _cached_or_called(self, request: lm15.Request, fields: dict[str, Any], sample: int | None) -> lm15.Response:
         if self.cache is None:

@@ -19,12 +19,13 @@ from typing import Any, Protocol
 import dspy
 
 from assay.errors import StopRun
+from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
-from assay.models.dspy_seam import handed_over, patch_calls, patch_parsing
+from assay.models.dspy_seam import handed_over, patch_calls, patch_overrides, patch_parsing
 from assay.models.entries import Opened, wrapped
 from assay.models.limits import current_tool_limit
 from assay.models.meter import Meter
-from assay.models.own_lms import recorded_call, replaced_call
+from assay.models.own_lms import arun_recorded, recorded_call, replaced_call, run_recorded
 from assay.models.threads import accounted_calls, current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 from assay.traces.replaying import ToolReplay, has_side_effects
@@ -47,10 +48,12 @@ class Recording:
     Attributes:
         observer: receives each call.
         meter: counts and caps them.
+        cache: answers those that an earlier process of the run made.
     """
 
     observer: Observer
     meter: Meter
+    cache: ResponseCache | None = None
 
 
 class Listener(Protocol):
@@ -112,6 +115,7 @@ def _install() -> None:
         if _installed:
             return
         patch_calls(lm=lambda plain: wrapped(plain, _Opening), tool=_with_tool_events)
+        patch_overrides(_recorded_override)
         patch_parsing(_watched)
         _installed = True
 
@@ -132,13 +136,12 @@ class _Opening:
     def __init__(self, lm: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
         self.lm = lm
         self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
-        active = () if accounted_calls.get() else listeners()  # else the call belongs to one that is recorded
-        records = (_tell(listener.recording, lm) for listener in reversed(active))
-        if (record := next((record for record in records if record is not None), None)) is not None:
+        active = _asking_listeners()
+        if (record := _recording_of(lm)) is not None:
             replacement = dspy.settings.get(_REPLACEMENT)
             try:
                 call: Opened = (
-                    recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter)
+                    recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter, cache=record.cache)
                     if replacement is None
                     else replaced_call(replacement, args, kwargs)
                 )
@@ -150,6 +153,43 @@ class _Opening:
                 _logger.warning("calls of %s cannot be recorded: %s: %s", lm, type(error).__name__, error)
         if active:
             self.context = functools.partial(_counted, active, lm)
+
+
+def _asking_listeners() -> tuple[Listener, ...]:
+    """The listeners; none inside a call that is recorded already."""
+    return () if accounted_calls.get() else listeners()
+
+
+def _recording_of(lm: Any) -> Recording | None:
+    """What records a call of a model that is not the job's."""
+    records = (_tell(listener.recording, lm) for listener in reversed(_asking_listeners()))
+    return next((record for record in records if record is not None), None)
+
+
+def _recorded_override(plain: Any) -> Any:
+    """A method of the user's that calls a model by itself, recorded."""
+
+    @functools.wraps(plain)
+    def call(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
+        args, record, replacement = list(given), _recording_of(lm), dspy.settings.get(_REPLACEMENT)
+        if record is None:
+            return plain(lm, *args, **kwargs)
+        if replacement is not None:
+            with _handed_over(lm, replaced_call(replacement, args, kwargs)):
+                return getattr(replacement, plain.__name__)(*args, **kwargs)
+        return run_recorded(lm, plain, args, kwargs, observer=record.observer, meter=record.meter)
+
+    @functools.wraps(plain)
+    async def acall(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
+        args, record, replacement = list(given), _recording_of(lm), dspy.settings.get(_REPLACEMENT)
+        if record is None:
+            return await plain(lm, *args, **kwargs)
+        if replacement is not None:
+            with _handed_over(lm, replaced_call(replacement, args, kwargs)):
+                return await getattr(replacement, plain.__name__)(*args, **kwargs)
+        return await arun_recorded(lm, plain, args, kwargs, observer=record.observer, meter=record.meter)
+
+    return acall if inspect.iscoroutinefunction(plain) else call
 
 
 def _handed_over(lm: Any, call: Opened) -> AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 Does not access the store.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,12 @@ from assay.traces.unrecorded import UnrecordedCalls
 
 __all__ = [
     "OpenRollout",
+    "Outside",
     "current_missed_calls",
     "current_open_rollout",
     "current_rollout",
     "opened",
+    "opened_outside",
     "others_open",
     "rollouts_of",
 ]
@@ -32,23 +34,31 @@ _open: list["OpenRollout"] = []  # in this process
 
 
 class OpenRollout:
-    """An open rollout, stored in DSPy's settings and inherited by the threads that its program starts."""
+    """An open rollout, stored in DSPy's settings and inherited by the threads that its program starts.
 
-    __slots__ = ("_key", "carried", "listeners", "missed", "own_calls", "recorder", "rollout")
+    Args:
+        rollout: Its record, or a function that returns it when the first call is made.
+    """
+
+    __slots__ = ("_key", "_rollout", "carried", "listeners", "missed", "own_calls", "recorder")
 
     def __init__(
         self,
-        rollout: Rollout,
+        rollout: Rollout | Callable[[], Rollout],
         missed: UnrecordedCalls | None = None,
         key: str | None = None,
         *,
         recorder: object = None,
     ) -> None:
-        self.rollout, self.missed, self._key, self.recorder = rollout, missed, key, recorder
+        self._rollout, self.missed, self._key, self.recorder = rollout, missed, key, recorder
         self.listeners: tuple[Any, ...] = ()
         self.own_calls = 0  # calls of models that the program made itself
         # demonstrations of the loaded programs that run in it, see `assay.traces.carried`
         self.carried: tuple[Carried, ...] = ()
+
+    @property
+    def rollout(self) -> Rollout:
+        return self._rollout() if callable(self._rollout) else self._rollout
 
     @property
     def key(self) -> str:
@@ -58,29 +68,57 @@ class OpenRollout:
         return self._key
 
 
+class Outside(OpenRollout):
+    """The place of the calls of a recorder that are made outside any rollout."""
+
+    __slots__ = ()
+
+
 @contextmanager
-def opened(place: OpenRollout) -> Iterator[None]:
-    """Open the rollout in this thread or task and in those started inside the context. Its equal calls are numbered."""
+def opened(place: OpenRollout, *, counts: bool = True) -> Iterator[None]:
+    """Open the rollout in this thread or task and in those started inside the context. Its equal calls are numbered.
+
+    Args:
+        counts: `others_open` and `rollouts_of` return it.
+    """
     place.listeners = listeners()
     token = open_place(place)
-    _open.append(place)
+    if counts:
+        _open.append(place)
     try:
         with dspy.context(**{_KEY: place}), repeats_numbered():
             yield
     finally:
-        _open.remove(place)
+        if counts:
+            _open.remove(place)
+        leave_place(token)
+
+
+@contextmanager
+def opened_outside(place: Outside) -> Iterator[None]:
+    """Make it the place of this thread or task, and of those started inside, unless a rollout is open."""
+    if dspy.settings.get(_KEY) is not None:
+        yield
+        return
+    place.listeners = listeners()
+    token = open_place(place)
+    try:
+        yield
+    finally:
         leave_place(token)
 
 
 def current_open_rollout() -> OpenRollout | None:
-    """The open rollout of this thread or task.
+    """The open rollout of this thread or task, or the place outside of rollouts if it is known.
 
     In a thread without DSPy's context, such as one that a program started, it is that of the place where the thread was
     started.
     """
     place = dspy.settings.get(_KEY)
-    if place is None and not has_listeners():
+    if place is None:
         place = current_place()
+        if has_listeners() and not isinstance(place, Outside):  # outside, whatever its thread was started for
+            return None
     return place if isinstance(place, OpenRollout) else None
 
 
@@ -99,10 +137,10 @@ def rollouts_of(recorder: object) -> list[OpenRollout]:
 def current_rollout() -> Rollout | None:
     """The open rollout of this thread or task, or of the place where its thread was started."""
     place = current_open_rollout()
-    return None if place is None else place.rollout
+    return None if place is None or isinstance(place, Outside) else place.rollout
 
 
 def current_missed_calls() -> UnrecordedCalls | None:
-    """Counter of unrecorded calls of the open rollout."""
+    """Counter of unrecorded calls of the open rollout, or of those outside any rollout."""
     place = current_open_rollout()
     return None if place is None else place.missed

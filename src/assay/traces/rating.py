@@ -10,6 +10,7 @@ __all__ = ["SEALED", "UNRATED_SOURCES", "store_rating", "why_not_rated"]
 UNRATED_SOURCES = ("outside", *NOT_AGENTS)  # sources of rollouts that no export uses by itself
 _NAMES = {
     "judge": "a verdict of a judge",
+    "check": "a group of LM calls of checks",
     "simulated_user": "a turn of a simulated user",
     "outside": "a group of LM calls outside of a task",
 }

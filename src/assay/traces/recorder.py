@@ -7,13 +7,13 @@ any rollout (for instance of a teleprompter or judge) are stored in a separate r
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import dspy
 
 from assay.errors import FailureKind
-from assay.models import Call
+from assay.models import Call, ResponseCache
 from assay.models.failures import failure_of_program
 from assay.models.lm import LanguageModel
 from assay.models.meter import Meter
@@ -27,19 +27,21 @@ from assay.traces.messages.dialects import answer_of, chat_messages
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.places import (
     OpenRollout,
+    Outside,
     current_missed_calls,
     current_open_rollout,
     current_rollout,
     opened,
+    opened_outside,
     others_open,
     rollouts_of,
 )
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
-from assay.traces.unrecorded import UnrecordedCalls
+from assay.traces.unrecorded import UnrecordedCalls, watch_calls
 
-__all__ = ["Recorder", "aside", "current_rollout", "note_failure", "note_isolation"]
+__all__ = ["Recorder", "aside", "checking", "current_rollout", "note_failure", "note_isolation"]
 
 _TEXT = 20_000  # maximum stored characters of a tool result
 
@@ -47,13 +49,28 @@ _TEXT = 20_000  # maximum stored characters of a tool result
 @contextmanager
 def aside(rollout: Rollout) -> Iterator[Rollout]:
     """Open a rollout separate from the current one with the active recorder, for instance for a judge's calls."""
-    recorder = next((listener for listener in listeners() if isinstance(listener, Recorder)), None)
+    recorder = _active_recorder()
     if recorder is None:
         with opened(OpenRollout(rollout, current_missed_calls())):
             yield rollout
         return
     with recorder.rollout(rollout):
         yield rollout
+
+
+def checking(rollout: Rollout, *, name: str) -> AbstractContextManager[None]:
+    """Inside, LM calls are those of the checks of a rollout that has ended. The active recorder stores them in a
+    rollout of its task with the source `check`, which it opens at the first one.
+
+    Args:
+        name: Name of the rubric.
+    """
+    recorder = _active_recorder()
+    return nullcontext() if recorder is None else recorder.checking(rollout, name=name)
+
+
+def _active_recorder() -> "Recorder | None":
+    return next((listener for listener in listeners() if isinstance(listener, Recorder)), None)
 
 
 def note_failure(kind: FailureKind) -> None:
@@ -121,6 +138,7 @@ class Recorder:
         self.store, self.run_id = store, run_id
         self.phase = self.scope = ""
         self.meter = Meter()  # counts and caps the calls of models that a program made itself
+        self.cache: ResponseCache | None = None  # has the answers of those that an earlier process of the run made
         self.resumed, self._ids = resumed, RolloutIds() if replayable else None
         self._missed = UnrecordedCalls(unrecorded)
         self.texts = TaskTexts()  # tasks that may be used as demonstrations
@@ -137,7 +155,8 @@ class Recorder:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Receive tool runs, parse failures and unobserved LM calls inside the context."""
-        with dspy.context(**listening(self)):
+        watch_calls(current_missed_calls)
+        with dspy.context(**listening(self)), opened_outside(Outside(self._outside, self._missed, "", recorder=self)):
             yield
 
     @contextmanager
@@ -167,6 +186,46 @@ class Recorder:
             rollout.ended_at = time.time()
             self._write_rollout(rollout, interim=then_scored)
             self._trim(rollout)
+
+    @contextmanager
+    def checking(self, rollout: Rollout, *, name: str) -> Iterator[None]:
+        """See `assay.traces.recorder.checking`."""
+        made: list[Rollout] = []
+        lock = threading.Lock()
+
+        def of_checks() -> Rollout:
+            with lock:
+                if not made:
+                    checks = Rollout(
+                        run_id=self.run_id,
+                        phase=self.phase,
+                        task_id=rollout.task_id,
+                        task_type=rollout.task_type,
+                        group_id=rollout.id,
+                        source="check",
+                        status="done",
+                        program=name,
+                        sample=rollout.sample,
+                        split=rollout.split,
+                        inputs=rollout.inputs,
+                        tenant=rollout.tenant,
+                        data_subject=rollout.data_subject,
+                        consent=rollout.consent,
+                    )
+                    if self._ids is not None:
+                        checks.id = self._ids.of(checks, scope=f"{self.scope}/{rollout.id}")
+                    self._write_rollout(checks)
+                    made.append(checks)
+            return made[0]
+
+        try:
+            with opened(OpenRollout(of_checks, self._missed, recorder=self), counts=False):
+                yield
+        finally:
+            for checks in made:
+                checks.ended_at = time.time()
+                self._write_rollout(checks)
+                self._trim(checks)
 
     @contextmanager
     def within(self, scope: str) -> Iterator[None]:
@@ -356,7 +415,7 @@ class Recorder:
         place = current_open_rollout()
         if not isinstance(lm, dspy.BaseLM) or is_observed(lm) or (place and place.recorder not in (None, self)):
             return None
-        return Recording(self.observe_own, self.meter)
+        return Recording(self.observe_own, self.meter, self.cache)
 
     def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
         """Count a call that will not be observed.

@@ -28,7 +28,7 @@ __all__ = [
 RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
 """Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
 
-NOT_AGENTS = ("judge", "simulated_user")
+NOT_AGENTS = ("judge", "check", "simulated_user")
 """Sources of rollouts that are no agent's: exports, lists and scoring leave them out unless they are asked for."""
 
 

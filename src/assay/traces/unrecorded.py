@@ -10,7 +10,7 @@ from dataclasses import replace
 from assay.models.transports import blind_clients, watch
 from assay.traces.missed import NOTHING, Unrecorded
 
-__all__ = ["UnrecordedCalls"]
+__all__ = ["UnrecordedCalls", "watch_calls"]
 
 
 class UnrecordedCalls:
@@ -45,12 +45,10 @@ class UnrecordedCalls:
             current_count: Returns the count of the open rollout of the current thread or task. If there is none, as in
                 a thread that a program started, a call is assigned to the rollout that was opened last.
         """
-        global _current_count
         count = UnrecordedCalls(parent=self)
         with _lock:
-            _current_count = current_count
             _open.append(count)
-        watch(_count_call, _hide_count)
+        watch_calls(current_count)
         return count
 
     def closed(self) -> None:
@@ -63,6 +61,17 @@ class UnrecordedCalls:
 _lock = threading.Lock()
 _open: list[UnrecordedCalls] = []  # in this process
 _current_count: Callable[[], UnrecordedCalls | None] = lambda: None  # noqa: E731
+
+
+def watch_calls(current_count: "Callable[[], UnrecordedCalls | None]") -> None:
+    """Count the calls of all clients from now on, also in threads that are started from now on.
+
+    Args:
+        current_count: As for `UnrecordedCalls.opened`.
+    """
+    global _current_count
+    _current_count = current_count
+    watch(_count_call, _hide_count)
 
 
 def _count_call() -> None:
