@@ -13,7 +13,7 @@ from typing import Any
 
 from dspy import lm15
 
-from assay.models.dspy_seam import response_to_dict
+from assay.models.codec import response_to_dict
 
 __all__ = ["failure_in", "reply_text", "stored_response", "streamable", "text_of", "with_completion"]
 

@@ -57,10 +57,8 @@ __all__ = [
     "prompt_text",
     "public_entries",
     "request_kwargs",
-    "request_to_dict",
-    "response_from_dict",
-    "response_to_dict",
     "response_value",
+    "serializer",
     "set_engines",
     "training_internals",
     "with_callbacks",
@@ -102,7 +100,6 @@ check_version(dspy.__version__)
 # prompt format of programs without an adapter
 DEFAULT_FORMAT = "chat" if dspy.__version__.startswith("3.4.") else "xml"
 
-from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict  # noqa: E402
 from dspy.adapters.utils import format_field_value, parse_value  # noqa: E402
 from dspy.adapters.utils import get_field_description_string as field_descriptions  # noqa: E402
 from dspy.clients.execution import execute, prepare  # noqa: E402
@@ -200,6 +197,11 @@ def training_internals() -> SimpleNamespace:
     from dspy.teleprompt.grpo import GRPO
 
     return SimpleNamespace(grpo=GRPO, data_format=TrainDataFormat)
+
+
+def serializer() -> Any:
+    """DSPy's serializer of requests and responses, with which the codec's tests compare."""
+    return importlib.import_module("dspy._vendor.lm15.serde")
 
 
 @dataclass(frozen=True)
