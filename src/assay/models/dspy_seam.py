@@ -40,24 +40,17 @@ __all__ = [
     "UntestedDSPy",
     "async_engine_of",
     "check_version",
-    "execute",
-    "field_descriptions",
     "filter_truncation_warnings",
-    "format_field_value",
     "handed_over",
     "has_adaptive_thinking",
     "moved_parts",
     "optimizer_internals",
-    "parse_value",
     "patch_calls",
     "patch_parsing",
     "patch_parts",
     "patched_parts",
-    "prepare",
     "prompt_text",
     "public_entries",
-    "request_kwargs",
-    "response_value",
     "serializer",
     "set_engines",
     "training_internals",
@@ -100,10 +93,6 @@ check_version(dspy.__version__)
 # prompt format of programs without an adapter
 DEFAULT_FORMAT = "chat" if dspy.__version__.startswith("3.4.") else "xml"
 
-from dspy.adapters.utils import format_field_value, parse_value  # noqa: E402
-from dspy.adapters.utils import get_field_description_string as field_descriptions  # noqa: E402
-from dspy.clients.execution import execute, prepare  # noqa: E402
-from dspy.clients.lm15_boundary import request_kwargs, response_value  # noqa: E402
 from dspy.clients.provider import ReinforceJob  # noqa: E402
 from dspy.clients.typesafe import TypeSafe  # noqa: E402
 from dspy.utils.callback import with_callbacks  # noqa: E402

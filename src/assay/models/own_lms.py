@@ -19,6 +19,7 @@ from typing import Any
 
 from dspy import lm15
 
+from assay.models.answers import response_of
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
 from assay.models.dspy_seam import async_engine_of, set_engines
@@ -96,7 +97,7 @@ def recorded_call(
 
     def done(result: Any) -> None:
         if spec is not None and not entry.reached and not vars(recorded).get("forward"):
-            engine.answered_elsewhere(_request(lm, args, kwargs), _response(lm.model, result))
+            engine.answered_elsewhere(_request(lm, args, kwargs), response_of(lm.model, result))
 
     return RecordedCall(recorded, lambda: entered(entry), done)
 
@@ -170,7 +171,7 @@ def _record_forward(lm: Any, recorded: Any, make: Callable[..., RecordingEngine]
 
             def complete(_: Any) -> lm15.Response:
                 answers.append(lm.forward(*args, **kwargs))
-                return _response(lm.model, answers[-1])
+                return response_of(lm.model, answers[-1])
 
             engine = make(CustomBackend(SimpleNamespace(complete=complete)))
             engine.complete(_request(lm, args, kwargs))
@@ -184,7 +185,7 @@ def _record_forward(lm: Any, recorded: Any, make: Callable[..., RecordingEngine]
 
             async def complete(_: Any) -> lm15.Response:
                 answers.append(await lm.aforward(*args, **kwargs))
-                return _response(lm.model, answers[-1])
+                return response_of(lm.model, answers[-1])
 
             await asyncio.to_thread(make(_awaiting(complete)).complete, _request(lm, args, kwargs))
             return answers[-1]
@@ -232,48 +233,3 @@ def _has_canonical_form(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     except Exception:
         return False
     return True
-
-
-def _response(model: str, answer: Any) -> lm15.Response:
-    """The answer of a model: a `Response`, a reply in OpenAI's form, or the list of DSPy's outputs."""
-    if isinstance(answer, list | tuple) and answer and isinstance(answer[0], lm15.Response):
-        answer = answer[0]
-    if isinstance(answer, lm15.Response):
-        return answer
-    if isinstance(answer, list | tuple):
-        outputs = [output if isinstance(output, Mapping) else {"text": output} for output in answer]
-        messages = [
-            {"role": "assistant", "content": output.get("text"), "tool_calls": _plain(output.get("tool_calls"))}
-            for output in outputs
-        ]
-        answer = {
-            "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {k: v for k, v in message.items() if v is not None}}
-                for message in messages[:1]
-            ]
-        }
-    reply = _plain(answer)
-    try:
-        return lm15.response_from_openai_chat(reply, model=model)
-    except Exception:  # a reply of another shape, of which at least the text is kept
-        choice = (reply.get("choices") or [{}])[0] if isinstance(reply, Mapping) else {}
-        message = choice.get("message") or {}
-        text = message.get("content") or choice.get("text") or ("" if isinstance(reply, Mapping) else str(reply))
-        usage = (reply.get("usage") if isinstance(reply, Mapping) else None) or {}
-        return lm15.Response(
-            id=None, model=model, message=lm15.Message.assistant([lm15.TextPart(str(text))]), finish_reason="stop",
-            usage=lm15.Usage(input_tokens=usage.get("prompt_tokens"), output_tokens=usage.get("completion_tokens")),
-        )  # fmt: skip
-
-
-def _plain(value: Any, depth: int = 12) -> Any:
-    """A reply as dictionaries and lists."""
-    if depth == 0 or value is None or isinstance(value, str | int | float | bool):
-        return value
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, depth - 1) for item in value]
-    return {key: _plain(item, depth - 1) for key, item in vars(value).items()} if hasattr(value, "__dict__") else value
