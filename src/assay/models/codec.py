@@ -6,16 +6,16 @@ same. `tests/models/test_codec.py` compares it with the records of earlier versi
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dspy import lm15
 
 __all__ = ["request_to_dict", "response_from_dict", "response_to_dict"]
 
 _PARTS: dict[str, Any] = {
-    field.default: kind
+    str(field.default): kind
     for kind in (
         *(lm15.TextPart, lm15.ThinkingPart, lm15.RefusalPart, lm15.CitationPart, lm15.DataPart),
         *(lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart),
@@ -73,10 +73,10 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _rules(kind: Any) -> list[tuple[str, tuple[Any, ...]]]:
+def _rules(kind: Hashable) -> list[tuple[str, tuple[Any, ...]]]:
     """The fields of a class, each with the values that are left out."""
     empty: tuple[Any, ...] = ("", [], {}) if kind in _OPTIONAL else ([],)
-    names = [field.name for field in dataclasses.fields(kind)]
+    names = [field.name for field in dataclasses.fields(cast(Any, kind))]
     return [(name, _DEFAULTS.get(name, () if name in _REQUIRED else empty)) for name in names]
 
 

@@ -1,16 +1,14 @@
-"""The only module that names DSPy's internals, and the versions of DSPy that it was written for.
+"""The only module that names DSPy's internals. Each is looked up where it is used, so that one may be missing.
 
 Internals are `dspy._vendor`, `dspy.clients`, `dspy.adapters`, `dspy.teleprompt`, `dspy.utils.callback`,
 `dspy.utils.parallelizer` and attributes of DSPy's classes that are replaced. Patches take functions, so that this
-module imports no other package of assay than `assay.errors`.
+module imports no other package of assay than `assay.errors` and `assay.support`.
 """
 
 import functools
 import importlib
 import inspect
 import logging
-import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 import dspy
 
 from assay.errors import ConfigError
+from assay.support.dspy_versions import check_version, version_of
 
 __all__ = [
     "BOOTSTRAP",
@@ -35,11 +34,8 @@ __all__ = [
     "SIMBA_PROGRAM",
     "TRANSPORTS",
     "Part",
-    "ReinforceJob",
-    "TypeSafe",
-    "UntestedDSPy",
+    "PartMoved",
     "async_engine_of",
-    "check_version",
     "filter_truncation_warnings",
     "handed_over",
     "has_adaptive_thinking",
@@ -59,138 +55,17 @@ __all__ = [
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_OLDEST, _UNTESTED, _REFUSED = (3, 4, 1), (3, 5), (3, 6)
 TRANSPORTS = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
 
 
-class UntestedDSPy(UserWarning):
-    """assay was not run with this version of DSPy."""
+class PartMoved(ConfigError):
+    """A part of DSPy that something needs is not where it was."""
 
 
-def check_version(installed: str) -> None:
-    """Warns of DSPy 3.5, refuses versions out of the range. Pre-releases of 3.5 and 3.6 count as the release.
-
-    Raises:
-        ConfigError: the version is older than 3.4.1, 3.6 or newer, or no version.
-    """
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)", installed)
-    release = tuple(int(number or 0) for number in match.groups()[:3]) if match else ()
-    early = match is not None and release == _OLDEST and re.match(r"[._-]?(a|b|rc|dev)", match[4])
-    if early or not _OLDEST <= release < _REFUSED:
-        raise ConfigError(
-            f"DSPy {installed} is not supported: install one of 3.4.1 to 3.5, `pip install 'dspy>=3.4.1,<3.6'`"
-        )
-    if release >= _UNTESTED:
-        warnings.warn(
-            f"assay was not run with DSPy {installed}: the engine of recorded models, prompt formats, ReAct and the "
-            "patches of its optimizers may not work. Tested: 3.4.1",
-            UntestedDSPy,
-            stacklevel=3,
-        )
-
-
-check_version(dspy.__version__)
+_installed = version_of(dspy)
+check_version(_installed)
 # prompt format of programs without an adapter
-DEFAULT_FORMAT = "chat" if dspy.__version__.startswith("3.4.") else "xml"
-
-from dspy.clients.provider import ReinforceJob  # noqa: E402
-from dspy.clients.typesafe import TypeSafe  # noqa: E402
-from dspy.utils.callback import with_callbacks  # noqa: E402
-
-
-def has_adaptive_thinking(name: str) -> bool:
-    """Whether a model of Anthropic takes effort words instead of a token budget."""
-    from dspy._vendor.lm15.providers.anthropic import anthropic_adaptive_class
-
-    return bool(anthropic_adaptive_class(name))
-
-
-def filter_truncation_warnings(relevant: Callable[[logging.LogRecord], bool]) -> None:
-    """Adds a filter to the logger of DSPy's LMs; adding it again has no effect."""
-    logging.getLogger("dspy.clients.lm").addFilter(relevant)
-
-
-def prompt_text(prompt: Any) -> str:
-    """Text of what `Adapter.format` returns: a list of messages in DSPy 3.4, in 3.5 a prompt with `lm15` messages."""
-    if isinstance(prompt, list):
-        return "\n".join(str(message["content"]) for message in prompt)
-    parts = [part for message in prompt.messages for part in message.parts]
-    system = [prompt.system] if isinstance(prompt.system, str) else list(prompt.system or ())
-    return "\n".join(part if isinstance(part, str) else getattr(part, "text", str(part)) for part in [*system, *parts])
-
-
-def patch_calls(lm: Wrapper, tool: Wrapper) -> None:
-    """Wraps the calls of every LM and of every tool, sync and async."""
-    for owner, wrap in ((dspy.BaseLM, lm), (TypeSafe, lm), (dspy.Tool, tool)):
-        for name in public_entries(owner):
-            setattr(owner, name, wrap(getattr(owner, name)))
-
-
-@contextmanager
-def handed_over(lm: Any, other: Any) -> Iterator[None]:
-    """Inside, what an adapter of DSPy 3.4 sends to `lm` is its call to `other`: DSPy would warn of it as the user's."""
-    try:
-        from dspy.clients._deprecation import _adapter_call, adapter_message_call
-    except ImportError:  # its adapters send requests
-        yield
-        return
-    origin = _adapter_call.get()
-    with adapter_message_call(other, origin[1]) if origin is not None and origin[0] is lm else nullcontext():
-        yield
-
-
-def public_entries(owner: type) -> tuple[str, ...]:
-    """Names of the public methods of a class of models that call the model, as far as this version of DSPy has them."""
-    names = ("__call__", "acall", "generate", "agenerate", "stream", "astream")
-    return tuple(name for name in names if hasattr(owner, name))
-
-
-def set_engines(lm: Any, engine: Any, async_engine: Any) -> None:
-    """Replaces the engines of a model; None: it has none."""
-    lm._engine_spec, lm._async_engine_spec = engine, async_engine
-
-
-def async_engine_of(lm: Any) -> Any:
-    """The asynchronous counterpart of a model's engine, or None."""
-    return getattr(lm, "_async_engine_spec", None)
-
-
-def patch_parsing(wrap: Wrapper) -> None:
-    """Wraps `parse` of all existing and future adapter classes, because each has its own."""
-    plain = dspy.Adapter.__init_subclass__.__func__
-
-    def with_wrapped_parse(cls: Any, /, **kwargs: Any) -> None:
-        plain(cls, **kwargs)
-        cls.parse = wrap(cls.parse)
-
-    dspy.Adapter.__init_subclass__ = classmethod(with_wrapped_parse)
-    waiting = list(dspy.Adapter.__subclasses__())
-    while waiting:
-        adapter = waiting.pop()
-        waiting += adapter.__subclasses__()
-        adapter.parse = wrap(adapter.parse)
-
-
-def optimizer_internals() -> SimpleNamespace:
-    """Modules of SIMBA and MIPROv2, GEPA's adapter class and the class that runs threads."""
-    from dspy.teleprompt import mipro_optimizer_v2, simba
-    from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
-    from dspy.utils.parallelizer import ParallelExecutor
-
-    return SimpleNamespace(simba=simba, mipro=mipro_optimizer_v2, gepa_adapter=DspyAdapter, parallel=ParallelExecutor)
-
-
-def training_internals() -> SimpleNamespace:
-    """DSPy's GRPO and its formats of training data."""
-    from dspy.clients.utils_finetune import TrainDataFormat
-    from dspy.teleprompt.grpo import GRPO
-
-    return SimpleNamespace(grpo=GRPO, data_format=TrainDataFormat)
-
-
-def serializer() -> Any:
-    """DSPy's serializer of requests and responses, with which the codec's tests compare."""
-    return importlib.import_module("dspy._vendor.lm15.serde")
+DEFAULT_FORMAT = "chat" if _installed.startswith("3.4.") else "xml"
 
 
 @dataclass(frozen=True)
@@ -225,7 +100,133 @@ class Part:
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
+    def needed_by(self, use: str) -> Any:
+        """The function, method or class.
 
+        Raises:
+            PartMoved: it has moved, which says what cannot be used.
+        """
+        if self.moved:
+            raise PartMoved(f"{use} cannot be used with DSPy {_installed}, where {self} is missing")
+        return getattr(*self.place)
+
+
+def has_adaptive_thinking(name: str) -> bool:
+    """Whether a model of Anthropic takes effort words instead of a token budget.
+
+    Raises:
+        PartMoved: DSPy does not say so.
+    """
+    return bool(_ADAPTIVE.needed_by("a token budget of Anthropic's models")(name))
+
+
+def filter_truncation_warnings(relevant: Callable[[logging.LogRecord], bool]) -> None:
+    """Adds a filter to the logger of DSPy's LMs; adding it again has no effect."""
+    logging.getLogger("dspy.clients.lm").addFilter(relevant)
+
+
+def prompt_text(prompt: Any) -> str:
+    """Text of what `Adapter.format` returns: a list of messages in DSPy 3.4, in 3.5 a prompt with `lm15` messages."""
+    if isinstance(prompt, list):
+        return "\n".join(str(message["content"]) for message in prompt)
+    parts = [part for message in prompt.messages for part in message.parts]
+    system = [prompt.system] if isinstance(prompt.system, str) else list(prompt.system or ())
+    return "\n".join(part if isinstance(part, str) else getattr(part, "text", str(part)) for part in [*system, *parts])
+
+
+def patch_calls(lm: Wrapper, tool: Wrapper) -> None:
+    """Wraps the calls of every LM and of every tool, sync and async."""
+    others = [] if _TYPE_SAFE.moved else [(getattr(*_TYPE_SAFE.place), lm)]
+    for owner, wrap in ((dspy.BaseLM, lm), *others, (dspy.Tool, tool)):
+        for name in public_entries(owner):
+            setattr(owner, name, wrap(getattr(owner, name)))
+
+
+@contextmanager
+def handed_over(lm: Any, other: Any) -> Iterator[None]:
+    """Inside, what an adapter of DSPy 3.4 sends to `lm` is its call to `other`: DSPy would warn of it as the user's."""
+    try:
+        from dspy.clients._deprecation import _adapter_call, adapter_message_call
+    except ImportError:  # its adapters send requests
+        yield
+        return
+    origin = _adapter_call.get()
+    with adapter_message_call(other, origin[1]) if origin is not None and origin[0] is lm else nullcontext():
+        yield
+
+
+def public_entries(owner: type) -> tuple[str, ...]:
+    """Names of the public methods of a class of models that call the model, as far as this version of DSPy has them."""
+    names = ("__call__", "acall", "generate", "agenerate", "stream", "astream")
+    return tuple(name for name in names if hasattr(owner, name))
+
+
+def set_engines(lm: Any, engine: Any, async_engine: Any) -> None:
+    """Replaces the engines of a model; None: it has none.
+
+    Raises:
+        PartMoved: a model keeps its engine elsewhere.
+    """
+    if not hasattr(lm, "_engine_spec"):
+        raise PartMoved(
+            f"a model that the program makes itself cannot be recorded with DSPy {_installed}, where LM._engine_spec "
+            "is missing: use the job's model"
+        )
+    lm._engine_spec, lm._async_engine_spec = engine, async_engine
+
+
+def async_engine_of(lm: Any) -> Any:
+    """The asynchronous counterpart of a model's engine, or None."""
+    return getattr(lm, "_async_engine_spec", None)
+
+
+def patch_parsing(wrap: Wrapper) -> None:
+    """Wraps `parse` of all existing and future adapter classes, because each has its own."""
+    plain = getattr(dspy.Adapter.__init_subclass__, "__func__", None)
+
+    def with_wrapped_parse(cls: Any, /, **kwargs: Any) -> None:
+        if plain is not None:  # else it is that of `object`
+            plain(cls, **kwargs)
+        cls.parse = wrap(cls.parse)
+
+    dspy.Adapter.__init_subclass__ = classmethod(with_wrapped_parse)
+    waiting = list(dspy.Adapter.__subclasses__())
+    while waiting:
+        adapter = waiting.pop()
+        waiting += adapter.__subclasses__()
+        adapter.parse = wrap(adapter.parse)
+
+
+def with_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of which DSPy's callbacks are told; the method itself if that has moved."""
+    return function if _CALLBACKS.moved else getattr(*_CALLBACKS.place)(function)
+
+
+def optimizer_internals() -> SimpleNamespace:
+    """Modules of SIMBA and MIPROv2, GEPA's adapter class and the class that runs threads."""
+    from dspy.teleprompt import mipro_optimizer_v2, simba
+    from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
+    from dspy.utils.parallelizer import ParallelExecutor
+
+    return SimpleNamespace(simba=simba, mipro=mipro_optimizer_v2, gepa_adapter=DspyAdapter, parallel=ParallelExecutor)
+
+
+def training_internals() -> SimpleNamespace:
+    """DSPy's GRPO and its formats of training data."""
+    from dspy.clients.utils_finetune import TrainDataFormat
+    from dspy.teleprompt.grpo import GRPO
+
+    return SimpleNamespace(grpo=GRPO, data_format=TrainDataFormat)
+
+
+def serializer() -> Any:
+    """DSPy's serializer of requests and responses, with which the codec's tests compare."""
+    return importlib.import_module("dspy._vendor.lm15.serde")
+
+
+_CALLBACKS = Part("dspy.utils.callback", "with_callbacks", ("fn",))
+_TYPE_SAFE = Part("dspy.clients.typesafe", "TypeSafe")
+_ADAPTIVE = Part("dspy._vendor.lm15.providers.anthropic", "anthropic_adaptive_class")
 EVALUATE = Part("dspy.evaluate.evaluate", "Evaluate.__call__", ("program", "metric", "devset"))
 EXECUTOR = Part(
     "dspy.utils.parallelizer", "ParallelExecutor.__init__", ("timeout", "max_errors", "disable_progress_bar")
