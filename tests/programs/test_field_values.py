@@ -51,7 +51,7 @@ def test_a_text_is_read_as_dspy_reads_it(kind: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *("a", "x\ny", [], ["a"], ["a", "b\nc"], ["«q»", "z"], {"é": [1]}, None, 1, True, (1, 2), object),
+        *("a", "x\ny", [], ["a"], ["a", "b\nc"], ["«q»", "z"], {"é": [1]}, None, 1, True, (1, 2)),
         *(Point(x=1), [Point(x=1)], Color.RED, datetime.date(2026, 1, 1), dspy.Code(code="x")),
     ],
     ids=str,

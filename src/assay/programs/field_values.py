@@ -10,6 +10,8 @@ import dspy
 import json_repair
 import pydantic
 
+from assay.support.values import value_text
+
 __all__ = ["text_of_value", "value_in"]
 
 
@@ -21,9 +23,9 @@ def text_of_value(value: Any, annotation: Any) -> str:
             return quoted[0] if quoted else "N/A"
         return "\n".join(f"[{number}] {text}" for number, text in enumerate(quoted, 1))
     try:
-        plain = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json", fallback=str)
+        plain = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json", fallback=value_text)
     except Exception:  # of a class that pydantic does not know
-        return str(value)
+        return value_text(value)
     return json.dumps(plain, ensure_ascii=False) if isinstance(plain, dict | list) else str(plain)
 
 
