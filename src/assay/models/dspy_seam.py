@@ -242,13 +242,15 @@ MIPRO_CANDIDATE = Part(
 )
 GEPA_BATCH = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.evaluate", ("batch",))
 GEPA_TEXTS = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.propose_new_texts", ("candidate",))
+_OPTUNA_OBJECTIVE = Part("dspy.teleprompt.teleprompt_optuna", "BootstrapFewShotWithOptuna.objective", ("trial",))
+_RULES = Part("dspy.teleprompt.infer_rules", "InferRules.update_program_instructions", ("natural_language_rules",))
 BOOTSTRAP = Part("dspy.teleprompt.bootstrap", "BootstrapFewShot._bootstrap")
 _NEEDED = {
     "BootstrapFewShot": (BOOTSTRAP,),
     "BootstrapFewShotWithRandomSearch": (EVALUATE,),
     "BootstrapFewShotWithOptuna": (
         EVALUATE,
-        Part("dspy.teleprompt.teleprompt_optuna", "BootstrapFewShotWithOptuna.objective", ("trial",)),
+        _OPTUNA_OBJECTIVE,
     ),
     "COPRO": (EVALUATE,),
     "MIPROv2": (EVALUATE, MIPRO_CANDIDATE),
@@ -256,7 +258,7 @@ _NEEDED = {
     "GEPA": (EVALUATE, GEPA_BATCH, GEPA_TEXTS),
     "InferRules": (
         EVALUATE,
-        Part("dspy.teleprompt.infer_rules", "InferRules.update_program_instructions", ("natural_language_rules",)),
+        _RULES,
     ),
 }
 
