@@ -57,7 +57,7 @@ def response_from_dict(record: Mapping[str, Any]) -> lm15.Response:
 
 def _fields(value: Any) -> dict[str, Any]:
     written: dict[str, Any] = {}
-    for name, left_out in _rules(type(value)):
+    for name, left_out in _rules(cast(Hashable, type(value))):
         item = getattr(value, name)
         if item is None and name != "value":
             continue
@@ -73,10 +73,10 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _rules(kind: Hashable) -> list[tuple[str, tuple[Any, ...]]]:
+def _rules(kind: Any) -> list[tuple[str, tuple[Any, ...]]]:
     """The fields of a class, each with the values that are left out."""
     empty: tuple[Any, ...] = ("", [], {}) if kind in _OPTIONAL else ([],)
-    names = [field.name for field in dataclasses.fields(cast(Any, kind))]
+    names = [field.name for field in dataclasses.fields(kind)]
     return [(name, _DEFAULTS.get(name, () if name in _REQUIRED else empty)) for name in names]
 
 
