@@ -13,6 +13,12 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --nump
 	--no-loadscope-reorder --max-worker-restart 0
 
 STUB_TESTS := tests/models/test_engine_contract.py tests/models/test_dspy_versions.py tests/traces/test_own_lms.py
+# their scripted answers are in the chat format
+STUB_CHAT_TESTS := $(addprefix tests/, models/test_meter_and_cache.py traces/test_listening.py \
+	traces/test_conversation_of_dspy.py rubrics/test_protection.py judges/test_reading.py $(addprefix programs/test_, \
+	agents.py async_programs.py calculator_and_formats.py converse.py dspy_modules.py programs_of_others.py \
+	tool_choice.py tool_user.py typed_programs.py) $(addprefix optimizers/test_, adapters.py any_teleprompter.py \
+	own_prompt_formats.py repairs.py))
 
 .PHONY: demo docs figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
 
@@ -59,9 +65,11 @@ test-min test-new: test-%:
 	.venv-$*/bin/assay models pull smollm2-135m
 	$(subst $(BIN)/python,.venv-$*/bin/python,$(PYTEST))
 
-# What calls models, in the shapes that are announced for DSPy 3.5: tests/stub_dspy35.py.
+# What calls models, in the shapes that are announced for DSPy 3.5: tests/stub_dspy35.py. First with its default format,
+# then programs, formats, agents, recording and teleprompters with the chat format configured.
 test-stub: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.stub_dspy35 -m "not model and not slow" $(STUB_TESTS)
+	$(PYTEST) -p tests.stub_dspy35 -m "not model and not slow" $(STUB_TESTS)
+	STUB_FORMAT=chat $(PYTEST) -p tests.stub_dspy35 -m "not model and not slow" $(STUB_CHAT_TESTS)
 
 # Agents on real client libraries, against a scripted model alone and through the gateway, with a table at the end: it
 # installs the libraries. And DSPy programs of many shapes through the commands, with requests counted at the server.

@@ -1,5 +1,6 @@
 """DSPy 3.4.1 in the shapes that are announced for 3.5: a pytest plugin, `python -m pytest -p tests.stub_dspy35`.
 
+- Its version is 3.5.0, so that assay warns.
 - The default adapter is `XMLAdapter(use_native_function_calling=True)`.
 - Adapters call `lm.generate(request, n=…)` or `agenerate`, which return a list of `lm15.Response`.
 - `lm(messages=…)` is a TypeError; `lm("text")` and `lm(Request)` are as before.
@@ -7,11 +8,15 @@
   another package may still return dictionaries here.
 - `dspy.ReAct` is `ReActV2`.
 
+With STUB_FORMAT=chat the chat adapter is configured, as 3.5 documents for who wants to keep the format of 3.4: for
+tests whose scripted answers are in it.
+
 What was not announced is as in 3.4.1, in particular `_call_preprocess`, `_call_postprocess` and how values are escaped.
 """
 
 import functools
 import inspect
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,3 +120,6 @@ dspy.BaseLM.__call__ = _without_messages(dspy.BaseLM.__call__)
 dspy.BaseLM.acall = _without_messages(dspy.BaseLM.acall)
 predict.ChatAdapter = functools.partial(dspy.XMLAdapter, use_native_function_calling=True)
 dspy.ReAct = dspy.predict.ReAct = dspy.ReActV2
+dspy.__version__ = "3.5.0"
+if os.environ.get("STUB_FORMAT") == "chat":
+    dspy.configure(adapter=dspy.ChatAdapter())

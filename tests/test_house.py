@@ -5,6 +5,7 @@ import gc
 import re
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -147,7 +148,9 @@ def test_tests_examples_and_benchmarks_use_public_names() -> None:
         for module, name in _named(path):
             if name.startswith("_") or any(part.startswith("_") for part in module.split(".")):
                 private.append(f"{path.relative_to(ROOT)}: from {module} import {name}")
-        if path != Path(__file__):  # which has examples as strings
+        if (
+            path != Path(__file__) and path.relative_to(ROOT).as_posix() not in _SEAMS
+        ):  # this file has examples as strings
             used += [f"{path.relative_to(ROOT)}:{use}" for use in _privately_used(path.read_text(encoding="utf-8"))]
     assert (private, sorted(used)) == ([], [])
 
@@ -409,28 +412,66 @@ def test_errors_of_the_library_name_arguments_not_flags() -> None:
     assert places == []
 
 
-_INTERNALS = re.compile(r"dspy\.(_vendor|clients|adapters|teleprompt|utils\.(callback|parallelizer))(\.\w+)*")
+_INTERNAL = r"dspy\.(?:_vendor|clients|adapters|teleprompt|utils\.(?:callback|parallelizer))\b(?:\.\w+)*+"
+_INTERNALS = re.compile(_INTERNAL)
+_NAMED_IN_TEXT = re.compile(_INTERNAL + r"(?!:(?:[A-Z]|\Z))")  # `dspy.teleprompt:COPRO` is how users name an optimizer
+_OF_A_CLASS = re.compile(r"dspy\.(?:\w+\.)*[A-Z]\w*(?:\.\w+)*")
+_SLOTS = ("_engine_spec", "_async_engine_spec")
 _SEAMS = ("src/assay/models/dspy_seam.py", "tests/stub_dspy35.py")
 
 
-def _dspy_internals(text: str) -> Iterator[str]:
-    """Imports, attributes and strings that name a module inside DSPy."""
-    for node in ast.walk(ast.parse(text)):
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    """Names that stand for DSPy or a part of it, by imports and plain assignments."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute | ast.Name):
+            value = _dotted(node.value, names)
+            names |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
+    return {name: value for name, value in names.items() if value.partition(".")[0] == "dspy"}
+
+
+def _dotted(node: ast.AST, names: dict[str, str]) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value, names)}.{node.attr}"
+    return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
+
+
+def _dspy_internals(text: str, line: int = 0) -> Iterator[str]:
+    """Imports, attributes and texts that name a module inside DSPy, and changes of DSPy's classes.
+
+    A text that is a script, for another process, is read like a file.
+    """
+    tree = ast.parse(text)
+    names = _aliases(tree)
+    for node in ast.walk(tree):
+        found: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            found = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = [node.value]
+            found = [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute):
-            names = [ast.unparse(node)]
-            if node.attr == "_engine_spec":
-                yield f"{node.lineno}: _engine_spec"
-            if isinstance(node.ctx, ast.Store) and re.match(r"dspy\.[A-Z]", names[0]):
-                yield f"{node.lineno}: assignment to {names[0]}"
-        else:
-            continue
-        yield from (f"{node.lineno}: {name}" for name in names if _INTERNALS.fullmatch(name))
+            found = [_dotted(node, names)]
+            if node.attr in _SLOTS:
+                yield f"{line + node.lineno}: {node.attr}"
+            if isinstance(node.ctx, ast.Store | ast.Del) and _OF_A_CLASS.fullmatch(found[0]):
+                yield f"{line + node.lineno}: assignment to {found[0]}"
+        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(("setattr", "delattr")):
+            if _OF_A_CLASS.fullmatch(changed := _dotted(node.args[0], names)):
+                yield f"{line + node.lineno}: assignment to an attribute of {changed}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from (f"{line + node.lineno}: {name}" for name in _NAMED_IN_TEXT.findall(node.value))
+            yield from (f"{line + node.lineno}: {name}" for name in _SLOTS if name in node.value)
+            if "dspy" in node.value and "\n" in node.value:
+                try:
+                    yield from _dspy_internals(textwrap.dedent(node.value), line + node.lineno)
+                except SyntaxError:  # prose
+                    pass
+        yield from (f"{line + node.lineno}: {name}" for name in found if _INTERNALS.fullmatch(name))
 
 
 @pytest.mark.parametrize(
@@ -444,18 +485,61 @@ def _dspy_internals(text: str) -> Iterator[str]:
         "from dspy.teleprompt import GEPA",
         "from dspy import teleprompt",
         "from dspy import adapters as formats",
+        "from dspy import clients as c",
+        "import dspy.utils.parallelizer as p",
+        "from dspy.utils import callback",
         "lm._engine_spec",
+        "getattr(lm, '_async_engine_spec')",
+        "import dspy as d\nd.clients.lm",
+        "importlib.import_module('dspy.clients.lm')",
+        "setattr(dspy.Evaluate, '__call__', f)",
+        "monkeypatch.setattr(dspy.Module, 'set_lm', f)",
+        "patch.setattr('dspy.clients.lm.LM.forward', f)",
+        "from dspy import Evaluate as E\nE.__call__ = f",
+        "import dspy as d\nd.LM.forward = f",
+        "kind = dspy.Predict\nkind.forward = f",
+        "del dspy.LM.forward",
+        "script = 'import x\\nfrom dspy.clients import lm\\n'",
+        "script = 'import dspy\\ndspy.LM.forward = None\\n'",
+        "script = f'from dspy.clients import {name}'",
     ],
 )
 def test_ways_to_name_internals_of_dspy_are_detected(text: str) -> None:
     assert list(_dspy_internals(text))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from dspy import Evaluate",
+        "compile(optimizer='dspy.teleprompt:COPRO')",
+        "lm = dspy.LM('x')\nlm.forward = f",
+        "dspy.settings.lm = lm",
+        "from dspy.utils.exceptions import LMError",
+        "setattr(program, 'lm', lm)",
+    ],
+)
+def test_public_ways_to_use_dspy_are_not(text: str) -> None:
+    assert list(_dspy_internals(text)) == []
+
+
+def _python_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line before it, text) of a file of Python, and of each block of Python in a page."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        yield 0, text
+    else:
+        for block in re.finditer(r"^```(?:python|py)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            yield text[: block.start(1)].count("\n"), block[1]
+
+
 def test_only_the_seam_names_internals_of_dspy() -> None:
+    folders = ("src", "tests", "benchmarks", "examples", "docs")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
     assert [
         f"{path.relative_to(ROOT)}:{found}"
-        for folder in ("src", "tests", "benchmarks", "examples")
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        for path in sorted([*paths, ROOT / "README.md"])
         if path != Path(__file__) and path.relative_to(ROOT).as_posix() not in _SEAMS
-        for found in _dspy_internals(path.read_text(encoding="utf-8"))
+        for line, text in _python_of(path)
+        for found in _dspy_internals(text, line)
     ] == []

@@ -4,10 +4,10 @@ Importing this package loads none of dspy, torch, litellm or sqlalchemy: public 
 """
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from assay.datasets.specs import register_kind
+from assay.support.dspy_versions import loaded
 from assay.support.package import __version__
 
 # Otherwise litellm reads a file `.env` at its import, which may be somebody else's and may send the user's key to
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'assay' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(loaded(_WHERE[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -111,3 +111,23 @@ def test_a_text_model_gets_the_same_request_as_without_recording(
     with_recording(plain, observers=[lambda call: None])("hello")
     first, second = ({key: body[key] for key in ("model", "prompt", "temperature")} for body in server[0].requests)
     assert first == second
+
+
+@pytest.mark.parametrize("model_type", ["chat", "text"])
+def test_a_call_is_once_in_callbacks_usage_and_history(
+    server: tuple[Completions, str], tmp_path: Path, model_type: str
+) -> None:
+    class Calls:
+        started = ended = 0
+
+        def on_lm_start(self, **_: Any) -> None:
+            self.started += 1
+
+        def on_lm_end(self, **_: Any) -> None:
+            self.ended += 1
+
+    calls, lm = Calls(), recorded(server[1], [], tmp_path, model_type=model_type)
+    with dspy.track_usage() as usage, dspy.context(callbacks=[calls]):
+        lm("hello")
+    assert (calls.started, calls.ended, len(lm.history)) == (1, 1, 1)
+    assert usage.get_total_tokens()["openai/m"]["prompt_tokens"] == 3

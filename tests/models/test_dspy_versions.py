@@ -1,46 +1,157 @@
-"""Versions of DSPy that are refused, warned of or taken, and the prompts that its adapters return."""
+"""Versions of DSPy that are refused, warned of or taken; parts of it that have moved; the prompts of its adapters."""
 
+import json
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import dspy
 import pytest
 
 from assay.errors import ConfigError
-from assay.models.dspy_seam import UntestedDSPy, check_version, prompt_text
+from assay.models.dspy_seam import PartMoved, prompt_text
+from assay.support.dspy_versions import RESTS_ON_STUB, UntestedDSPy, check_version
+from assay.traces import Recorder, Rollout
+
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("installed", ["3.4.0", "3.4.1rc1", "2.6.27", "3.6.0", "3.6.0rc1", "3.6.0.dev1", "4.0", "main"])
+@pytest.mark.parametrize(
+    "installed",
+    [
+        *("3.4.0", "3.4", "3.4.1rc1", "3.4.1.dev0", "3.4.1a2", "3.4.1c1", "3.4.1-pre1", "2.6.27", "3.3.0"),
+        *("3.6.0", "3.6", "3.6.0rc1", "3.6.0.dev1", "3.10.0", "4.0", "10.0", "main", "", "3", "unknown", "1!3.5"),
+    ],
+)
 def test_a_version_out_of_the_range_is_refused(installed: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"3\.4\.1 to 3\.5"):
         check_version(installed)
 
 
-@pytest.mark.parametrize("installed", ["3.5.0", "3.5.0rc1", "3.5.3", "3.5"])
+@pytest.mark.parametrize("installed", ["3.5.0", "3.5.0rc1", "3.5.3", "3.5", "3.5.0.dev3+g1234", "v3.5.0"])
 def test_an_untested_version_is_warned_of(installed: str) -> None:
-    with pytest.warns(UntestedDSPy):
+    with pytest.warns(UntestedDSPy) as warned:
         check_version(installed)
+    assert all(part in str(warned[0].message) for part in RESTS_ON_STUB)
 
 
-@pytest.mark.parametrize("installed", ["3.4.1", "3.4.2", "3.4.1.post1"])
+def test_the_readme_says_what_rests_on_the_stub() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert [part for part in RESTS_ON_STUB if part not in text] == []
+
+
+@pytest.mark.parametrize("installed", ["3.4.1", "3.4.2", "3.4.1.post1", "3.4.1+cpu", "3.4.2rc1", "3.4.10"])
 def test_a_tested_version_is_taken_without_a_word(installed: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_version(installed)
 
 
+COMMAND = """
+import sys, dspy
+dspy.__version__ = {version!r}
+from assay.cli import main
+sys.argv = ["assay", *{arguments!r}]
+main()
+"""
+
+
+def called(folder: Path, version: str, *arguments: str) -> Any:
+    code = COMMAND.format(version=version, arguments=arguments)
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
-def test_a_command_refuses_an_unsupported_version_in_one_line(tmp_path: Path) -> None:
-    code = (
-        "import sys, dspy; dspy.__version__ = '3.6.0'; from assay.cli import main; "
-        "sys.argv = ['assay', 'evaluate', 'qa', '--model', 'openai/x']; sys.exit(main())"
+@pytest.mark.parametrize(
+    ("version", "command", "arguments"),
+    [("3.6.0", "evaluate", []), ("3.4.0", "compile", []), ("main", "run", ["question=2"])],
+)
+def test_a_command_refuses_an_unsupported_version_in_one_line(
+    tmp_path: Path, version: str, command: str, arguments: list[str]
+) -> None:
+    result = called(tmp_path, version, command, "qa", *arguments, "--model", "openai/x", "--json")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert [version in line for line in result.stderr.splitlines()] == [True]
+
+
+@pytest.mark.slow
+def test_a_version_whose_modules_have_moved_is_refused_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "dspy").mkdir()
+    (tmp_path / "dspy" / "__init__.py").write_text('__version__ = "3.6.0"\n')
+    for code in ("from assay.cli import main; main()", "import assay; assay.evaluate"):
+        script = f"import sys; sys.argv = ['assay', 'evaluate', 'qa', '--model', 'openai/x']; {code}"
+        result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode
+        assert "DSPy 3.6.0 is not supported" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_command_warns_of_an_untested_version_once_beside_its_output(tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text(
+        "import dspy\n\n\nclass Echo(dspy.Module):\n    def forward(self, question):\n"
+        "        return dspy.Prediction(answer=question)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode in (1, 2)
-    assert "3.6.0" in result.stderr
-    assert "Traceback" not in result.stderr
+    result = called(tmp_path, "3.5.0", "run", "echo.py:Echo", "question=2", "--model", "openai/x", "--json")
+    assert json.loads(result.stdout)["answer"] == "2"
+    assert result.stderr.count("UntestedDSPy") == 1
+
+
+MOVED = """
+import json
+import dspy
+dspy.__version__ = "3.5.0"
+from assay.models import dspy_seam
+
+parts = [part for part in vars(dspy_seam).values() if isinstance(part, dspy_seam.Part)]
+for place in [part.place for part in parts]:  # all are looked up first: the modules import each other
+    delattr(*place)
+
+import assay
+from assay.errors import AssayError
+from assay.optimizers.prompts.teleprompters import OPTIMIZERS, check_optimizer
+from assay.testing import scripted_lm
+
+lm = scripted_lm(lambda request: "[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]")
+rubric = assay.Rubric("r", [assay.Criterion(name="right", check=lambda task, prediction: prediction["answer"] == "4")])
+tasks = [assay.Task(id=str(number), inputs={"question": str(number)}) for number in range(4)]
+report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric, data=tasks, lm=lm)
+refused = {}
+for name in OPTIMIZERS:
+    try:
+        check_optimizer(name)
+    except AssayError as error:
+        refused[name] = str(error)
+print(json.dumps([report.to_dict()["result"]["score"], refused, [str(part) for part in parts]]))
+"""
+
+
+@pytest.mark.slow
+def test_without_the_internals_of_dspy_that_the_seam_names_all_else_works(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", MOVED], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    score, refused, parts = json.loads(ended.stdout.splitlines()[-1])
+    assert score == 1.0
+    assert refused.keys() == {
+        *("bootstrap", "bootstrap-search", "copro", "mipro", "simba", "gepa", "infer-rules", "optuna"),
+    }
+    assert all("3.5.0" in reason and any(part in reason for part in parts) for reason in refused.values())
+
+
+def test_a_model_whose_engine_cannot_be_replaced_is_refused_before_its_call() -> None:
+    class Elsewhere(dspy.BaseLM):  # type: ignore[misc]
+        """Keeps its engine in another attribute than `dspy.LM`."""
+
+        engine = "auto"
+
+        def forward(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("it was called")
+
+    recorder = Recorder()
+    with recorder.active(), recorder.rollout(Rollout()), pytest.raises(PartMoved):
+        Elsewhere("openai/m", api_key="k")("2+2?")
 
 
 def test_the_text_of_a_prompt_is_the_same_in_both_shapes() -> None:

@@ -292,10 +292,9 @@ def test_splits_without_rows_are_an_error_that_says_how_many_they_need(place: Pa
 
 
 MOVED = """
-import dspy.teleprompt.simba as simba, dspy.teleprompt.mipro_optimizer_v2 as mipro
-from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
-{change}
 import dspy
+from assay.models import dspy_seam as seam
+{change}
 import assay
 from assay.optimizers import CompileConfig
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
@@ -316,10 +315,10 @@ print(__import__("json").dumps(answers))
 @pytest.mark.parametrize(
     ("change", "refused", "part"),
     [
-        ("del simba.wrap_program", "simba", "simba.wrap_program"),
-        ("del DspyAdapter.evaluate", "gepa", "DspyAdapter.evaluate"),
-        ("DspyAdapter.propose_new_texts = lambda self, texts: texts", "gepa", "DspyAdapter.propose_new_texts"),
-        ("mipro.eval_candidate_program = lambda program: 0.0", "mipro", "eval_candidate_program"),
+        ("delattr(*seam.SIMBA_PROGRAM.place)", "simba", "simba.wrap_program"),
+        ("delattr(*seam.GEPA_BATCH.place)", "gepa", "DspyAdapter.evaluate"),
+        ("setattr(*seam.GEPA_TEXTS.place, lambda self, texts: texts)", "gepa", "DspyAdapter.propose_new_texts"),
+        ("setattr(*seam.MIPRO_CANDIDATE.place, lambda program: 0.0)", "mipro", "eval_candidate_program"),
     ],
 )
 def test_an_optimizer_whose_part_of_dspy_moved_is_refused_by_name(change: str, refused: str, part: str) -> None:

@@ -319,7 +319,7 @@ def test_a_slow_shipped_optimizer_meets_the_contract(name: str) -> None:
 
 BROKEN = """
 import itertools
-from dspy.teleprompt import LabeledFewShot
+from dspy import LabeledFewShot
 
 class Raises(LabeledFewShot):
     def compile(self, student, *, trainset, sample=True):

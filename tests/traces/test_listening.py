@@ -26,7 +26,7 @@ def test_recording_binds_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recorder = Recorder()
     with (
-        dspy.context(lm=scripted_lm(answer, observers=[recorder.observe])),
+        dspy.context(lm=scripted_lm(answer, observers=[recorder.observe]), adapter=dspy.ChatAdapter()),
         recorder.active(),
         recorder.rollout(Rollout()) as rollout,
     ):

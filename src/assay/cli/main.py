@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from assay import __version__
+from assay.support.dspy_versions import check_loaded
 from assay.support.numbers import counted
 from assay.support.refused import refused
 from assay.support.scrubbing import scrub_logs
@@ -130,6 +131,14 @@ def _end_on_signals() -> None:
             signal.signal(number, _terminate)
 
 
+def _called() -> Any:
+    try:
+        return group(standalone_mode=False)
+    except (AttributeError, ImportError):
+        check_loaded()
+        raise
+
+
 def main() -> None:
     """Entry point."""
     from assay.errors import (
@@ -143,7 +152,7 @@ def main() -> None:
     sys.stdout, sys.stderr = protected(sys.stdout, texts=True), protected(sys.stderr)
     code = 0
     try:
-        ended = group(standalone_mode=False)  # what a command's `ctx.exit` was given
+        ended = _called()  # what a command's `ctx.exit` was given
         code = ended if isinstance(ended, int) else 0
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):

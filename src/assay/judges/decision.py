@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.judges.reading import MASS
-from assay.models.dspy_seam import field_descriptions
 from assay.rubrics import JudgeSpec, NoGrade
 
 __all__ = ["asks_decisions", "decision_reading"]
@@ -29,7 +28,7 @@ def decision_reading(
     """
     state: dict[str, Any] = {
         "instructions": signature.instructions,
-        "input_fields": field_descriptions(signature.input_fields),
+        "input_fields": _described(signature.input_fields),
         "inputs": dict(inputs),
     }
     if demos:
@@ -43,3 +42,12 @@ def decision_reading(
     if missing := [label for label in spec.scale if label not in probabilities]:
         raise NoGrade(f"the decision model returned no probability for {missing}, only {dict(probabilities)}")
     return {label: float(probabilities[label]) for label in spec.scale} | {"tokens": {}, MASS: 1.0}
+
+
+def _described(fields: Mapping[str, Any]) -> str:
+    """Names and descriptions of input fields, which are texts."""
+    described = []
+    for number, (name, field) in enumerate(fields.items(), 1):
+        text = field.json_schema_extra["desc"]
+        described.append(f"{number}. `{name}` (str): {'' if text == f'${{{name}}}' else text}")
+    return "\n".join(described).strip()

@@ -13,9 +13,9 @@ from typing import Any
 
 from dspy import lm15
 
-from assay.models.dspy_seam import response_to_dict
+from assay.models.codec import response_to_dict
 
-__all__ = ["failure_in", "reply_text", "stored_response", "streamable", "text_of", "with_completion"]
+__all__ = ["failure_in", "reply_text", "response_of", "stored_response", "streamable", "text_of", "with_completion"]
 
 _PARSED = (lm15.DataPart, lm15.ToolCallPart)
 _TEXTS = (lm15.TextPart, lm15.RefusalPart)
@@ -210,3 +210,48 @@ def streamable(response: lm15.Response) -> lm15.Response:
         for part in parts
     )
     return dataclasses.replace(response, message=dataclasses.replace(response.message, parts=texts))
+
+
+def response_of(model: str, answer: Any) -> lm15.Response:
+    """The response in an answer of a model: a `Response`, a reply in OpenAI's form, or the list of DSPy's outputs."""
+    if isinstance(answer, list | tuple) and answer and isinstance(answer[0], lm15.Response):
+        answer = answer[0]
+    if isinstance(answer, lm15.Response):
+        return answer
+    if isinstance(answer, list | tuple):
+        outputs = [output if isinstance(output, Mapping) else {"text": output} for output in answer]
+        messages = [
+            {"role": "assistant", "content": output.get("text"), "tool_calls": _plain(output.get("tool_calls"))}
+            for output in outputs
+        ]
+        answer = {
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {k: v for k, v in message.items() if v is not None}}
+                for message in messages[:1]
+            ]
+        }
+    reply = _plain(answer)
+    try:
+        return lm15.response_from_openai_chat(reply, model=model)
+    except Exception:  # a reply of another shape, of which at least the text is kept
+        choice = (reply.get("choices") or [{}])[0] if isinstance(reply, Mapping) else {}
+        message = choice.get("message") or {}
+        text = message.get("content") or choice.get("text") or ("" if isinstance(reply, Mapping) else str(reply))
+        usage = (reply.get("usage") if isinstance(reply, Mapping) else None) or {}
+        return lm15.Response(
+            id=None, model=model, message=lm15.Message.assistant([lm15.TextPart(str(text))]), finish_reason="stop",
+            usage=lm15.Usage(input_tokens=usage.get("prompt_tokens"), output_tokens=usage.get("completion_tokens")),
+        )  # fmt: skip
+
+
+def _plain(value: Any, depth: int = 12) -> Any:
+    """A reply as dictionaries and lists."""
+    if depth == 0 or value is None or isinstance(value, str | int | float | bool):
+        return value
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth - 1) for item in value]
+    return {key: _plain(item, depth - 1) for key, item in vars(value).items()} if hasattr(value, "__dict__") else value

@@ -1,16 +1,14 @@
-"""The only module that names DSPy's internals, and the versions of DSPy that it was written for.
+"""The only module that names DSPy's internals. Each is looked up where it is used, so that one may be missing.
 
 Internals are `dspy._vendor`, `dspy.clients`, `dspy.adapters`, `dspy.teleprompt`, `dspy.utils.callback`,
 `dspy.utils.parallelizer` and attributes of DSPy's classes that are replaced. Patches take functions, so that this
-module imports no other package of assay than `assay.errors`.
+module imports no other package of assay than `assay.errors` and `assay.support`.
 """
 
 import functools
 import importlib
 import inspect
 import logging
-import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 import dspy
 
 from assay.errors import ConfigError
+from assay.support.dspy_versions import check_version, version_of
 
 __all__ = [
     "BOOTSTRAP",
@@ -35,34 +34,22 @@ __all__ = [
     "SIMBA_PROGRAM",
     "TRANSPORTS",
     "Part",
-    "ReinforceJob",
-    "TypeSafe",
-    "UntestedDSPy",
+    "PartMoved",
     "async_engine_of",
-    "check_version",
     "engine_of",
-    "execute",
-    "field_descriptions",
     "filter_truncation_warnings",
-    "format_field_value",
     "handed_over",
     "has_adaptive_thinking",
     "moved_parts",
     "optimizer_internals",
-    "parse_value",
     "patch_calls",
     "patch_overrides",
     "patch_parsing",
     "patch_parts",
     "patched_parts",
-    "prepare",
     "prompt_text",
     "public_entries",
-    "request_kwargs",
-    "request_to_dict",
-    "response_from_dict",
-    "response_to_dict",
-    "response_value",
+    "serializer",
     "set_engines",
     "training_internals",
     "with_callbacks",
@@ -70,56 +57,70 @@ __all__ = [
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_OLDEST, _UNTESTED, _REFUSED = (3, 4, 1), (3, 5), (3, 6)
 _LEGACY = {"forward", "aforward"}  # further entries of DSPy 3.4's models
 TRANSPORTS = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
 
 
-class UntestedDSPy(UserWarning):
-    """assay was not run with this version of DSPy."""
+class PartMoved(ConfigError):
+    """A part of DSPy that something needs is not where it was."""
 
 
-def check_version(installed: str) -> None:
-    """Warns of DSPy 3.5, refuses versions out of the range. Pre-releases of 3.5 and 3.6 count as the release.
-
-    Raises:
-        ConfigError: the version is older than 3.4.1, 3.6 or newer, or no version.
-    """
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)", installed)
-    release = tuple(int(number or 0) for number in match.groups()[:3]) if match else ()
-    early = match is not None and release == _OLDEST and re.match(r"[._-]?(a|b|rc|dev)", match[4])
-    if early or not _OLDEST <= release < _REFUSED:
-        raise ConfigError(
-            f"DSPy {installed} is not supported: install one of 3.4.1 to 3.5, `pip install 'dspy>=3.4.1,<3.6'`"
-        )
-    if release >= _UNTESTED:
-        warnings.warn(
-            f"assay was not run with DSPy {installed}: the engine of recorded models, prompt formats, ReAct and the "
-            "patches of its optimizers may not work. Tested: 3.4.1",
-            UntestedDSPy,
-            stacklevel=3,
-        )
-
-
-check_version(dspy.__version__)
+_installed = version_of(dspy)
+check_version(_installed)
 # prompt format of programs without an adapter
-DEFAULT_FORMAT = "chat" if dspy.__version__.startswith("3.4.") else "xml"
+DEFAULT_FORMAT = "chat" if _installed.startswith("3.4.") else "xml"
 
-from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict  # noqa: E402
-from dspy.adapters.utils import format_field_value, parse_value  # noqa: E402
-from dspy.adapters.utils import get_field_description_string as field_descriptions  # noqa: E402
-from dspy.clients.execution import execute, prepare  # noqa: E402
-from dspy.clients.lm15_boundary import request_kwargs, response_value  # noqa: E402
-from dspy.clients.provider import ReinforceJob  # noqa: E402
-from dspy.clients.typesafe import TypeSafe  # noqa: E402
-from dspy.utils.callback import with_callbacks  # noqa: E402
+
+@dataclass(frozen=True)
+class Part:
+    """A function or method of DSPy.
+
+    Attributes:
+        arguments: names of arguments that it must take, without self.
+    """
+
+    module: str
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[Any, str]:
+        """The module or class that has it, and its name there."""
+        owner, _, name = self.name.rpartition(".")
+        module = importlib.import_module(self.module)
+        return functools.reduce(getattr, owner.split("."), module) if owner else module, name
+
+    @functools.cached_property
+    def moved(self) -> bool:
+        """Whether it is not there or takes other arguments. Decided once, before it is patched."""
+        try:
+            owner, name = self.place
+            parameters = inspect.signature(vars(owner)[name]).parameters  # an inherited one is another part
+        except (ImportError, AttributeError, KeyError, TypeError, ValueError):
+            return True
+        return not set(self.arguments) <= set(parameters)
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def needed_by(self, use: str) -> Any:
+        """The function, method or class.
+
+        Raises:
+            PartMoved: it has moved, which says what cannot be used.
+        """
+        if self.moved:
+            raise PartMoved(f"{use} cannot be used with DSPy {_installed}, where {self} is missing")
+        return getattr(*self.place)
 
 
 def has_adaptive_thinking(name: str) -> bool:
-    """Whether a model of Anthropic takes effort words instead of a token budget."""
-    from dspy._vendor.lm15.providers.anthropic import anthropic_adaptive_class
+    """Whether a model of Anthropic takes effort words instead of a token budget.
 
-    return bool(anthropic_adaptive_class(name))
+    Raises:
+        PartMoved: DSPy does not say so.
+    """
+    return bool(_ADAPTIVE.needed_by("a token budget of Anthropic's models")(name))
 
 
 def filter_truncation_warnings(relevant: Callable[[logging.LogRecord], bool]) -> None:
@@ -138,7 +139,8 @@ def prompt_text(prompt: Any) -> str:
 
 def patch_calls(lm: Wrapper, tool: Wrapper) -> None:
     """Wraps the calls of every LM and of every tool, sync and async, as DSPy's own classes have them."""
-    for owner, wrap in ((dspy.BaseLM, lm), (TypeSafe, lm), (dspy.Tool, tool)):
+    others = [] if _TYPE_SAFE.moved else [(getattr(*_TYPE_SAFE.place), lm)]
+    for owner, wrap in ((dspy.BaseLM, lm), *others, (dspy.Tool, tool)):
         for name in public_entries(owner):
             setattr(owner, name, wrap(getattr(owner, name)))
     for name in _LEGACY & vars(dspy.LM).keys():
@@ -208,7 +210,16 @@ def public_entries(owner: type) -> tuple[str, ...]:
 
 
 def set_engines(lm: Any, engine: Any, async_engine: Any) -> None:
-    """Replaces the engines of a model; None: it has none."""
+    """Replaces the engines of a model; None: it has none.
+
+    Raises:
+        PartMoved: a model keeps its engine elsewhere.
+    """
+    if not hasattr(lm, "_engine_spec"):
+        raise PartMoved(
+            f"a model that the program makes itself cannot be recorded with DSPy {_installed}, where LM._engine_spec "
+            "is missing: use the job's model"
+        )
     lm._engine_spec, lm._async_engine_spec = engine, async_engine
 
 
@@ -231,6 +242,11 @@ def patch_parsing(wrap: Wrapper) -> None:
     _patch_subclasses(dspy.Adapter, patch)
 
 
+def with_callbacks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of which DSPy's callbacks are told; the method itself if that has moved."""
+    return function if _CALLBACKS.moved else getattr(*_CALLBACKS.place)(function)
+
+
 def optimizer_internals() -> SimpleNamespace:
     """Modules of SIMBA and MIPROv2, GEPA's adapter class and the class that runs threads."""
     from dspy.teleprompt import mipro_optimizer_v2, simba
@@ -248,39 +264,14 @@ def training_internals() -> SimpleNamespace:
     return SimpleNamespace(grpo=GRPO, data_format=TrainDataFormat)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A function or method of DSPy.
-
-    Attributes:
-        arguments: names of arguments that it must take, without self.
-    """
-
-    module: str
-    name: str
-    arguments: tuple[str, ...] = ()
-
-    @property
-    def place(self) -> tuple[Any, str]:
-        """The module or class that has it, and its name there."""
-        owner, _, name = self.name.rpartition(".")
-        module = importlib.import_module(self.module)
-        return functools.reduce(getattr, owner.split("."), module) if owner else module, name
-
-    @functools.cached_property
-    def moved(self) -> bool:
-        """Whether it is not there or takes other arguments. Decided once, before it is patched."""
-        try:
-            owner, name = self.place
-            parameters = inspect.signature(vars(owner)[name]).parameters  # an inherited one is another part
-        except (ImportError, AttributeError, KeyError, TypeError, ValueError):
-            return True
-        return not set(self.arguments) <= set(parameters)
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+def serializer() -> Any:
+    """DSPy's serializer of requests and responses, with which the codec's tests compare."""
+    return importlib.import_module("dspy._vendor.lm15.serde")
 
 
+_CALLBACKS = Part("dspy.utils.callback", "with_callbacks", ("fn",))
+_TYPE_SAFE = Part("dspy.clients.typesafe", "TypeSafe")
+_ADAPTIVE = Part("dspy._vendor.lm15.providers.anthropic", "anthropic_adaptive_class")
 EVALUATE = Part("dspy.evaluate.evaluate", "Evaluate.__call__", ("program", "metric", "devset"))
 EXECUTOR = Part(
     "dspy.utils.parallelizer", "ParallelExecutor.__init__", ("timeout", "max_errors", "disable_progress_bar")
@@ -296,13 +287,15 @@ MIPRO_CANDIDATE = Part(
 )
 GEPA_BATCH = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.evaluate", ("batch",))
 GEPA_TEXTS = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.propose_new_texts", ("candidate",))
+_OPTUNA_OBJECTIVE = Part("dspy.teleprompt.teleprompt_optuna", "BootstrapFewShotWithOptuna.objective", ("trial",))
+_RULES = Part("dspy.teleprompt.infer_rules", "InferRules.update_program_instructions", ("natural_language_rules",))
 BOOTSTRAP = Part("dspy.teleprompt.bootstrap", "BootstrapFewShot._bootstrap")
 _NEEDED = {
     "BootstrapFewShot": (BOOTSTRAP,),
     "BootstrapFewShotWithRandomSearch": (EVALUATE,),
     "BootstrapFewShotWithOptuna": (
         EVALUATE,
-        Part("dspy.teleprompt.teleprompt_optuna", "BootstrapFewShotWithOptuna.objective", ("trial",)),
+        _OPTUNA_OBJECTIVE,
     ),
     "COPRO": (EVALUATE,),
     "MIPROv2": (EVALUATE, MIPRO_CANDIDATE),
@@ -310,7 +303,7 @@ _NEEDED = {
     "GEPA": (EVALUATE, GEPA_BATCH, GEPA_TEXTS),
     "InferRules": (
         EVALUATE,
-        Part("dspy.teleprompt.infer_rules", "InferRules.update_program_instructions", ("natural_language_rules",)),
+        _RULES,
     ),
 }
 

@@ -233,9 +233,9 @@ class LlamaBackend:
         """Response and its cost in dollars (0: the model runs locally)."""
         from dspy import lm15
 
-        from assay.models.dspy_seam import request_kwargs, response_value
+        from assay.models.chat_body import chat_body
 
-        body = {key: value for key, value in request_kwargs(request, "chat").items() if value is not None}
+        body = {key: value for key, value in chat_body(request).items() if value is not None}
         if "max_completion_tokens" in body:
             body.setdefault("max_tokens", body.pop("max_completion_tokens"))
         schema = _schema(body)
@@ -260,7 +260,7 @@ class LlamaBackend:
             raise lm15.InvalidRequestError(message)
         # pruned before parsing: up to two hundred alternatives per token
         pruned_reply(raw, requested=requested, field=current_field.get())
-        return response_value(raw, "chat", request), self.price_usd
+        return lm15.response_from_openai_chat(raw, model=request.model), self.price_usd
 
     def _reply(self, body: dict[str, Any]) -> Any:
         """Raw reply; with `stops_loops`, that of a generation that is stopped if it repeats itself."""

@@ -12,8 +12,8 @@ from dspy import lm15
 from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 
 from assay.errors import ConfigError
-from assay.models.answers import failure_in, text_of, with_completion
-from assay.models.dspy_seam import execute, prepare, request_kwargs
+from assay.models.answers import failure_in, response_of, text_of, with_completion
+from assay.models.chat_body import chat_body
 from assay.models.entries import current_entry
 from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, check_variables
@@ -24,6 +24,11 @@ __all__ = ["HostedBackend", "quiet_litellm"]
 
 _DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run
 _PROVIDERS = ("anthropic/", "gemini/")  # whose own API an address speaks; others speak OpenAI's
+# For DSPy's own call below a call of ours, which is in the user's callbacks, history and usage already. The engine
+# above sends its answer into the caller's stream; of a streamed reply the text is not kept.
+_UNSEEN: dict[str, Any] = {
+    "callbacks": [], "usage_tracker": None, "caller_modules": [], "send_stream": None, "disable_history": False,
+}  # fmt: skip
 _SELF_HOSTED = ("hosted_vllm/", "ollama_chat/", "ollama/", "lm_studio/", "llamafile/")
 
 
@@ -45,6 +50,7 @@ class HostedBackend:
 
     def __init__(self, lm: dspy.LM) -> None:
         self.lm = lm.copy(cache=False, num_retries=0)
+        self.lm.callbacks = []
         for key in ("temperature", "max_tokens", "max_completion_tokens", "rollout_id", "seed"):
             self.lm.kwargs.pop(key, None)  # generation settings come with each request
         self.lm.kwargs.setdefault("timeout", _DEFAULT_TIMEOUT_S)
@@ -124,33 +130,37 @@ class HostedBackend:
         self._no_schema = True
 
     def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
-        # `execute`, not the public call, because only its result carries the price. `send_stream` is off because the
-        # engine above sends the answer into the caller's stream: twice would double it, and a streamed reply is parsed
-        # without its text being kept.
-        with dspy.context(send_stream=None), no_redirects():
-            result = execute(self.lm, self._prepared(request))
-        response = with_completion(result.typed(request, self.lm.model_type))
+        lm, entries = self.lm.copy(), list[dict[str, Any]]()
+        lm.update_history = entries.append  # which alone carries the price
+        with dspy.context(**_UNSEEN), no_redirects():
+            if lm.model_type == "text":  # takes no typed request
+                prompt, options = _completion(request)
+                dspy.LM.__call__(lm, prompt, **options)
+                answer = entries[-1]["response"]
+            else:
+                answer = dspy.LM.__call__(lm, request)
+        response = with_completion(response_of(lm.model, answer))
         ignored = [note for note in response.adaptations if note.field.startswith("config.reasoning")]
         if ignored and (entry := current_entry.get()) is not None and entry.thinking is not None:
             raise ConfigError(f"thinking: {self.lm.model} did not take the budget as it is: {ignored[0].reason}")
         if (failure := failure_in(response.provider_data, text_of(response))) is not None:
             raise LMServerError(f"the server answered with status 200 and {failure}")
-        return response, result.cost
-
-    def _prepared(self, request: lm15.Request) -> Any:
-        if self.lm.model_type != "text":
-            return prepare(self.lm, request, None, {})
-        body = request_kwargs(request, "chat")  # text models take no typed request
-        messages = [{**message, "content": _texts(message.get("content"))} for message in body.pop("messages")]
-        if (limit := body.pop("max_completion_tokens", None)) is not None:
-            body["max_tokens"] = limit
-        return prepare(self.lm, None, messages, body)
+        return response, entries[-1]["cost"]
 
     def count_tokens(self, text: str) -> int:
         return int(quiet_litellm().token_counter(model=self.lm.model, text=text))
 
 
-def _texts(content: Any) -> str:
+def _completion(request: lm15.Request) -> tuple[str, dict[str, Any]]:
+    """The prompt and the options of a text completion."""
+    options = chat_body(request)
+    texts = [_text(message.get("content")) for message in options.pop("messages")]
+    if (limit := options.pop("max_completion_tokens", None)) is not None:
+        options["max_tokens"] = limit
+    return "\n\n".join(texts), options
+
+
+def _text(content: Any) -> str:
     """Text of a message's content, which is a string or a list of parts."""
     return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from dspy import lm15
 
+from assay.models.answers import response_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
 from assay.models.custom_backend import CustomBackend
@@ -107,7 +108,7 @@ def recorded_call(
 
     def done(result: Any) -> None:
         if not entry.reached:
-            engine.answered_elsewhere(_request(lm, args, kwargs), _response(_name(lm), result))
+            engine.answered_elsewhere(_request(lm, args, kwargs), response_of(_name(lm), result))
 
     return RecordedCall(recorded, lambda: entered(entry), done)
 
@@ -185,7 +186,7 @@ def run_recorded(
 
     def complete(_: Any) -> lm15.Response:
         answers.append(method(lm, *args, **kwargs))
-        return _response(_name(lm), answers[-1])
+        return response_of(_name(lm), answers[-1])
 
     _mark_reached()
     add_secrets(*_secrets(lm))
@@ -208,7 +209,7 @@ async def arun_recorded(
 
     async def complete(_: Any) -> lm15.Response:
         answers.append(await method(lm, *args, **kwargs))
-        return _response(_name(lm), answers[-1])
+        return response_of(_name(lm), answers[-1])
 
     _mark_reached()
     add_secrets(*_secrets(lm))
@@ -271,48 +272,3 @@ def _has_canonical_form(lm: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     except Exception:
         return False
     return True
-
-
-def _response(model: str, answer: Any) -> lm15.Response:
-    """The answer of a model: a `Response`, a reply in OpenAI's form, or the list of DSPy's outputs."""
-    if isinstance(answer, list | tuple) and answer and isinstance(answer[0], lm15.Response):
-        answer = answer[0]
-    if isinstance(answer, lm15.Response):
-        return answer
-    if isinstance(answer, list | tuple):
-        outputs = [output if isinstance(output, Mapping) else {"text": output} for output in answer]
-        messages = [
-            {"role": "assistant", "content": output.get("text"), "tool_calls": _plain(output.get("tool_calls"))}
-            for output in outputs
-        ]
-        answer = {
-            "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {k: v for k, v in message.items() if v is not None}}
-                for message in messages[:1]
-            ]
-        }
-    reply = _plain(answer)
-    try:
-        return lm15.response_from_openai_chat(reply, model=model)
-    except Exception:  # a reply of another shape, of which at least the text is kept
-        choice = (reply.get("choices") or [{}])[0] if isinstance(reply, Mapping) else {}
-        message = choice.get("message") or {}
-        text = message.get("content") or choice.get("text") or ("" if isinstance(reply, Mapping) else str(reply))
-        usage = (reply.get("usage") if isinstance(reply, Mapping) else None) or {}
-        return lm15.Response(
-            id=None, model=model, message=lm15.Message.assistant([lm15.TextPart(str(text))]), finish_reason="stop",
-            usage=lm15.Usage(input_tokens=usage.get("prompt_tokens"), output_tokens=usage.get("completion_tokens")),
-        )  # fmt: skip
-
-
-def _plain(value: Any, depth: int = 12) -> Any:
-    """A reply as dictionaries and lists."""
-    if depth == 0 or value is None or isinstance(value, str | int | float | bool):
-        return value
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, depth - 1) for item in value]
-    return {key: _plain(item, depth - 1) for key, item in vars(value).items()} if hasattr(value, "__dict__") else value

@@ -20,7 +20,7 @@ from assay.models.alternatives import pruned
 from assay.models.answers import stored_response, text_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer
-from assay.models.dspy_seam import request_to_dict, response_from_dict
+from assay.models.codec import request_to_dict, response_from_dict
 from assay.models.embedded import LlamaBackend
 from assay.models.entries import Entry, current_entry, entered, seed_of
 from assay.models.failures import failure_of_call, is_refused

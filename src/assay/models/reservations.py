@@ -6,8 +6,8 @@ from typing import Any
 
 from dspy import lm15
 
+from assay.models.codec import response_to_dict
 from assay.models.custom_backend import CustomBackend, rough_tokens
-from assay.models.dspy_seam import response_to_dict
 from assay.models.meter import Reservation
 from assay.models.prices import Price, price
 from assay.support.values import json_text

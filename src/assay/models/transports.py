@@ -174,8 +174,10 @@ def _hook(module: Any) -> None:
         _wrap(module.ConnectionPool, "handle_request", _httpcore_detects)
         _wrap_async(module.AsyncConnectionPool, "handle_async_request", _httpcore_detects)
     elif module.__name__ == TRANSPORTS:
-        _wrap(module.StdlibTransport, "stream", _dspy_detects)
-        _wrap_async(module.StdlibAsyncTransport, "_do_stream", _dspy_detects)
+        kinds = (("StdlibTransport", "stream", _wrap), ("StdlibAsyncTransport", "_do_stream", _wrap_async))
+        for kind, name, wrap in kinds:
+            if hasattr(getattr(module, kind, None), name):  # DSPy's models are recorded without it
+                wrap(getattr(module, kind), name, _dspy_detects)
     else:
         _wrap(module.Client, "send", _httpx_detects)
         _wrap_async(module.AsyncClient, "send", _httpx_detects)

@@ -16,8 +16,9 @@ import pydantic
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
-from assay.models.dspy_seam import DEFAULT_FORMAT, format_field_value, parse_value
+from assay.models.dspy_seam import DEFAULT_FORMAT
 from assay.models.embedded import LINES
+from assay.programs.field_values import text_of_value, value_in
 from assay.programs.thinking import LimitsThoughts
 from assay.support.sections import FORMATS, fields_in, structure_in
 from assay.support.settings import one_of
@@ -259,11 +260,11 @@ def _typed(adapter: str, signature: Any, completion: str, formats: Collection[st
 
 def _parsed(text: Any, annotation: Any) -> Any:
     try:
-        return parse_value(_as_choice(text, annotation), annotation)
+        return value_in(_as_choice(text, annotation), annotation)
     except ValueError:
         if not isinstance(text, str) or (structure := structure_in(text)) == text:
             raise
-        return parse_value(structure, annotation)
+        return value_in(structure, annotation)
 
 
 def _as_choice(text: Any, annotation: Any) -> Any:
@@ -276,4 +277,4 @@ def _as_choice(text: Any, annotation: Any) -> Any:
 
 def _lines(fields: dict[str, Any], values: dict[str, Any]) -> str:
     entries = ((name, values[name], field) for name, field in fields.items() if values.get(name) not in (None, ""))
-    return "\n".join(f"{name}: {format_field_value(field_info=field, value=value)}" for name, value, field in entries)
+    return "\n".join(f"{name}: {text_of_value(value, field.annotation)}" for name, value, field in entries)

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
+
+from assay.support.dspy_versions import loaded
 
 __all__ = ["attach"]
 
@@ -20,7 +21,7 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     def get(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(where[name]), name)
+        value = getattr(loaded(where[name]), name)
         setattr(sys.modules[package], name, value)  # later accesses do not call this function
         return value
 

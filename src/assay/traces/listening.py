@@ -21,7 +21,7 @@ import dspy
 from assay.errors import StopRun
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
-from assay.models.dspy_seam import handed_over, patch_calls, patch_overrides, patch_parsing
+from assay.models.dspy_seam import PartMoved, handed_over, patch_calls, patch_overrides, patch_parsing
 from assay.models.entries import Opened, wrapped
 from assay.models.limits import current_tool_limit
 from assay.models.meter import Meter
@@ -147,7 +147,7 @@ class _Opening:
                 )
                 self.lm, self.context, self.done = call.lm, lambda: _handed_over(lm, call), call.done
                 return
-            except StopRun:
+            except (StopRun, PartMoved):
                 raise
             except Exception as error:  # of a class that cannot be copied
                 _logger.warning("calls of %s cannot be recorded: %s: %s", lm, type(error).__name__, error)

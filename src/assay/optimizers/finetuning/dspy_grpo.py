@@ -21,7 +21,6 @@ import dspy
 
 from assay.errors import AssayError, ConfigError, DataError, ModelError
 from assay.models import LanguageModel
-from assay.models.dspy_seam import ReinforceJob
 from assay.models.embedded import LlamaBackend, PolicyBackend
 from assay.models.lora.adapters import keep_adapter, served_as
 from assay.optimizers.finetuning.advantages import ValueMemory, assign_credit
@@ -46,7 +45,7 @@ class _Ended(Exception):
     """Raised in the trainer's thread when DSPy hands over no more data."""
 
 
-class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
+class TRLReinforceJob(dspy.Provider().ReinforceJob):  # type: ignore[misc]
     """Trains an embedded model on the groups that DSPy's `GRPO` hands over.
 
     The language model is updated in place: it answers with the new weights after each step, and is the model with its

@@ -271,9 +271,11 @@ class _Desk:
         return questions
 
     def complete(self, request: Any) -> tuple[Any, float]:
-        from assay.models.dspy_seam import request_kwargs, response_value
+        from dspy import lm15
 
-        return response_value(self.chat(request_kwargs(request, "chat")), "chat", request), self.price_usd
+        from assay.models.chat_body import chat_body
+
+        return lm15.response_from_openai_chat(self.chat(chat_body(request)), model=request.model), self.price_usd
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The trainer's answer to a chat request, as a chat completion."""
