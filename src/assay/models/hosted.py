@@ -1,15 +1,16 @@
 """Models that are called over HTTP, by the names that DSPy's engines and litellm know."""
 
 import dataclasses
+import mimetypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download
 
 import dspy
 from dspy import lm15
-from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
+from dspy.utils.exceptions import ContextWindowExceededError, LMServerError, LMUnsupportedFeatureError
 
 from assay.errors import ConfigError
 from assay.models.answers import failure_in, text_of, with_completion
@@ -21,6 +22,10 @@ from assay.models.thinking import Server, Thinking, hosted_request, server_at
 from assay.support.scrubbing import add_secrets, fields
 
 __all__ = ["HostedBackend", "quiet_litellm"]
+
+_MEDIA = ("audio", "document")
+_PLACE = "https://place.invalid/"
+_AUDIO = {"mpeg": "mp3", "wave": "wav"}  # formats of the chat API by MIME type
 
 _DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run
 _PROVIDERS = ("anthropic/", "gemini/")  # whose own API an address speaks; others speak OpenAI's
@@ -128,7 +133,7 @@ class HostedBackend:
         # engine above sends the answer into the caller's stream: twice would double it, and a streamed reply is parsed
         # without its text being kept.
         with dspy.context(send_stream=None), no_redirects():
-            result = execute(self.lm, self._prepared(request))
+            result = self._executed(request)
         response = with_completion(result.typed(request, self.lm.model_type))
         ignored = [note for note in response.adaptations if note.field.startswith("config.reasoning")]
         if ignored and (entry := current_entry.get()) is not None and entry.thinking is not None:
@@ -137,11 +142,24 @@ class HostedBackend:
             raise LMServerError(f"the server answered with status 200 and {failure}")
         return response, result.cost
 
-    def _prepared(self, request: lm15.Request) -> Any:
+    def _executed(self, request: lm15.Request) -> Any:
         if self.lm.model_type != "text":
-            return prepare(self.lm, request, None, {})
-        body = request_kwargs(request, "chat")  # text models take no typed request
-        messages = [{**message, "content": _texts(message.get("content"))} for message in body.pop("messages")]
+            try:
+                return execute(self.lm, prepare(self.lm, request, None, {}))
+            except LMUnsupportedFeatureError:  # nothing was sent, e.g. audio, which litellm sends
+                if getattr(self.lm, "engine", None) != "auto" or self.lm.model_type != "chat":
+                    raise
+        return execute(self.lm, self._as_body(request))
+
+    def _as_body(self, request: lm15.Request) -> Any:
+        """A request in the form of the chat API, which DSPy sends through litellm where its own engine cannot."""
+        media = [part for message in request.messages for part in message.parts if part.type in _MEDIA]
+        body = request_kwargs(_with_places(request, media), "chat")
+        messages = body.pop("messages")
+        if self.lm.model_type == "text":
+            messages = [{**message, "content": _texts(message.get("content"))} for message in messages]
+        else:
+            messages = [{**message, "content": _with_media(message.get("content"), media)} for message in messages]
         if (limit := body.pop("max_completion_tokens", None)) is not None:
             body["max_tokens"] = limit
         return prepare(self.lm, None, messages, body)
@@ -153,6 +171,43 @@ class HostedBackend:
 def _texts(content: Any) -> str:
     """Text of a message's content, which is a string or a list of parts."""
     return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
+
+
+def _with_places(request: lm15.Request, media: Sequence[Any]) -> lm15.Request:
+    """The request with an image in place of each recording and document, which DSPy's chat form has no place for."""
+
+    def placed(part: Any) -> Any:
+        at = next((at for at, other in enumerate(media) if other is part), None)
+        return part if at is None else lm15.ImagePart(url=f"{_PLACE}{at}")
+
+    messages = tuple(
+        dataclasses.replace(message, parts=tuple(map(placed, message.parts))) for message in request.messages
+    )
+    return dataclasses.replace(request, messages=messages)
+
+
+def _with_media(content: Any, media: Sequence[Any]) -> Any:
+    """The content of a message with the recordings and documents themselves."""
+
+    def written(block: Mapping[str, Any]) -> Mapping[str, Any]:
+        url = str((block.get("image_url") or {}).get("url", ""))
+        return _block(media[int(url.removeprefix(_PLACE))]) if url.startswith(_PLACE) else block
+
+    return [written(block) for block in content] if isinstance(content, list) else content
+
+
+def _block(part: Any) -> dict[str, Any]:
+    """A recording or document in the form of the chat API."""
+    if part.type == "audio" and part.data is not None:
+        form = part.media_type.partition("/")[2].removeprefix("x-")
+        return {"type": "input_audio", "input_audio": {"data": part.data, "format": _AUDIO.get(form, form)}}
+    if part.file_id is not None:
+        return {"type": "file", "file": {"file_id": part.file_id}}
+    if part.data is None:
+        raise LMUnsupportedFeatureError(f"{part.type} without data")
+    suffix = mimetypes.guess_extension(part.media_type or "") or ""
+    uri = f"data:{part.media_type};base64,{part.data}"
+    return {"type": "file", "file": {"filename": f"file{suffix}", "file_data": uri}}
 
 
 def _without_schema(request: lm15.Request) -> lm15.Request:
