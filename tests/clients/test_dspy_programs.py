@@ -44,6 +44,7 @@ def test_a_compiled_program_runs_elsewhere(place: Place, optimizer: str, tmp_pat
     runs_elsewhere(place, compiles(place, optimizer), tmp_path / "elsewhere")
 
 
+@pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")  # of own_lm, until DSPy 3.5
 @pytest.mark.parametrize("place", OTHERS, indirect=True)
 def test_other_programs_pass_every_step(place: Place, tiny_model: Path, tmp_path: Path) -> None:
     """RLM, own engines, audio, files, an own adapter, native tool calls, code."""

@@ -11,7 +11,10 @@ import dspy
 
 class ChatServer(dspy.BaseLM):
     def forward(self, prompt: Any = None, messages: Any = None, **options: Any) -> Any:
-        body = {"model": self.model.removeprefix("openai/"), "messages": messages or [{"role": "user", "content": prompt}]}
+        body = {
+            "model": self.model.removeprefix("openai/"),
+            "messages": messages or [{"role": "user", "content": prompt}],
+        }
         place = os.environ["PROGRAMS_SERVER"] + "/chat/completions"
         with urllib.request.urlopen(urllib.request.Request(place, json.dumps(body).encode())) as answer:
             return json.load(answer, object_hook=lambda fields: _Fields(**fields))
