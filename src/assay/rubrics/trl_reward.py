@@ -131,7 +131,7 @@ def _verdicts(results: Sequence[ScoreResult]) -> dict[str, list[Verdict]]:
     return by_name
 
 
-def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, Mapping[str, Any]]]) -> dict[str, str]:
+def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, dict[str, Any]]]) -> dict[str, str]:
     """Returns final checks that score none of the answers: name -> first reason. Checks with `when` are skipped.
 
     Args:
