@@ -18,7 +18,7 @@ import assay
 
 FOLDER = Path(__file__).parent / "dspy_programs"
 # Name of each program, and what its class or object is called.
-PROGRAMS = {
+PROGRAMS: dict[str, str] = {
     "hops": "Program",
     "tools": "Program",
     "structured": "Program",
@@ -31,6 +31,18 @@ PROGRAMS = {
     "refined": "Program",
     "reasoned": "Program",
 }
+# More of them, each with one optimizer.
+OTHERS = {
+    "recursive": ("program", "auto"),
+    "own_engine": ("Program", "simba"),
+    "own_lm": ("Program", "mipro"),
+    "sound": ("Program", "gepa"),
+    "paper": ("program", "auto"),
+    "tagged": ("Program", "auto"),
+    "native_tools": ("Program", "gepa"),
+    "written_code": ("Program", "mipro"),
+}
+MODELS = {"native_tools": "openai/gpt-4o-mini"}  # one that litellm knows to call functions
 # Settings that keep each search small.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "auto": {"max_search_calls": 60, "demos": 2},
@@ -43,7 +55,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
-
+_MEDIA = {  # field of a program's tasks, MIME type, content
+    "picture": ("image", "image/png", _PIXEL),
+    "sound": ("recording", "audio/wav", "UklGRgAAAABXQVZF"),
+    "paper": ("paper", "application/pdf", "JVBERi0xLjQ="),
+}
+_NO_REWARD = ("recursive",)  # whose answer is what its code computes
 KINDS = ("sft", "grpo", "transitions")
 _SIZES = {"train": 8, "val": 6, "gate": 4, "test": 4}
 
@@ -58,7 +75,7 @@ class Place:
 
     @property
     def program(self) -> str:
-        return f"{self.folder / self.name}.py:{PROGRAMS[self.name]}"
+        return f"{self.folder / self.name}.py:{PROGRAMS.get(self.name) or OTHERS[self.name][0]}"
 
     @property
     def store(self) -> Path:
@@ -69,7 +86,7 @@ class Place:
         return {
             "rubric": str(self.folder / "rubric.yaml"),
             "data": str(self.folder / "tasks.jsonl"),
-            "model": "openai/main",
+            "model": MODELS.get(self.name, "openai/main"),
             "api_base": self.server.url,
             "price": "1,2",
             "store": self.store,
@@ -91,8 +108,9 @@ def _row(name: str, number: int) -> dict[str, Any]:
     row: dict[str, Any] = {"question": f"What is {number} + 1?"}
     if name == "dialogue":
         row["history"] = {"messages": [{"question": "Do you add numbers?", "answer": "Yes."}]}
-    if name == "picture":
-        row["image"] = f"data:image/png;base64,{_PIXEL}"
+    if name in _MEDIA:
+        field, kind, content = _MEDIA[name]
+        row[field] = f"data:{kind};base64,{content}"
     return row
 
 
@@ -120,7 +138,7 @@ def _counted(place: Place, work: Any) -> dict[str, Any]:
     """The report of a job, whose calls are those that the server saw and, with the cached ones, those in the store."""
     sent, (stored, _) = place.server.total, _stored(place.store)
     report: dict[str, Any] = work().to_dict()
-    assert report["unrecorded"] == 0
+    assert report["unrecorded"] == (None if place.name == "recursive" else 0)  # its interpreter may call models too
     assert report["calls"] == place.server.total - sent
     assert report["calls"] + report["cached"] + report["repeated_calls"] == _stored(place.store)[0] - stored
     assert report["stopped"] is None
@@ -131,7 +149,7 @@ def evaluates(place: Place) -> None:
     report = _counted(place, lambda: assay.evaluate(place.program, sizes={"val": 6}, **place.job))
     assert report["tasks"] == 6
     assert 0 < report["result"]["score"] <= 1
-    assert report["cost_usd"] > 0
+    assert report["cost_usd"] is None if report["unrecorded"] is None else report["cost_usd"] > 0
 
 
 def stops_at_a_cap(place: Place, cap: int = 5) -> None:
@@ -190,9 +208,10 @@ def exports(place: Place, run: str, trained: Path) -> None:
     """SFT, GRPO and transitions of a collected run for the model in `trained`, without a request to the server."""
     before, (calls, _) = place.server.total, _stored(place.store, run)
     more = {"sft": {"model": str(trained)}, "grpo": {"model": str(trained), "rubric": place.job["rubric"]}}
+    kinds = [kind for kind in KINDS if kind != "grpo" or place.name not in _NO_REWARD]
     rows = {
         kind: assay.export(kind, place.folder / kind, store=place.store, runs=[run], **more.get(kind, {})).rows
-        for kind in KINDS
+        for kind in kinds
     }
     assert place.server.total == before
     assert min(rows.values()) > 0

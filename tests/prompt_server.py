@@ -26,6 +26,7 @@ class PromptServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self._lock = threading.Lock()
         self.requests: Counter[str] = Counter()
+        self.last: dict[str, Any] = {}  # request
 
     @property
     def url(self) -> str:
@@ -35,9 +36,10 @@ class PromptServer(ThreadingHTTPServer):
     def total(self) -> int:
         return sum(self.requests.values())
 
-    def count(self, model: str) -> None:
+    def count(self, request: dict[str, Any]) -> None:
         with self._lock:
-            self.requests[model] += 1
+            self.requests[request["model"]] += 1
+            self.last = request
 
 
 @contextmanager
@@ -65,7 +67,7 @@ def _values(prompt: str, answered: bool, seed: object) -> dict[str, Any]:
     draw = int.from_bytes(hashlib.sha256(f"{seed} {prompt}".encode()).digest()[:4], "big") / 2**32
     share = 0.35 + 0.1 * min(4, len(numbers) - 1) + 0.25 * ("carefully" in prompt)
     answer = number + 1 if draw < share else number + 2
-    looked = answered or "observation_0" in prompt
+    looked = answered or "observation_0" in prompt or "=== Step 1 ===" in prompt
     calls = [{"name": "submit", "args": {"answer": str(answer)}}, {"name": "successor", "args": {"number": number}}]
     return {
         "answer": str(answer),
@@ -73,6 +75,7 @@ def _values(prompt: str, answered: bool, seed: object) -> dict[str, Any]:
             "terms": [{"value": number, "sign": "plus"}, {"value": 1, "sign": "plus"}],
             "total": answer,
         },
+        "code": f"SUBMIT(answer='{answer}')" if looked else f"print(llm_query('What is {number} + 1?'))",
         "query": f"counting up from {number}",
         "next_thought": "The tool knows." if not looked else "This is enough.",
         "next_tool_name": "finish" if looked else "successor",
@@ -83,6 +86,15 @@ def _values(prompt: str, answered: bool, seed: object) -> dict[str, Any]:
     }
 
 
+def _elements(name: str, value: Any) -> str:
+    """A value in XML, in the nesting of DSPy's adapter."""
+    if isinstance(value, dict):
+        value = "".join(_elements(key, part) for key, part in value.items())
+    elif isinstance(value, list):
+        value = "".join(_elements("item", part) for part in value)
+    return f"<{name}>{value}</{name}>"
+
+
 def _written(prompt: str, last: str, values: dict[str, Any]) -> str:
     """The fields that the end of the prompt asks for, in the format that it asks for."""
     if wanted := re.search(r"JSON object in the following order of fields: (.*)", last):
@@ -90,7 +102,10 @@ def _written(prompt: str, last: str, values: dict[str, Any]) -> str:
     plain = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
     if wanted := re.search(r"output fields wrapped in XML tags (.*)", last):
         names = re.findall(r"`<(\w+)>`", wanted[1])
-        return "\n".join(f"<{name}>\n{plain.get(name, _ADVICE)}\n</{name}>" for name in names)
+        return "\n".join(
+            _elements(name, values.get(name, _ADVICE) if f"<{name}><" in last else plain.get(name, _ADVICE))
+            for name in names
+        )
     if wanted := re.search(r"output fields, starting with the field (.*)", last):
         names = [name for name in re.findall(r"\[\[ ## (\w+) ## \]\]", wanted[1]) if name != "completed"]
         sections = [f"[[ ## {name} ## ]]\n{plain.get(name, _ADVICE)}" for name in names]
@@ -121,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.count(request["model"])
+        self.server.count(request)
         texts = [_message(request, sample) for sample in range(request.get("n") or 1)]
         size = sum(len(_text(message)) for message in request["messages"])
         usage = {"prompt_tokens": size, "completion_tokens": 9, "total_tokens": size + 9}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from program_steps import (
     OPTIMIZERS,
+    OTHERS,
     PROGRAMS,
     Place,
     collects,
@@ -41,3 +42,13 @@ def test_collected_rollouts_of_a_program_are_exported(place: Place, tiny_model: 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_compiled_program_runs_elsewhere(place: Place, optimizer: str, tmp_path: Path) -> None:
     runs_elsewhere(place, compiles(place, optimizer), tmp_path / "elsewhere")
+
+
+@pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")  # of own_lm, until DSPy 3.5
+@pytest.mark.parametrize("place", OTHERS, indirect=True)
+def test_other_programs_pass_every_step(place: Place, tiny_model: Path, tmp_path: Path) -> None:
+    """RLM, own engines, audio, files, an own adapter, native tool calls, code."""
+    evaluates(place)
+    stops_at_a_cap(place)
+    runs_elsewhere(place, compiles(place, OTHERS[place.name][1]), tmp_path / "elsewhere")
+    exports(place, collects(place), tiny_model)

@@ -73,6 +73,20 @@ def test_a_format_that_the_program_sets_is_not_varied_and_is_in_the_manifest(
     assert any("prompt formats were not varied" in note for note in report.to_dict()["notes"])
 
 
+@pytest.mark.parametrize("preflight", [True, False])
+def test_a_prompt_format_without_effect_is_named(options: dict[str, Any], preflight: bool) -> None:
+    Path("p.py").write_text(HEAD + IN_FORWARD.format("XMLAdapter"))
+    jobs = (
+        (assay.evaluate, {}), (assay.compile, {"optimizer": "labeled"}), (assay.collect, {"n": 1})
+    )  # fmt: skip
+    for job, more in jobs if preflight else jobs[:2]:
+        report = job("p.py:P", prompt_format="lean", preflight=preflight, **more, **options)
+        named = [note for note in report.to_dict()["notes"] if "'lean'" in note and "'xml'" in note]
+        assert len(named) == 1, job
+        right = job("p.py:P", prompt_format="xml", preflight=preflight, **more, **{**options, "store": "other.db"})
+        assert not [note for note in right.to_dict()["notes"] if "'xml'" in note]
+
+
 @pytest.mark.parametrize("prompt_format", [None, "lean", "xml"])
 def test_the_manifest_has_the_format_that_was_sent(options: dict[str, Any], prompt_format: str | None) -> None:
     Path("p.py").write_text(HEAD + IN_FORWARD.format("ChatAdapter").replace("adapter=dspy.ChatAdapter()", ""))

@@ -47,17 +47,30 @@ def test_a_prompt_that_demonstrates_its_own_task_is_not_exported(
     assert sum(row["task"] == "own" for row in without) == (0 if len(messages) == 2 else 1)
 
 
+ANSWER = """[[ ## thought ## ]]
+Look it up.
+
+[[ ## calls ## ]]
+[{"name":"depth"}]
+
+[[ ## completed ## ]]"""
+
+
 @pytest.mark.parametrize(
     "earlier",
     [
         '[[ ## calls ## ]]\n[{"name": "depth"}]\n\n[[ ## completed ## ]]\n',
         '[[ ## calls ## ]]\n[{"name":  "depth"}]',
         '[[ ## calls ## ]]\n[{"name": "depth"}]\n[[ ## completed ## ]]',
+        "[[ ## thought ## ]]\nLook it up.\n\n[[ ## completed ## ]]\n",
+        "<thought>\nLook it up.\n</thought>",
+        '{"thought": "Look it up."}',
     ],
 )
 def test_an_answer_that_the_history_writes_in_another_way_is_no_demonstration(store: Store, earlier: str) -> None:
-    """ReActV2 writes its earlier calls anew, and its first prompt in another way than it was sent."""
-    asked, again = turn(0, "a", '[[ ## calls ## ]]\n[{"name":"depth"}]\n\n[[ ## completed ## ]]'), turn(1, "b", "217 m")
+    """ReActV2 writes its earlier calls anew, without written tool calls if its adapter sends native ones, and its first
+    prompt in another way than it was sent."""
+    asked, again = turn(0, "a", ANSWER), turn(1, "b", "217 m")
     question = "[[ ## question ## ]]\nHow deep is the lake of Thun?"
     asked.request = dspy_request(("system", "Answer."), ("user", f"{question}\n\n[[ ## tools ## ]]\ndepth"))
     again.request = dspy_request(

@@ -136,6 +136,12 @@ def test_a_tool_call_is_the_completion_of_a_reward() -> None:
         call = {"type": "function", "function": {"name": "submit", "arguments": arguments}}
         completion = [{"role": "assistant", "content": "", "tool_calls": [call]}]
         assert completion_fields(completion, ["answer"]) == {"answer": "4"}
+    for written in (
+        '<tool_call>\n{"name": "submit", "arguments": {"answer": "a < 4"}}\n</tool_call>',
+        'Done.<tool_call>{"name": "note", "arguments": {}}</tool_call><tool_call>{"name": "submit", '
+        '"parameters": {"answer": "a < 4"}}</tool_call>',
+    ):
+        assert completion_fields(written, ["answer"]) == {"answer": "a < 4"}
     run = _step("I am done", tools=[ToolCall(name="submit", arguments={"answer": "4"})])
     assert _graded(run, ["answer"]) == 1
 

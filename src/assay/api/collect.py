@@ -155,7 +155,8 @@ class _Collection:
         read = (split,) if self.schedule is None else SPLITS  # a curriculum reads val too
         self.notes += [*job.warnings, *unused_settings(job, read=read)]
         if any((task.id, sample) not in self.done for task in tasks for sample in range(n)):
-            checked(job, tasks, split=split, recorded=_sampler(job, 0, self.config.over))
+            measured = checked(job, tasks, split=split, recorded=_sampler(job, 0, self.config.over))
+            self.notes += measured.warnings if measured else ()
         if self.schedule is None:
             self._collect(tasks)
         else:

@@ -218,7 +218,7 @@ def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress
     warnings += rehearsed(job, portable=config.portable)
     alarms = replay_of_rubric(job.session.rubric, job.session)
     outcome = compile_prompts(job.recorded, job.splits, job.session, search, folder=job.folder)
-    outcome.notes += [*warnings, *alarms]
+    outcome.notes += [note for note in (*warnings, *alarms) if note not in outcome.notes]
     report = CompileReport(
         Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.not_stored
     )

@@ -14,7 +14,7 @@ from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.errors import BudgetExceeded, StoreError
 from assay.evaluation import Evaluation, Progress, default_progress
 from assay.evaluation import evaluate as run_evaluation
-from assay.evaluation.notes import run_notes
+from assay.evaluation.notes import overridden_format, run_notes
 from assay.models import Meter
 from assay.optimizers.prompts.halting import never_revises
 from assay.optimizers.prompts.reserve import too_few_to_score
@@ -126,6 +126,11 @@ def evaluate(
         stopped, alarms = _evaluated(job, config, tasks, into=evaluation, notes=notes)
         notes += _bias(config, job, used=used, of=len(tasks), finished=len(evaluation))
         notes += run_notes(evaluation.runs.values())
+        notes += [
+            note
+            for note in overridden_format(job.recorded.prompt_format, evaluation.sent_formats)
+            if note not in notes  # the preflight may have said so
+        ]
         corrected = {}
         if job.session.rubric.needs_judge:
             with suppress(StoreError):  # rows that are refused are counted

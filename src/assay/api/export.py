@@ -24,6 +24,7 @@ from assay.traces.export.balance import Balance
 from assay.traces.export.gates import Gates
 from assay.traces.export.pipeline import ExportConfig, ExportReport, export_traces
 from assay.traces.export.selection import Selection
+from assay.traces.export.turns import Turn
 
 __all__ = ["export"]
 
@@ -102,7 +103,7 @@ class _Reward:
         self.source, self.rubric = source, load_rubric(source)
         self.notes: list[str] = []
 
-    def check(self, manifest: Mapping[str, Any], answers: Sequence[tuple[Rollout, str]]) -> list[str]:
+    def check(self, manifest: Mapping[str, Any], answers: Sequence[tuple[Rollout, Turn]]) -> list[str]:
         """The criteria that the reward leaves out, because their checks decide none of the answers.
 
         Raises:
@@ -110,8 +111,8 @@ class _Reward:
                 answers, whose stored scores differ.
         """
         outputs = manifest["columns"]["outputs"]
-        seen = [(task_of(rollout), text) for rollout, text in answers]
-        undecided = undecided_checks(self.rubric, seen, outputs)
+        seen = [(task_of(rollout), _prediction(turn, outputs)) for rollout, turn in answers]
+        undecided = undecided_checks(self.rubric, seen)
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in undecided.items())
         sees = (
             "A reward sees the completion and the task's columns, not the rollout; of the prediction it has "
@@ -134,14 +135,14 @@ class _Reward:
         return list(undecided)
 
 
-def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, str]], outputs: Sequence[str]) -> None:
+def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, Turn]], outputs: Sequence[str]) -> None:
     """Raises `DataError` if a reward is the same for all answers, and their stored scores differ.
 
     A judge is not asked: its stored grade of the rollout is used. Answers without one are left out.
     """
     scored = [
-        (rollout.score, decided.score(task_of(rollout), completion_fields(text, outputs)).value)
-        for rollout, text in answers
+        (rollout.score, decided.score(task_of(rollout), _prediction(turn, outputs)).value)
+        for rollout, turn in answers
         if rollout.score is not None and (decided := _with_stored_grades(rubric, rollout)) is not None
     ]
     stored, rewards = sorted({score for score, _ in scored}), {reward for _, reward in scored}
@@ -152,6 +153,11 @@ def _require_spread(rubric: Rubric, answers: Sequence[tuple[Rollout, str]], outp
             f"rubric scores ({', '.join(outputs) or 'answer'}). Choose the call whose completion is the answer with "
             "call=…, export transitions, or train on the rollouts with assay train grpo"
         )
+
+
+def _prediction(turn: Turn, outputs: Sequence[str]) -> dict[str, Any]:
+    """What the reward reads from the completion of a call."""
+    return completion_fields([turn.answer], outputs, prompt=turn.messages)
 
 
 def _with_stored_grades(rubric: Rubric, rollout: Rollout) -> Rubric | None:

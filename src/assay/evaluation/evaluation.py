@@ -55,8 +55,12 @@ class Evaluation(ReportRepr):
 
     def overrides(self, prompt_format: str | None) -> bool:
         """Whether the program set another prompt format in every run than the one that it was run with."""
-        sent = {name for run in self.runs.values() for name in run.prompt_formats}
-        return prompt_format is not None and bool(sent) and prompt_format not in sent
+        return prompt_format is not None and bool(sent := self.sent_formats) and prompt_format not in sent
+
+    @property
+    def sent_formats(self) -> list[str]:
+        """Prompt formats of the calls of all runs."""
+        return list(dict.fromkeys(name for run in self.runs.values() for name in run.prompt_formats))
 
     @property
     def mean(self) -> float:

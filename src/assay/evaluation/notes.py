@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from assay.evaluation.metrics import TaskRun
 
-__all__ = ["run_notes"]
+__all__ = ["overridden_format", "run_notes"]
 
 _REASON_CHARS = 300
 
@@ -15,6 +15,13 @@ def run_notes(runs: Collection[TaskRun]) -> list[str]:
     """The notes on some runs of one program; none where nothing is to be said."""
     notes = (_without_tools(runs), _undecided(runs), _over_budget(runs), _not_reported(runs), _told_unasked(runs))
     return [note for note in notes if note]
+
+
+def overridden_format(asked: str | None, sent: Collection[str]) -> list[str]:
+    """A note where a program was run with a prompt format and its calls were sent in others."""
+    if asked is None or not sent or asked in sent:
+        return []
+    return [f"the prompt format {asked!r} has no effect: the program sets its own, {', '.join(map(repr, sent))}"]
 
 
 def _without_tools(runs: Collection[TaskRun]) -> str:

@@ -1,10 +1,11 @@
-"""Requests as bodies of OpenAI's chat API, for engines of this process and for text models.
+"""Requests as bodies of OpenAI's chat API, for engines of this process, text models and media.
 
 What the API has no field for is refused, except settings that only advise: `top_k`, a thinking budget, caching.
 """
 
 import base64
 import json
+import mimetypes
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,17 +16,20 @@ __all__ = ["chat_body"]
 _AS_THEY_ARE = (
     *("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "service_tier", "store"),
 )  # fields of `lm15.Config` that the API has under the same name
+_AUDIO = {"mpeg": "mp3", "wave": "wav"}  # formats of the API by MIME type
 _MEDIA = (lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart)
 
 
-def chat_body(request: lm15.Request) -> dict[str, Any]:
+def chat_body(request: lm15.Request, *, media: bool = False) -> dict[str, Any]:
     """The body of a chat request, without its model.
 
+    Args:
+        media: audio and documents are written in the API's form; else they are refused as other media are.
     Raises:
         lm15.UnsupportedFeatureError: the chat API cannot carry a part or tool of the request.
     """
     config = request.config
-    body: dict[str, Any] = {"messages": list(_messages(request))}
+    body: dict[str, Any] = {"messages": list(_messages(request, media))}
     body |= {name: value for name in _AS_THEY_ARE if (value := getattr(config, name)) is not None}
     if config.max_tokens is not None:
         body["max_completion_tokens"] = config.max_tokens
@@ -50,15 +54,15 @@ def chat_body(request: lm15.Request) -> dict[str, Any]:
     return body | (config.extensions or {})
 
 
-def _messages(request: lm15.Request) -> Iterator[dict[str, Any]]:
+def _messages(request: lm15.Request, media: bool) -> Iterator[dict[str, Any]]:
     if request.system:
         text = request.system if isinstance(request.system, str) else _text(request.system)
         yield {"role": "system", "content": text}
     for message in request.messages:
-        yield from _rows(message)
+        yield from _rows(message, media)
 
 
-def _rows(message: lm15.Message) -> list[dict[str, Any]]:
+def _rows(message: lm15.Message, media: bool) -> list[dict[str, Any]]:
     """The messages of the API that one message becomes: each result of a tool is one of its own."""
     if message.role == "tool":
         results = [part for part in message.parts if isinstance(part, lm15.ToolResultPart)]
@@ -71,15 +75,19 @@ def _rows(message: lm15.Message) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts) if texts else None}
         return [{**row, "tool_calls": calls} if calls else row]
     role = "system" if message.role == "developer" else message.role
-    return [{"role": role, "content": content}] if (content := _content(message)) != [] else []
+    return [{"role": role, "content": content}] if (content := _content(message, media)) != [] else []
 
 
-def _content(message: lm15.Message) -> str | list[dict[str, Any]]:
+def _content(message: lm15.Message, media: bool) -> str | list[dict[str, Any]]:
     parts = [part for part in message.parts if not isinstance(part, lm15.ToolCallPart | lm15.ToolResultPart)]
     if len(parts) == 1 and isinstance(parts[0], lm15.TextPart | lm15.DataPart):
         return _text(parts)
     return [
-        _image(part) if isinstance(part, lm15.ImagePart) else {"type": "text", "text": _text([part])}
+        _image(part)
+        if isinstance(part, lm15.ImagePart)
+        else _sound_or_file(part)
+        if media and isinstance(part, lm15.AudioPart | lm15.DocumentPart)
+        else {"type": "text", "text": _text([part])}
         for part in parts
         if not isinstance(part, lm15.ThinkingPart)
     ]
@@ -107,6 +115,18 @@ def _image(part: lm15.ImagePart) -> dict[str, Any]:
         data = part.data if part.data is not None else base64.b64encode(part.path.read_bytes()).decode()
         address = f"data:{part.media_type};base64,{data}"
     return {"type": "image_url", "image_url": {"url": address, **({"detail": part.detail} if part.detail else {})}}
+
+
+def _sound_or_file(part: lm15.AudioPart | lm15.DocumentPart) -> dict[str, Any]:
+    if isinstance(part, lm15.AudioPart) and part.data is not None:
+        form = part.media_type.partition("/")[2].removeprefix("x-")
+        return {"type": "input_audio", "input_audio": {"data": part.data, "format": _AUDIO.get(form, form)}}
+    if part.file_id is not None:
+        return {"type": "file", "file": {"file_id": part.file_id}}
+    if part.data is None:
+        raise lm15.UnsupportedFeatureError(f"the chat API takes a part of type {part.type} by its data or file id")
+    name = f"file{mimetypes.guess_extension(part.media_type or '') or ''}"
+    return {"type": "file", "file": {"filename": name, "file_data": f"data:{part.media_type};base64,{part.data}"}}
 
 
 def _result(part: lm15.ToolResultPart) -> str:

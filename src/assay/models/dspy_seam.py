@@ -36,6 +36,7 @@ __all__ = [
     "Part",
     "PartMoved",
     "async_engine_of",
+    "call_with_messages",
     "engine_of",
     "filter_truncation_warnings",
     "handed_over",
@@ -190,6 +191,16 @@ def _patch_subclasses(base: Any, patch: Callable[[Any], None]) -> None:
         patch(owner)
 
 
+def call_with_messages(lm: Any, messages: list[dict[str, Any]], **options: Any) -> Any:
+    """Calls a model by messages of OpenAI's form, as an adapter of DSPy 3.4 does.
+
+    Raises:
+        PartMoved: DSPy takes requests alone.
+    """
+    with _BY_MESSAGES.needed_by("a request with audio or documents")(lm, messages):
+        return dspy.LM.__call__(lm, messages=messages, **options)
+
+
 @contextmanager
 def handed_over(lm: Any, other: Any) -> Iterator[None]:
     """Inside, what an adapter of DSPy 3.4 sends to `lm` is its call to `other`: DSPy would warn of it as the user's."""
@@ -271,6 +282,7 @@ def serializer() -> Any:
 
 _CALLBACKS = Part("dspy.utils.callback", "with_callbacks", ("fn",))
 _TYPE_SAFE = Part("dspy.clients.typesafe", "TypeSafe")
+_BY_MESSAGES = Part("dspy.clients._deprecation", "adapter_message_call", ("lm", "messages"))
 _ADAPTIVE = Part("dspy._vendor.lm15.providers.anthropic", "anthropic_adaptive_class")
 EVALUATE = Part("dspy.evaluate.evaluate", "Evaluate.__call__", ("program", "metric", "devset"))
 EXECUTOR = Part(

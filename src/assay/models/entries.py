@@ -172,6 +172,7 @@ def wrapped(plain: Any, opened: Callable[[Any, list[Any], dict[str, Any]], Opene
     def call(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
         args = list(given)
         opening = opened(lm, args, kwargs)
+        _drop_file_names(opening.lm, kwargs.get("messages"))
         with opening.context():
             result = plain(opening.lm, *args, **kwargs)
         if inspect.isasyncgen(result):
@@ -186,6 +187,7 @@ def wrapped(plain: Any, opened: Callable[[Any, list[Any], dict[str, Any]], Opene
     async def acall(lm: Any, /, *given: Any, **kwargs: Any) -> Any:
         args = list(given)
         opening = opened(lm, args, kwargs)
+        _drop_file_names(opening.lm, kwargs.get("messages"))
         with opening.context():
             result = await plain(opening.lm, *args, **kwargs)
         if opening.done is not None:
@@ -193,6 +195,25 @@ def wrapped(plain: Any, opened: Callable[[Any, list[Any], dict[str, Any]], Opene
         return result
 
     return acall if inspect.iscoroutinefunction(plain) else call
+
+
+def _drop_file_names(lm: Any, messages: Any) -> None:
+    """Take names of files out of a list of messages: DSPy refuses calls with them where the engine is not its own.
+
+    The list stays the same object, by which DSPy knows the calls of its adapters.
+    """
+    if isinstance(messages, list) and not isinstance(getattr(lm, "engine", ""), str):
+        for at, message in enumerate(messages):
+            content = message.get("content") if isinstance(message, Mapping) else None
+            if isinstance(content, list) and (nameless := list(map(_nameless, content))) != content:
+                messages[at] = {**message, "content": nameless}
+
+
+def _nameless(block: Any) -> Any:
+    file = block.get("file") if isinstance(block, Mapping) else None
+    if not isinstance(file, Mapping):
+        return block
+    return {**block, "file": {name: value for name, value in file.items() if name != "filename"}}
 
 
 def _each(events: Iterator[Any], context: Callable[[], AbstractContextManager[Any]]) -> Iterator[Any]:

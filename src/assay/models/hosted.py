@@ -9,11 +9,12 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import
 
 import dspy
 from dspy import lm15
-from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
+from dspy.utils.exceptions import ContextWindowExceededError, LMServerError, LMUnsupportedFeatureError
 
 from assay.errors import ConfigError
 from assay.models.answers import failure_in, response_of, text_of, with_completion
 from assay.models.chat_body import chat_body
+from assay.models.dspy_seam import call_with_messages
 from assay.models.entries import current_entry
 from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, check_variables
@@ -138,7 +139,7 @@ class HostedBackend:
                 dspy.LM.__call__(lm, prompt, **options)
                 answer = entries[-1]["response"]
             else:
-                answer = dspy.LM.__call__(lm, request)
+                answer = self._called(lm, request, entries)
         response = with_completion(response_of(lm.model, answer))
         ignored = [note for note in response.adaptations if note.field.startswith("config.reasoning")]
         if ignored and (entry := current_entry.get()) is not None and entry.thinking is not None:
@@ -147,17 +148,30 @@ class HostedBackend:
             raise LMServerError(f"the server answered with status 200 and {failure}")
         return response, entries[-1]["cost"]
 
+    def _called(self, lm: Any, request: lm15.Request, entries: list[dict[str, Any]]) -> Any:
+        try:
+            return dspy.LM.__call__(lm, request)
+        except LMUnsupportedFeatureError:  # nothing was sent: audio and documents, which litellm sends
+            if lm.engine != "auto" or lm.model_type != "chat":
+                raise
+            call_with_messages(lm, **_with_limit(chat_body(request, media=True)))
+            return entries[-1]["response"]
+
     def count_tokens(self, text: str) -> int:
         return int(quiet_litellm().token_counter(model=self.lm.model, text=text))
 
 
 def _completion(request: lm15.Request) -> tuple[str, dict[str, Any]]:
     """The prompt and the options of a text completion."""
-    options = chat_body(request)
+    options = _with_limit(chat_body(request))
     texts = [_text(message.get("content")) for message in options.pop("messages")]
-    if (limit := options.pop("max_completion_tokens", None)) is not None:
-        options["max_tokens"] = limit
     return "\n\n".join(texts), options
+
+
+def _with_limit(body: dict[str, Any]) -> dict[str, Any]:
+    """A body with the limit of tokens under the name that DSPy's models take."""
+    limit = body.pop("max_completion_tokens", None)
+    return body if limit is None else {**body, "max_tokens": limit}
 
 
 def _text(content: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = ["with_tool_calls"]
 
+_SPACE = re.compile(r"\s*")
 _MARKS = re.compile(r"</?tool_call>|```(?:json)?|\[\[ ## \w+ ## \]\]")  # what models and prompts write around an object
 
 
@@ -38,15 +39,15 @@ def with_tool_calls(reply: dict[str, Any], tools: Sequence[Mapping[str, Any]]) -
 
 def _objects(text: str) -> list[Any]:
     """The JSON values that a text consists of; empty if it contains anything else."""
-    values, decoder = [], json.JSONDecoder()
+    values, at, decoder = list[Any](), 0, json.JSONDecoder()
     text = text.strip()
-    while text:
+    while at < len(text):
         try:
-            value, end = decoder.raw_decode(text)
-        except ValueError:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
             return []
         values.append(value)
-        text = text[end:].strip()
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
     return values
 
 

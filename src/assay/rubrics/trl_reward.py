@@ -131,20 +131,16 @@ def _verdicts(results: Sequence[ScoreResult]) -> dict[str, list[Verdict]]:
     return by_name
 
 
-def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, str]], outputs: Sequence[str]) -> dict[str, str]:
-    """Returns final checks that score none of the completions: name -> first reason. Checks with `when` are skipped.
+def undecided_checks(rubric: Scorer, answers: Sequence[tuple[Task, dict[str, Any]]]) -> dict[str, str]:
+    """Returns final checks that score none of the answers: name -> first reason. Checks with `when` are skipped.
 
     Args:
-        answers: pairs of task and completion.
-        outputs: see `trl_reward`.
+        answers: pairs of task and prediction.
     """
     undecided: dict[str, str] = {}
     for criterion in rubric.finals if answers else ():
         if criterion.check is not None and not criterion.when:
-            verdicts = [
-                grade(criterion, criterion.check, task, completion_fields(text, outputs), None)
-                for task, text in answers
-            ]
+            verdicts = [grade(criterion, criterion.check, task, fields, None) for task, fields in answers]
             if all(verdict.grade is None and verdict.applies for verdict in verdicts):
                 undecided[criterion.name] = verdicts[0].reason
     return undecided

@@ -25,6 +25,7 @@ from assay.errors import (
 )
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
+from assay.evaluation.notes import overridden_format
 from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge
@@ -44,6 +45,7 @@ from assay.rubrics.scoring import fields_of
 from assay.runs.jobs import Job
 from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
 from assay.traces import Rollout
+from assay.traces.messages.prompts import sent_formats
 
 __all__ = [
     "ask_reflection",
@@ -174,7 +176,8 @@ def preflight(
         verdicts.require(tasks)
         spent = session.meter.usage
     _say_styles(session)
-    warnings = verdicts.warnings()
+    sent = sent_formats([call for run in runs for call in run.transitions])
+    warnings = [*verdicts.warnings(), *overridden_format(recorded.prompt_format, sent)]
     for warning in warnings:
         session.progress.say(f"warning: {warning}")
     ask_reflection(session)

@@ -59,6 +59,7 @@ _OUTPUTS = re.compile(
     r"^Your output(?: fields are|s must contain):\n(.*?)(?:^All interactions |^You should lay out |\Z)", re.M | re.S
 )
 _LISTED = re.compile(r"^\d+\. `(\w+)`", re.MULTILINE)
+_ARGUMENTS = ("args", "arguments", "parameters")
 _NESTED = re.compile(r"^<(\w+)>(?:<|\.\.\.)", re.MULTILINE)  # others have their value on a line of its own
 _REPLY = re.compile(r"^Reply with: (\w+: …(?:, \w+: …)*)\s*\Z", re.MULTILINE)
 _DEEPEST = 64  # nesting of elements in a value
@@ -137,14 +138,19 @@ def answer_fields(
 
 
 def _written_calls(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Calls in the field `tool_calls` of an answer, in which DSPy has them without native function calling."""
-    value = fields_in(text, ("tool_calls",)).get("tool_calls") if SUBMIT in text else None
+    """Calls of `submit` and others in the text of an answer: in `<tool_call>` of chat templates, or in the field
+    `tool_calls`, in which DSPy has them without native function calling."""
+    if SUBMIT not in text:
+        return
+    value = fields_in(text, ("tool_calls",)).get("tool_calls")
     if isinstance(value, str):
-        value = _value_of_json(value)
+        value = structure_in(value)
     calls = value.get("tool_calls") if isinstance(value, Mapping) else value
-    for call in calls if isinstance(calls, list) else ():
-        if isinstance(call, Mapping) and isinstance(call.get("args"), Mapping):
-            yield str(call.get("name")), call["args"]
+    marked = [_value_of_json(part.partition("</tool_call>")[0]) for part in text.split("<tool_call>")[1:]]
+    for call in [*marked, *(calls if isinstance(calls, list) else ())]:
+        arguments = next((call[key] for key in _ARGUMENTS if key in call), None) if isinstance(call, Mapping) else None
+        if isinstance(arguments, Mapping):
+            yield str(call.get("name")), arguments
 
 
 def _value_of_json(text: str) -> Any:

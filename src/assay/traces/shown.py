@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from assay.support.sections import ASKS
+from assay.support.sections import ASKS, fields_in
 from assay.support.values import value_text
 
 __all__ = ["Carried", "OwnTask", "TaskTexts", "demos_in", "message_texts", "occurs_in"]
@@ -249,7 +249,7 @@ class OwnTask:
             if value is not None and not isinstance(value, bool) and (text := _plain(_text(value)))
         ]
         self._word = max((word for part in self._parts for word in _WORD.findall(part)), key=len, default="")
-        self._answers: set[str] = set()  # answers of the rollout so far
+        self._answers: dict[str, dict[str, str]] = {}  # answers of the rollout so far and their fields
         self._earlier_prompts: set[int] = set()  # hashes of its conversations so far, up to the last user message
 
     def possible(self, request_json: str) -> bool:
@@ -269,7 +269,7 @@ class OwnTask:
         task_fields = hash(_fields(texts[last_user])) if texts else 0
         for index, (message, text) in enumerate(zip(messages[:last_user], texts, strict=False)):
             if message.get("role") == "user" and messages[index + 1].get("role") == "assistant":
-                earlier = _bare(texts[index + 1]) in self._answers or _beginning(texts, index) in self._earlier_prompts
+                earlier = self._is_answer(texts[index + 1]) or _beginning(texts, index) in self._earlier_prompts
                 if not earlier and (hash(_fields(text)) == task_fields or self._holds(text)):
                     return True
             elif (
@@ -280,8 +280,15 @@ class OwnTask:
 
     def answered(self, messages: Sequence[Mapping[str, Any]], output: str) -> None:
         """Record a call of the rollout whose prompt did not demonstrate the task."""
-        self._answers.add(_bare(output))
+        self._answers[_bare(output)] = _bare_fields(output)
         self._earlier_prompts.add(_beginning(_texts(messages), _last_user_message(messages)))
+
+    def _is_answer(self, text: str) -> bool:
+        """Whether a message is an answer of the rollout, or a part of its fields: DSPy takes written tool calls out."""
+        if _bare(text) in self._answers:
+            return True
+        fields = _bare_fields(text)
+        return bool(fields) and any(fields.items() <= answer.items() for answer in self._answers.values())
 
     def _holds(self, text: str) -> bool:
         return bool(self._word) and self._word in text and all(occurs_in(part, _plain(text)) for part in self._parts)
@@ -299,6 +306,10 @@ def _last_user_message(messages: Sequence[Mapping[str, Any]]) -> int:
 def _bare(text: str) -> str:
     """An answer without what DSPy changes when it writes it into the history of a later call."""
     return "".join(text.split()).removesuffix("[[##completed##]]")
+
+
+def _bare_fields(answer: str) -> dict[str, str]:
+    return {name: _bare(_text(value)) for name, value in fields_in(answer).items()}
 
 
 def _beginning(texts: Sequence[str], at: int) -> int:

@@ -20,6 +20,7 @@ from assay.evaluation.comparison import (
     what_would_decide,
 )
 from assay.evaluation.evaluation import Evaluation
+from assay.evaluation.notes import overridden_format
 from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import FEWEST, Gain, differences_of, paired_gain
@@ -124,6 +125,7 @@ def compile_prompts(
             failed=search.failed,
             gated=config.decisions.gate,
         )
+        outcome.notes += overridden_format(student.prompt_format, search.candidates[0].evaluation.sent_formats)
         _gate_and_test(outcome, search.candidates[0], winner, splits, session, config)
         if outcome.compiled is outcome.baseline:
             outcome.notes += _nearest_rival(search.candidates)

@@ -76,7 +76,7 @@ class ExportPass:
         self.people: set[str] = set()
         self.zero_variance_groups = self.rollouts = self.groups = 0
         self.written = Counter[str]()
-        self.answers: list[tuple[Rollout, str]] = []
+        self.answers: list[tuple[Rollout, Turn]] = []
         self.columns: dict[str, dict[str, str]] = {"inputs": {}, "outputs": {}}
         self._task: str | None = None
         self._cached_only: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
@@ -193,15 +193,15 @@ class ExportPass:
             self.columns["inputs"].update(inputs)
             self.columns["outputs"].update(dict.fromkeys(outputs, ""))
             answered = [
-                (episode.rollout, turn.output)
+                (episode.rollout, turn)
                 for episode in episodes
                 if episode.rollout.status == "done"
                 for turn in prompted_turns(episode, self.config.call)
             ]
-            for rollout, text in answered:
+            for rollout, turn in answered:
                 alike = sum(known.score == rollout.score for known, _ in self.answers)
                 if len(self.answers) < _ANSWERS and alike < _ANSWERS // 2:
-                    self.answers.append((rollout, text))
+                    self.answers.append((rollout, turn))
             return grpo_rows(episodes, self.target.renderer, call=self.config.call)
         if self.config.kind == "sft":
             return self._sft_rows(selected)

@@ -22,6 +22,7 @@ from assay.traces.export.gates import refuse_ungated
 from assay.traces.export.selection import sealed_tasks
 from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig
 from assay.traces.export.trl_files import trl_files
+from assay.traces.export.turns import Turn
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt
@@ -46,7 +47,7 @@ class ExportReport(ReportRepr):
     rows: int
     manifest: dict[str, Any]
     # kind="grpo" only: up to 20 rollouts with the text of their last call, to try the rubric's checks on
-    answers: list[tuple[Rollout, str]] = field(default_factory=list)
+    answers: list[tuple[Rollout, Turn]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def _facts(self) -> list[tuple[str, str]]:
