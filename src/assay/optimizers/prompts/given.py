@@ -236,18 +236,29 @@ def _arguments(optimizer: Any, student: "Student", title: str, p: Proposal) -> t
 class Student(RecordedProgram):
     """A recorded program that other code can treat as the program itself.
 
-    Attributes, predictors' names and state are those of the program. Each copy has signatures of its own: an
-    instruction that is set in a signature's class would change the baseline too. A run in a thread that DSPy's settings
-    do not reach has the session's.
+    Class, attributes, predictors' names and state are those of the program; `type(student)()` is a recorded program
+    too. Each copy has signatures of its own: an instruction that is set in a signature's class would change the
+    baseline too. A run in a thread that DSPy's settings do not reach has the session's.
     """
+
+    _first: "Student"  # of the classes that `of` makes
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.__dict__ |= {**vars(self._first), "program": type(self._first.program)(*args, **options)}
+        self._separate_signatures()
 
     @classmethod
     def of(cls, recorded: RecordedProgram) -> "Student":
-        student = copy.deepcopy(recorded)
-        student.__class__ = cls
+        student, kind = copy.deepcopy(recorded), type(recorded.program)
+        names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+        student.__class__ = type(kind.__name__, (cls,), {**names, "_first": student})
         assert isinstance(student, cls)
         student._separate_signatures()
         return student
+
+    @property
+    def __class__(self) -> type:  # for isinstance
+        return type(self.program)
 
     def _separate_signatures(self) -> None:
         for predictor in self.program.predictors():
@@ -265,7 +276,8 @@ class Student(RecordedProgram):
         return getattr(self.program, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or name in vars(self) or hasattr(type(self), name) or name not in vars(self.program):
+        own = name.startswith("_") or name in vars(self) or hasattr(type(self), name) or "program" not in vars(self)
+        if own or name not in vars(self.program):
             super().__setattr__(name, value)
         else:
             setattr(self.program, name, value)
