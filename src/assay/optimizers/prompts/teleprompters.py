@@ -1,5 +1,6 @@
 """DSPy's teleprompters by name. They propose programs; `assay.optimizers.prompts.compile` chooses between them."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,15 @@ from assay.evaluation.session import RecordedProgram
 from assay.models.dspy_seam import moved_parts
 from assay.models.scope import looping_answers_as_text
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
-from assay.optimizers.prompts.given import compiled_by, target_of, title_of
-from assay.optimizers.prompts.named import check_settings, classes_of, refusal, refused_object, short_name
+from assay.optimizers.prompts.given import built, check_arguments, compiled_by, kept_configuration, target_of, title_of
+from assay.optimizers.prompts.named import (
+    check_settings,
+    classes_of,
+    parameters_of,
+    refusal,
+    refused_object,
+    short_name,
+)
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
@@ -21,6 +29,7 @@ from assay.programs.isolation import copied
 __all__ = [
     "OPTIMIZERS",
     "auto_prompt_formats",
+    "check_made",
     "check_optimizer",
     "least_runs",
     "propose",
@@ -311,7 +320,7 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     student = proposal.student
     proposal.student = RecordedProgram(copied(student.program), session, prompt_format=student.prompt_format)
     proposal.student.temperature = student.temperature
-    with session.context(), looping_answers_as_text():  # of proposals; runs of the program set it back
+    with kept_configuration(), session.context(), looping_answers_as_text():  # of proposals; runs of the program set it back
         compiled = build(proposal)
     compiled.temperature = student.temperature
     compiled.prompt_format = compiled.prompt_format or student.prompt_format
@@ -325,13 +334,35 @@ def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> Non
         ConfigError: says why, and what to use.
     """
     if (reason := refusal(name)) is not None:
-        raise ConfigError(f"optimizer {name!r}: {reason}")
+        raise ConfigError(f"optimizer {title_of(name)}: {reason}")
     short = short_name(name)
     target = target_of(short, known=("auto", *OPTIMIZERS)) if short not in OPTIMIZERS and short != "auto" else None
+    _check(name, target, settings or {})
+
+
+def check_made(name: str, proposal: Proposal) -> None:
+    """Refuses an optimizer that the function of this name returns, as `check_optimizer` refuses one itself.
+
+    Raises:
+        ConfigError: says why; also if the function fails.
+    """
+    short = short_name(name)
+    if short in OPTIMIZERS or short == "auto" or not inspect.isroutine(function := target_of(short)):
+        return
+    taken = parameters_of(function)
+    with proposal.session.context():
+        _check(name, built(short, proposal), {k: v for k, v in proposal.settings.items() if k not in taken})
+
+
+def _check(name: str, target: Any, settings: Mapping[str, Any]) -> None:
+    """`target`: the class, function or object of this name; None for one of ours."""
+    short = short_name(name)
     if target is not None and (reason := refused_object(target)) is not None:
         raise ConfigError(f"optimizer {title_of(name)}: {reason}")
     _require_parts(name, classes_of(short if target is None else target))
-    check_settings(short, settings or {}, target)
+    check_settings(short, settings, target)
+    if target is not None:
+        check_arguments(short, target, settings)
 
 
 def _require_parts(name: str, classes: Sequence[str]) -> None:
