@@ -1,6 +1,7 @@
 """Teleprompters as DSPy's users have them: objects, classes and functions of DSPy and of one's own."""
 
 import asyncio
+import inspect
 import json
 import subprocess
 import sys
@@ -135,6 +136,28 @@ class Rebuilt:
         return taught(Mine())
 
 
+class OfTheClass:
+    def compile(self, student: Any, trainset: Any) -> Any:
+        assert isinstance(student, Mine)
+        assert "forward" in inspect.getsource(student.__class__)
+        fresh = type(student)()
+        assert fresh(**trainset[0].inputs()).answer
+        return taught(fresh)
+
+
+class Configures:
+    def compile(self, student: Any, trainset: Any) -> Any:
+        dspy.configure(lm=dspy.settings.lm, temperature=0.25)
+        return taught(student)
+
+
+class Options:
+    def compile(self, student: Any, trainset: Any, **options: Any) -> Any:
+        assert options.pop("valset")
+        assert options in ({}, {"steps": 3})
+        return taught(student)
+
+
 class State:
     def compile(self, student: Any, trainset: Any) -> Any:
         state = student.dump_state()
@@ -145,11 +168,19 @@ class State:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Positional, Keywords, Scored, Awaited, InPlace, Threads, Rebuilt, State])
+@pytest.mark.parametrize(
+    "kind", [Positional, Keywords, Scored, Awaited, InPlace, Threads, Rebuilt, State, OfTheClass, Configures, Options]
+)
 def test_whatever_compile_takes_and_returns_is_served(place: Path, kind: Any) -> None:
     report = compiled(kind())
     assert won(report), report.to_dict()["notes"]
     assert report.to_dict()["candidates"][0]["val_score"] == 0  # the baseline is not changed
+    assert dspy.settings.lm is None
+    assert dspy.settings.get("temperature") is None
+
+
+def test_settings_reach_the_keywords_of_compile(place: Path) -> None:
+    assert won(compiled(Options(), optimizer_settings={"steps": 3}))
 
 
 def changed_fields(student: Any) -> Any:
@@ -189,6 +220,28 @@ def test_an_error_of_ones_own_optimizer_keeps_the_best_program_so_far(place: Pat
 
     data = compiled(Own(failing)).to_dict()
     assert "KeyError" in data["failed"]
+
+
+def test_an_optimizer_that_ends_the_process_has_failed(place: Path) -> None:
+    def ending(student: Any) -> Any:
+        raise SystemExit(3)
+
+    assert "sys.exit(3)" in compiled(Own(ending), gate=False, test=False).to_dict()["failed"]
+
+
+@pytest.mark.slow
+def test_batches_of_dspys_optimizers_fit_the_tasks(place: Path) -> None:
+    lm = scripted_lm(script)
+    data = compiled(dspy.SIMBA(metric=right, max_steps=1, num_candidates=1, prompt_model=lm), lm).to_dict()
+    assert data["failed"] is None
+    assert any("bsize" in note and "12" in note for note in data["notes"])
+    options = {"auto": None, "num_candidates": 2, "max_bootstrapped_demos": 0, "max_labeled_demos": 0}
+    mipro = dspy.MIPROv2(metric=right, prompt_model=lm, task_model=lm, **options)
+    assert compiled(mipro, lm, optimizer_settings={"num_trials": 2}).to_dict()["failed"] is None
+    sent = lm.scripted.calls
+    with pytest.raises(ConfigError, match="num_trials"):
+        compiled(mipro, lm)
+    assert lm.scripted.calls == sent
 
 
 def test_a_given_metric_stays_and_a_missing_one_is_the_rubric(place: Path) -> None:
@@ -319,18 +372,26 @@ print(__import__("json").dumps(answers))
         ("delattr(*seam.GEPA_BATCH.place)", "gepa", "DspyAdapter.evaluate"),
         ("setattr(*seam.GEPA_TEXTS.place, lambda self, texts: texts)", "gepa", "DspyAdapter.propose_new_texts"),
         ("setattr(*seam.MIPRO_CANDIDATE.place, lambda program: 0.0)", "mipro", "eval_candidate_program"),
+        ("del dspy.SIMBA", "simba", "dspy.SIMBA"),
+        ("del dspy.GEPA", "gepa", "dspy.GEPA"),
+        ("del dspy.MIPROv2", "mipro", "dspy.MIPROv2"),
+        ("del dspy.InferRules", "infer-rules", "dspy.InferRules"),
+        ("del dspy.BootstrapFewShot", "bootstrap", "dspy.BootstrapFewShot"),
     ],
 )
 def test_an_optimizer_whose_part_of_dspy_moved_is_refused_by_name(change: str, refused: str, part: str) -> None:
-    names = {"simba": "SIMBA", "gepa": "GEPA", "mipro": "MIPROv2"}
-    optimizers = [*names, *(f"dspy:{name}()" for name in names.values()), "auto", "bootstrap", "copro"]
+    names = {
+        "simba": "SIMBA", "gepa": "GEPA", "mipro": "MIPROv2", "infer-rules": "InferRules",
+        "bootstrap": "BootstrapFewShot",
+    }  # fmt: skip
+    optimizers = [*names, *(f"dspy:{name}" for name in names.values()), "auto", "labeled", "copro"]
     code = MOVED.format(change=change, optimizers=optimizers)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     answers = dict(zip(optimizers, json.loads(ended.stdout.splitlines()[-1]), strict=True))
-    assert {name for name, answer in answers.items() if answer} == {refused, f"dspy:{names[refused]}()"}, ended.stderr
+    assert {name for name, answer in answers.items() if answer} == {refused, f"dspy:{names[refused]}"}, ended.stderr
     assert part in answers[refused]
     assert dspy.__version__ in answers[refused]
-    assert refused not in answers[refused].rpartition(";")[2]
+    assert refused not in answers[refused].rpartition(";")[2].split(", ")
 
 
 FILE = f"""import dspy
@@ -363,11 +424,52 @@ def broken():
     return 3
 
 
+def failing():
+    raise RuntimeError("no such folder")
+
+
+def ending():
+    raise SystemExit(0)
+
+
+def needs(path):
+    return Taught(None)
+
+
+def weights():
+    return dspy.BootstrapFinetune(metric=None)
+
+
+def trials():
+    return dspy.MIPROv2(metric=print, auto=None, num_candidates=2)
+
+
+class Needs:
+    def __init__(self, path):
+        self.path = path
+
+    def compile(self, student, trainset):
+        return student
+
+
+class Judged:
+    def compile(self, student, trainset, judge):
+        return student
+
+
+class Static:
+    @staticmethod
+    def compile(student, *, trainset):
+        return Taught("").compile(student, trainset)
+
+
 ready = Taught(None)
 """
 
 
-@pytest.mark.parametrize("name", ["make", "make(times=3)", "Taught", "Taught(times=2)", "ready"])
+@pytest.mark.parametrize(
+    "name", ["make", "make(times=3)", "Taught", "Taught(times=2)", "ready", "needs(path='p')", "Static"]
+)
 def test_an_optimizer_in_a_file_is_a_class_a_function_or_an_object(place: Path, name: str) -> None:
     (place / "mine.py").write_text(FILE)
     report = compiled(f"mine.py:{name}", gate=False, test=False)
@@ -378,12 +480,24 @@ def test_an_optimizer_in_a_file_is_a_class_a_function_or_an_object(place: Path, 
 
 
 @pytest.mark.parametrize(
-    "name", ["mine.py:nothing", "none.py:make", "mine.py:Mine", "mine.py:broken", "mine.py:make(1)", "json:loads", ""]
-)
-def test_a_name_of_no_optimizer_is_refused(place: Path, name: str) -> None:
+    ("name", "named"),
+    [
+        ("mine.py:nothing", "nothing"), ("mine.py:mak", "'mine.py:make'"), ("none.py:make", "none.py"), ("mine.py", ""),
+        ("mine.py:Mine", "Mine"), ("mine.py:broken", "int"), ("mine.py:make(1)", "1"), ("json:loads", "'s'"),
+        ("mine.py:failing", "no such folder"), ("mine.py:ending", "SystemExit"), ("mine.py:needs", "'path'"),
+        ("mine.py:Needs", "'path'"), ("mine.py:make(size=3)", "'size'"), ("mine.py:Judged", "judge"),
+        ("mine.py:weights", "weights"), ("mine.py:trials", "num_trials"), ("raising.py:x", "at import"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_name_of_no_optimizer_is_refused_before_any_call(place: Path, name: str, named: str) -> None:
     (place / "mine.py").write_text(FILE)
-    with pytest.raises(ConfigError, match="optimizer"):
-        compiled(name, gate=False, test=False)
+    (place / "raising.py").write_text("raise RuntimeError('at import')")
+    lm = scripted_lm(script)
+    with dspy.context(lm=lm), pytest.raises(ConfigError, match="optimizer") as caught:
+        compiled(name, lm, gate=False, test=False)
+    assert named in str(caught.value)
+    assert "assay_source" not in str(caught.value)
+    assert lm.scripted.calls == 0
 
 
 def embedded(texts: list[str]) -> Any:

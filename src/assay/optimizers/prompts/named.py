@@ -5,12 +5,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import dspy
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
 
 from assay.errors import ConfigError
+from assay.models.dspy_seam import optimizer_class
 from assay.sources.modules import without_call
 from assay.support.settings import nearest
 
@@ -30,19 +30,7 @@ ALIASES = {
     "Ensemble": "ensemble",
     "BootstrapFewShotWithOptuna": "optuna",
 }
-_CLASSES = {
-    "labeled": (dspy.LabeledFewShot,),
-    "bootstrap": (dspy.BootstrapFewShot,),
-    "knn": (),
-    "ensemble": (),
-    "bootstrap-search": (dspy.BootstrapFewShotWithRandomSearch,),
-    "copro": (dspy.COPRO,),
-    "mipro": (dspy.MIPROv2,),
-    "simba": (dspy.SIMBA,),
-    "gepa": (dspy.GEPA,),
-    "infer-rules": (dspy.InferRules,),
-    "optuna": (dspy.BootstrapFewShotWithOptuna,),
-}
+_OWN = ("knn", "ensemble")  # that use no class of DSPy's
 _WEIGHTS = (
     "{name} trains weights, and a compile makes prompts: its artifact would run without them. "
     "Use `assay improve --order {order}`, or in Python dspy.{name} with lm.provider = assay's TRLProvider"
@@ -142,7 +130,8 @@ def check_settings(name: str, settings: Mapping[str, Any], target: Any = None) -
     """
     if not settings:
         return
-    targets = (target,) if target is not None else _CLASSES.get(name, ())
+    kinds = [] if name in _OWN else map(optimizer_class, classes_of(name))
+    targets = [target] if target is not None else [*kinds]
     accepted = set[str]().union(*map(parameters_of, targets))
     if not _may_take_others(target) and (unknown := sorted(set(settings) - accepted)):
         accepted_text = (

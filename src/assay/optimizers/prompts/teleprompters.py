@@ -9,7 +9,7 @@ import dspy
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.session import RecordedProgram
-from assay.models.dspy_seam import moved_parts
+from assay.models.dspy_seam import moved_parts, optimizer_class
 from assay.models.scope import looping_answers_as_text
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
 from assay.optimizers.prompts.given import built, check_arguments, compiled_by, kept_configuration, target_of, title_of
@@ -46,7 +46,7 @@ def _labeled(p: Proposal) -> RecordedProgram:
     return p.compiled(p.build(dspy.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
 
 
-class _Bootstrap(dspy.BootstrapFewShot):  # type: ignore[misc]
+class _Bootstrap(optimizer_class("BootstrapFewShot")):  # type: ignore[misc]
     """Returns the demonstrations collected so far if a cap ends it; DSPy's loses them."""
 
     cut: BudgetExceeded | None = None
@@ -188,7 +188,7 @@ def _gepa(p: Proposal) -> RecordedProgram:
     return p.compiled(optimizer, trainset=p.examples(), valset=to_examples(p.val))
 
 
-class _InferRules(dspy.InferRules):  # type: ignore[misc]
+class _InferRules(optimizer_class("InferRules")):  # type: ignore[misc]
     """InferRules that gives each candidate its own signature class.
 
     DSPy's writes the rules into the signature's class, which all copies of a program share, the baseline included.
@@ -228,7 +228,7 @@ def _ensemble(p: Proposal) -> RecordedProgram:
     return RecordedProgram(EnsembleProgram(members), p.session)
 
 
-class _Optuna(dspy.BootstrapFewShotWithOptuna):  # type: ignore[misc]
+class _Optuna(optimizer_class("BootstrapFewShotWithOptuna")):  # type: ignore[misc]
     """BootstrapFewShotWithOptuna with a corrected objective.
 
     DSPy's shows a single demonstration whatever number is set, and fails on a predictor that no run called.
@@ -320,7 +320,11 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     student = proposal.student
     proposal.student = RecordedProgram(copied(student.program), session, prompt_format=student.prompt_format)
     proposal.student.temperature = student.temperature
-    with kept_configuration(), session.context(), looping_answers_as_text():  # of proposals; runs of the program set it back
+    with (
+        kept_configuration(),
+        session.context(),
+        looping_answers_as_text(),
+    ):  # of proposals; runs of the program set it back
         compiled = build(proposal)
     compiled.temperature = student.temperature
     compiled.prompt_format = compiled.prompt_format or student.prompt_format
