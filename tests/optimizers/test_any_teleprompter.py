@@ -13,8 +13,10 @@ from typing import Any
 import dspy
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import assay
+from assay.cli.main import group
 from assay.errors import AssayError, ConfigError
 from assay.testing import scripted_lm
 
@@ -57,8 +59,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compiled(optimizer: Any, lm: Any = None, **options: Any) -> Any:
-    options = {"data": ROWS, "sizes": SIZES, "prompt_format": "json", "threads": 1, **options}
-    return assay.compile(Mine(), rubric="r.yaml", lm=lm or scripted_lm(script), optimizer=optimizer, **options)
+    options = {"data": ROWS, "sizes": SIZES, "prompt_format": "json", "threads": 1, "rubric": "r.yaml", **options}
+    return assay.compile(Mine(), lm=lm or scripted_lm(script), optimizer=optimizer, **options)
 
 
 def taught(student: Any) -> Any:
@@ -342,6 +344,78 @@ def test_splits_without_rows_are_an_error_that_says_how_many_they_need(place: Pa
     assert lm.scripted.calls == 0
     report = compiled(Own(), data=None, trainset=ROWS[:9], valset=ROWS[9:20], gate=False, test=False)
     assert report.to_dict()["candidates"][1]["val_score"] == 1.0
+
+
+def test_rows_of_named_splits_may_overlap_repeat_or_come_from_generators(place: Path) -> None:
+    tasks = [assay.datasets.make_task(row).key for row in ROWS]
+    given = {"trainset": iter(ROWS[:12] + ROWS[:4]), "valset": (row for row in ROWS[8:20]), "data": iter(ROWS)}
+    splits = split_questions(compiled(Own(), sizes={}, **given))
+    assert splits["train"] == set(tasks[:12])
+    assert splits["val"] == set(tasks[12:20])
+    assert splits["gate"] | splits["test"] == set(tasks[20:])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"trainset": ROWS[:40], "valset": ROWS[40:], "data": ROWS}, r"gate, test.*\b6 rows"),
+        ({"data": {"train": ROWS[:9], "val": ROWS[9:20], "test": ROWS[20:]}}, r"for gate:.*\b6 rows"),
+        ({"data": {"train": ROWS[:9], "val": ROWS[9:20], "gate": ROWS[:9], "test": ROWS[20:]}}, "gate"),
+        ({"trainset": [], "valset": ROWS[9:20], "data": ROWS}, "train is empty"),
+        ({"data": {"train": ROWS[:9], "holdout": ROWS[9:]}}, "holdout.*gate"),
+        ({"data": {"train": ROWS[:9], "val": ROWS[9:20], "dev": ROWS[20:30]}}, "val is given twice"),
+        ({"trainset": ROWS[0], "data": ROWS}, "train is a dict"),
+    ],
+)
+def test_rows_that_leave_a_split_empty_are_an_error_before_any_call(place: Path, given: Any, named: str) -> None:
+    lm = scripted_lm(script)
+    with pytest.raises(AssayError, match=named):
+        compiled(Own(), lm, **{"data": None, "sizes": {}, **given})
+    assert lm.scripted.calls == 0
+
+
+def test_splits_have_the_names_of_other_libraries_too(place: Path) -> None:
+    data = {"train": ROWS[:10], "validation": ROWS[10:16], "gate": ROWS[16:28], "test": ROWS[28:40]}
+    splits = split_questions(compiled(Own(), sizes={}, data=data))
+    assert {name: len(keys) for name, keys in splits.items()} == {"train": 10, "val": 6, "gate": 12, "test": 12}
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "typed"),
+    [
+        (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
+        (assay.evaluate, "metric", "rubric="), (assay.compare, "devset", "data={'val'"),
+        (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
+        (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
+        (assay.compile, "metric", "rubric="), (assay.compile, "student", "program="),
+        (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
+    ],
+)  # fmt: skip
+def test_keywords_of_dspy_are_answered_with_what_to_type(function: Any, keyword: str, typed: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        function(**{keyword: ROWS})
+    assert typed in str(caught.value)
+
+
+def test_the_command_line_takes_splits_as_files(place: Path) -> None:
+    (place / "mine.py").write_text(FILE)
+    for name, rows in (("train", ROWS[:12]), ("val", ROWS[12:18]), ("rest", ROWS[18:])):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["compile", "mine.py:Mine", "--rubric", "r.yaml", "--data", "rest.jsonl", "--model", "openai/none"]
+    files = ["--trainset", "train.jsonl", "--valset", "val.jsonl"]
+    result = CliRunner().invoke(group, [*command, *files, "--optimizer", "mine.py:make", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "train 12, val 6, gate 31, test 31" in result.output
+
+
+def test_an_optimizer_of_the_project_file_is_relative_to_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "sub").mkdir()
+    (place / ".git").mkdir()
+    (place / "mine.py").write_text(FILE)
+    (place / "assay.toml").write_text("[compile]\noptimizer = 'mine.py:make(times=3)'\n")
+    monkeypatch.chdir(place / "sub")
+    given = assay.project_settings("compile")["optimizer"]
+    assert compiled(given, rubric="../r.yaml", gate=False, test=False).to_dict()["candidates"][1]["val_score"] == 1.0
 
 
 MOVED = """
