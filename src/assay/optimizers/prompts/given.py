@@ -352,7 +352,7 @@ class Student(RecordedProgram):
         student._separate_signatures()
         return student
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # for isinstance
         return type(self.program)
 
