@@ -1,6 +1,7 @@
 """Teleprompters as DSPy's users have them: objects, classes and functions of DSPy and of one's own."""
 
 import asyncio
+import inspect
 import json
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from typing import Any
 import dspy
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import assay
+from assay.cli.main import group
 from assay.errors import AssayError, ConfigError
 from assay.testing import scripted_lm
 
@@ -56,8 +59,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compiled(optimizer: Any, lm: Any = None, **options: Any) -> Any:
-    options = {"data": ROWS, "sizes": SIZES, "prompt_format": "json", "threads": 1, **options}
-    return assay.compile(Mine(), rubric="r.yaml", lm=lm or scripted_lm(script), optimizer=optimizer, **options)
+    options = {"data": ROWS, "sizes": SIZES, "prompt_format": "json", "threads": 1, "rubric": "r.yaml", **options}
+    return assay.compile(Mine(), lm=lm or scripted_lm(script), optimizer=optimizer, **options)
 
 
 def taught(student: Any) -> Any:
@@ -135,6 +138,28 @@ class Rebuilt:
         return taught(Mine())
 
 
+class OfTheClass:
+    def compile(self, student: Any, trainset: Any) -> Any:
+        assert isinstance(student, Mine)
+        assert "forward" in inspect.getsource(student.__class__)
+        fresh = type(student)()
+        assert fresh(**trainset[0].inputs()).answer
+        return taught(fresh)
+
+
+class Configures:
+    def compile(self, student: Any, trainset: Any) -> Any:
+        dspy.configure(lm=dspy.settings.lm, temperature=0.25)
+        return taught(student)
+
+
+class Options:
+    def compile(self, student: Any, trainset: Any, **options: Any) -> Any:
+        assert options.pop("valset")
+        assert options in ({}, {"steps": 3})
+        return taught(student)
+
+
 class State:
     def compile(self, student: Any, trainset: Any) -> Any:
         state = student.dump_state()
@@ -145,11 +170,19 @@ class State:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Positional, Keywords, Scored, Awaited, InPlace, Threads, Rebuilt, State])
+@pytest.mark.parametrize(
+    "kind", [Positional, Keywords, Scored, Awaited, InPlace, Threads, Rebuilt, State, OfTheClass, Configures, Options]
+)
 def test_whatever_compile_takes_and_returns_is_served(place: Path, kind: Any) -> None:
     report = compiled(kind())
     assert won(report), report.to_dict()["notes"]
     assert report.to_dict()["candidates"][0]["val_score"] == 0  # the baseline is not changed
+    assert dspy.settings.lm is None
+    assert dspy.settings.get("temperature") is None
+
+
+def test_settings_reach_the_keywords_of_compile(place: Path) -> None:
+    assert won(compiled(Options(), optimizer_settings={"steps": 3}))
 
 
 def changed_fields(student: Any) -> Any:
@@ -189,6 +222,28 @@ def test_an_error_of_ones_own_optimizer_keeps_the_best_program_so_far(place: Pat
 
     data = compiled(Own(failing)).to_dict()
     assert "KeyError" in data["failed"]
+
+
+def test_an_optimizer_that_ends_the_process_has_failed(place: Path) -> None:
+    def ending(student: Any) -> Any:
+        raise SystemExit(3)
+
+    assert "sys.exit(3)" in compiled(Own(ending), gate=False, test=False).to_dict()["failed"]
+
+
+@pytest.mark.slow
+def test_batches_of_dspys_optimizers_fit_the_tasks(place: Path) -> None:
+    lm = scripted_lm(script)
+    data = compiled(dspy.SIMBA(metric=right, max_steps=1, num_candidates=1, prompt_model=lm), lm).to_dict()
+    assert data["failed"] is None
+    assert any("bsize" in note and "12" in note for note in data["notes"])
+    options = {"auto": None, "num_candidates": 2, "max_bootstrapped_demos": 0, "max_labeled_demos": 0}
+    mipro = dspy.MIPROv2(metric=right, prompt_model=lm, task_model=lm, **options)
+    assert compiled(mipro, lm, optimizer_settings={"num_trials": 2}).to_dict()["failed"] is None
+    sent = lm.scripted.calls
+    with pytest.raises(ConfigError, match="num_trials"):
+        compiled(mipro, lm)
+    assert lm.scripted.calls == sent
 
 
 def test_a_given_metric_stays_and_a_missing_one_is_the_rubric(place: Path) -> None:
@@ -291,6 +346,78 @@ def test_splits_without_rows_are_an_error_that_says_how_many_they_need(place: Pa
     assert report.to_dict()["candidates"][1]["val_score"] == 1.0
 
 
+def test_rows_of_named_splits_may_overlap_repeat_or_come_from_generators(place: Path) -> None:
+    tasks = [assay.datasets.make_task(row).key for row in ROWS]
+    given = {"trainset": iter(ROWS[:12] + ROWS[:4]), "valset": (row for row in ROWS[8:20]), "data": iter(ROWS)}
+    splits = split_questions(compiled(Own(), sizes={}, **given))
+    assert splits["train"] == set(tasks[:12])
+    assert splits["val"] == set(tasks[12:20])
+    assert splits["gate"] | splits["test"] == set(tasks[20:])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"trainset": ROWS[:40], "valset": ROWS[40:], "data": ROWS}, r"gate, test.*\b6 rows"),
+        ({"data": {"train": ROWS[:9], "val": ROWS[9:20], "test": ROWS[20:]}}, r"for gate:.*\b6 rows"),
+        ({"data": {"train": ROWS[:9], "val": ROWS[9:20], "gate": ROWS[:9], "test": ROWS[20:]}}, "gate"),
+        ({"trainset": [], "valset": ROWS[9:20], "data": ROWS}, "train is empty"),
+        ({"data": {"train": ROWS[:9], "holdout": ROWS[9:]}}, "holdout.*gate"),
+        ({"data": {"train": ROWS[:9], "val": ROWS[9:20], "dev": ROWS[20:30]}}, "val is given twice"),
+        ({"trainset": ROWS[0], "data": ROWS}, "train is a dict"),
+    ],
+)
+def test_rows_that_leave_a_split_empty_are_an_error_before_any_call(place: Path, given: Any, named: str) -> None:
+    lm = scripted_lm(script)
+    with pytest.raises(AssayError, match=named):
+        compiled(Own(), lm, **{"data": None, "sizes": {}, **given})
+    assert lm.scripted.calls == 0
+
+
+def test_splits_have_the_names_of_other_libraries_too(place: Path) -> None:
+    data = {"train": ROWS[:10], "validation": ROWS[10:16], "gate": ROWS[16:28], "test": ROWS[28:40]}
+    splits = split_questions(compiled(Own(), sizes={}, data=data))
+    assert {name: len(keys) for name, keys in splits.items()} == {"train": 10, "val": 6, "gate": 12, "test": 12}
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "typed"),
+    [
+        (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
+        (assay.evaluate, "metric", "rubric="), (assay.compare, "devset", "data={'val'"),
+        (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
+        (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
+        (assay.compile, "metric", "rubric="), (assay.compile, "student", "program="),
+        (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
+    ],
+)  # fmt: skip
+def test_keywords_of_dspy_are_answered_with_what_to_type(function: Any, keyword: str, typed: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        function(**{keyword: ROWS})
+    assert typed in str(caught.value)
+
+
+def test_the_command_line_takes_splits_as_files(place: Path) -> None:
+    (place / "mine.py").write_text(FILE)
+    for name, rows in (("train", ROWS[:12]), ("val", ROWS[12:18]), ("rest", ROWS[18:])):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["compile", "mine.py:Mine", "--rubric", "r.yaml", "--data", "rest.jsonl", "--model", "openai/none"]
+    files = ["--trainset", "train.jsonl", "--valset", "val.jsonl"]
+    result = CliRunner().invoke(group, [*command, *files, "--optimizer", "mine.py:make", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "train 12, val 6, gate 31, test 31" in result.output
+
+
+def test_an_optimizer_of_the_project_file_is_relative_to_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "sub").mkdir()
+    (place / ".git").mkdir()
+    (place / "mine.py").write_text(FILE)
+    (place / "assay.toml").write_text("[compile]\noptimizer = 'mine.py:make(times=3)'\n")
+    monkeypatch.chdir(place / "sub")
+    given = assay.project_settings("compile")["optimizer"]
+    assert compiled(given, rubric="../r.yaml", gate=False, test=False).to_dict()["candidates"][1]["val_score"] == 1.0
+
+
 MOVED = """
 import dspy
 from assay.models import dspy_seam as seam
@@ -319,18 +446,26 @@ print(__import__("json").dumps(answers))
         ("delattr(*seam.GEPA_BATCH.place)", "gepa", "DspyAdapter.evaluate"),
         ("setattr(*seam.GEPA_TEXTS.place, lambda self, texts: texts)", "gepa", "DspyAdapter.propose_new_texts"),
         ("setattr(*seam.MIPRO_CANDIDATE.place, lambda program: 0.0)", "mipro", "eval_candidate_program"),
+        ("del dspy.SIMBA", "simba", "dspy.SIMBA"),
+        ("del dspy.GEPA", "gepa", "dspy.GEPA"),
+        ("del dspy.MIPROv2", "mipro", "dspy.MIPROv2"),
+        ("del dspy.InferRules", "infer-rules", "dspy.InferRules"),
+        ("del dspy.BootstrapFewShot", "bootstrap", "dspy.BootstrapFewShot"),
     ],
 )
 def test_an_optimizer_whose_part_of_dspy_moved_is_refused_by_name(change: str, refused: str, part: str) -> None:
-    names = {"simba": "SIMBA", "gepa": "GEPA", "mipro": "MIPROv2"}
-    optimizers = [*names, *(f"dspy:{name}()" for name in names.values()), "auto", "bootstrap", "copro"]
+    names = {
+        "simba": "SIMBA", "gepa": "GEPA", "mipro": "MIPROv2", "infer-rules": "InferRules",
+        "bootstrap": "BootstrapFewShot",
+    }  # fmt: skip
+    optimizers = [*names, *(f"dspy:{name}" for name in names.values()), "auto", "labeled", "copro"]
     code = MOVED.format(change=change, optimizers=optimizers)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     answers = dict(zip(optimizers, json.loads(ended.stdout.splitlines()[-1]), strict=True))
-    assert {name for name, answer in answers.items() if answer} == {refused, f"dspy:{names[refused]}()"}, ended.stderr
+    assert {name for name, answer in answers.items() if answer} == {refused, f"dspy:{names[refused]}"}, ended.stderr
     assert part in answers[refused]
     assert dspy.__version__ in answers[refused]
-    assert refused not in answers[refused].rpartition(";")[2]
+    assert refused not in answers[refused].rpartition(";")[2].split(", ")
 
 
 FILE = f"""import dspy
@@ -363,11 +498,52 @@ def broken():
     return 3
 
 
+def failing():
+    raise RuntimeError("no such folder")
+
+
+def ending():
+    raise SystemExit(0)
+
+
+def needs(path):
+    return Taught(None)
+
+
+def weights():
+    return dspy.BootstrapFinetune(metric=None)
+
+
+def trials():
+    return dspy.MIPROv2(metric=print, auto=None, num_candidates=2)
+
+
+class Needs:
+    def __init__(self, path):
+        self.path = path
+
+    def compile(self, student, trainset):
+        return student
+
+
+class Judged:
+    def compile(self, student, trainset, judge):
+        return student
+
+
+class Static:
+    @staticmethod
+    def compile(student, *, trainset):
+        return Taught("").compile(student, trainset)
+
+
 ready = Taught(None)
 """
 
 
-@pytest.mark.parametrize("name", ["make", "make(times=3)", "Taught", "Taught(times=2)", "ready"])
+@pytest.mark.parametrize(
+    "name", ["make", "make(times=3)", "Taught", "Taught(times=2)", "ready", "needs(path='p')", "Static"]
+)
 def test_an_optimizer_in_a_file_is_a_class_a_function_or_an_object(place: Path, name: str) -> None:
     (place / "mine.py").write_text(FILE)
     report = compiled(f"mine.py:{name}", gate=False, test=False)
@@ -378,12 +554,24 @@ def test_an_optimizer_in_a_file_is_a_class_a_function_or_an_object(place: Path, 
 
 
 @pytest.mark.parametrize(
-    "name", ["mine.py:nothing", "none.py:make", "mine.py:Mine", "mine.py:broken", "mine.py:make(1)", "json:loads", ""]
-)
-def test_a_name_of_no_optimizer_is_refused(place: Path, name: str) -> None:
+    ("name", "named"),
+    [
+        ("mine.py:nothing", "nothing"), ("mine.py:mak", "'mine.py:make'"), ("none.py:make", "none.py"), ("mine.py", ""),
+        ("mine.py:Mine", "Mine"), ("mine.py:broken", "int"), ("mine.py:make(1)", "1"), ("json:loads", "'s'"),
+        ("mine.py:failing", "no such folder"), ("mine.py:ending", "SystemExit"), ("mine.py:needs", "'path'"),
+        ("mine.py:Needs", "'path'"), ("mine.py:make(size=3)", "'size'"), ("mine.py:Judged", "judge"),
+        ("mine.py:weights", "weights"), ("mine.py:trials", "num_trials"), ("raising.py:x", "at import"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_name_of_no_optimizer_is_refused_before_any_call(place: Path, name: str, named: str) -> None:
     (place / "mine.py").write_text(FILE)
-    with pytest.raises(ConfigError, match="optimizer"):
-        compiled(name, gate=False, test=False)
+    (place / "raising.py").write_text("raise RuntimeError('at import')")
+    lm = scripted_lm(script)
+    with dspy.context(lm=lm), pytest.raises(ConfigError, match="optimizer") as caught:
+        compiled(name, lm, gate=False, test=False)
+    assert named in str(caught.value)
+    assert "assay_source" not in str(caught.value)
+    assert lm.scripted.calls == 0
 
 
 def embedded(texts: list[str]) -> Any:

@@ -14,6 +14,7 @@ from assay.cli.main import group
 from assay.deployment import load_artifact
 from assay.errors import ConfigError, ProgramError
 from assay.programs import load_program, program_inputs, program_state, restore_program
+from assay.programs.state import with_saved_state
 from assay.rubrics import Criterion, Rubric, checks
 from assay.testing import scripted_lm
 
@@ -211,6 +212,65 @@ def test_a_file_that_is_no_state_is_refused(file: Path, content: bytes) -> None:
     with pytest.raises(ProgramError) as caught:
         assay.run(f"{file}:Solver", {"question": "q"}, state=str(path), model="openai/none")
     assert "x.json" in str(caught.value)
+
+
+def test_a_resumed_evaluation_runs_again_if_the_state_has_changed(file: Path, tmp_path: Path) -> None:
+    lm, prompts = recording_lm()
+    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
+    options["store"] = tmp_path / "s.db"
+    path = saved(file)
+    assay.evaluate(f"{file}:Solver", state=str(path), **options)
+    sent = len(prompts)
+    assay.evaluate(f"{file}:Solver", state=str(path), resume=True, **options)
+    assert len(prompts) == sent
+    path.write_text(path.read_text(encoding="utf-8").replace("SAVED", "CHANGED"), encoding="utf-8")
+    assay.evaluate(f"{file}:Solver", state=str(path), resume=True, **options)
+    assert all("CHANGED" in prompt for prompt in prompts[sent:])
+    assert len(prompts) == 2 * sent
+
+
+@pytest.mark.parametrize("given", ["x.pkl", "folder", "x.json"])
+@pytest.mark.parametrize("command", ["evaluate", "compile", "tune", "collect", "improve", "compare", "run"])
+def test_no_command_unpickles_what_it_is_given_as_the_program(file: Path, command: str, given: str) -> None:
+    mark, folder = file.parent / "ran", file.parent / "folder"
+    folder.mkdir()
+    for path in (file.parent / "x.pkl", folder / "program.pkl"):
+        path.write_bytes(b"cos\nmkdir\n(V" + str(mark).encode() + b"\ntR.")
+    (folder / "metadata.json").write_text("{}", encoding="utf-8")
+    (file.parent / "x.json").write_text("{}", encoding="utf-8")
+    data = file.parent / "d.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in DATA), encoding="utf-8")
+    programs = [str(file.parent / given)] + ([f"{file}:Solver"] if command == "compare" else [])
+    arguments = ["question=q"] if command == "run" else ["--rubric", "exact", "--data", str(data)]
+    arguments += ["--order", "prompts", "--name", "n"] if command == "improve" else []
+    result = CliRunner().invoke(group, [command, *programs, "--model", "openai/none", *arguments])
+    said = f"{result.output}{result.exception}"
+    assert result.exit_code != 0
+    assert given in said
+    assert "state" in said
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("version", ["2.6.27", "3.0.4", "3.3.1"])
+def test_a_state_of_another_version_is_loaded_without_its_models(file: Path, version: str) -> None:
+    def of_version(state: Any) -> None:
+        state["metadata"] = {"dependency_versions": {"python": "3.11", "dspy": version, "cloudpickle": "3.1"}}
+        state["review"]["lm"] = {"model": "openai/gpt-4o-mini", "api_base": "http://elsewhere", "temperature": 0.3}
+
+    loaded: Any = with_saved_state(load_program(f"{file}:Solver"), saved(file, change=of_version))
+    assert [predictor.signature.instructions for predictor in loaded.predictors()] == ["SAVED", "SAVED"]
+    assert loaded.review.lm is None
+    assert loaded.review.config == {}
+
+
+def test_a_state_of_a_version_that_named_predictors_otherwise_is_refused_with_both_names(file: Path) -> None:
+    def of_version(state: Any) -> None:  # ChainOfThought of 2.5
+        state["solve._predict"] = state.pop("solve.predict")
+        state["metadata"]["dependency_versions"]["dspy"] = "2.5.43"
+
+    with pytest.raises(ProgramError) as caught:
+        with_saved_state(load_program(f"{file}:Solver"), saved(file, change=of_version))
+    assert all(name in str(caught.value) for name in ("'solve._predict'", "'solve.predict'", "2.5.43"))
 
 
 def test_a_missing_file_a_folder_and_a_pickle_are_refused_and_nothing_is_unpickled(file: Path) -> None:

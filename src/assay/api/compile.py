@@ -26,7 +26,9 @@ from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
 from assay.optimizers.prompts.given import title_of
+from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
+from assay.optimizers.prompts.teleprompters import check_made
 from assay.programs.isolation import copied
 from assay.reports.markdown import compile_markdown
 from assay.rubrics.loading import RubricSource
@@ -211,6 +213,10 @@ def _search_of(config: CompileSettings, decisions: Decisions) -> CompileConfig:
 
 def _compiled(job: Job, config: CompileSettings, search: CompileConfig, progress: Progress) -> CompileReport:
     """Preflight, estimate, search, gate and test."""
+    check_made(
+        search.optimizer,
+        Proposal(job.recorded, job.splits.train, job.splits.val, job.session, settings=search.settings),
+    )
     warnings = [*announce_splits(job.splits, progress), *job.warnings, *unused_settings(job)]
     measured = checked(job, job.splits.val, split="val")
     _announce(job, progress, config, search.decisions, measured)

@@ -33,6 +33,8 @@ __all__ = ["command", "print_report", "table_rows"]
 @settings_flags(CompileSettings)
 @job_options(dry_run=True, out="New folder to write the artifact to.")
 @report_option()
+@click.option("--trainset", metavar="FILE", help="Tasks of train; the splits that have no file are taken from --data.")
+@click.option("--valset", metavar="FILE", help="Tasks of val, as --trainset.")
 def command(program: str | None, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
 
@@ -42,11 +44,14 @@ def command(program: str | None, **values: Any) -> None:
     """
     from assay.api.compile import compile
     from assay.api.pages import write_compile_page
+    from assay.runs.arguments import split_data
 
     as_json, store, out, resume, dry, page = pop_values(
         values, "as_json", "store", "out", "resume", "dry_run", "report"
     )
+    trainset, valset = pop_values(values, "trainset", "valset")
     program, settings = command_job(values, program, CompileSettings)
+    settings["data"] = split_data(settings["data"], trainset, valset)
     if dry:
         return dry_run("compile", program, settings, as_json=as_json, store=store)
     report = compile(program, out=out, store=store, resume=resume, progress=Console(), words=in_flags, **settings)

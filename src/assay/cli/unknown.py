@@ -7,6 +7,7 @@ import click
 
 __all__ = ["MEANT", "explained"]
 
+_INSTEAD = {"--state": "Compile the program with it, and give the artifact to this command."}
 _SIZES = ("--train-size", "--val-size", "--gate-size", "--test-size")
 _ALIKE = 0.75  # of two names, from 0 to 1
 # Names that other tools have, and those that may be meant; of these the first that a command has is named.
@@ -20,6 +21,8 @@ MEANT: Mapping[str, Sequence[str]] = {
     ),
     **dict.fromkeys(("--html", "--page"), ("--report",)),
     **dict.fromkeys(("--dataset", "--tasks", "--input", "--inputs", "--examples", "-d"), ("--data", "--file")),
+    **dict.fromkeys(("--trainset", "--valset", "--devset", "--testset", "--train", "--val"), ("--data",)),
+    **dict.fromkeys(("--state",), ()),
     **dict.fromkeys(("--data",), ("--labels", "--file")),
     **dict.fromkeys(("--out", "--directory", "--dir"), ("--report", "--out")),
     **dict.fromkeys(("--metric", "--scorer", "--criteria", "--evaluator"), ("--rubric", "--objective")),
@@ -77,7 +80,7 @@ def explained(error: click.NoSuchOption, commands: click.Group) -> click.NoSuchO
         text += f" Did you mean {', '.join(likely)}?"
     elif others := [path for path, other in _walk(commands, "assay") if _has(other, name)]:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        text += f" It belongs to {', '.join(others[:3])}{more}."
+        text += f" It belongs to {', '.join(others[:3])}{more}. {_INSTEAD.get(name, '')}".rstrip()
     return click.NoSuchOption(name, text, ctx=error.ctx)
 
 

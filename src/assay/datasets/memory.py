@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.parquet import check_columns
-from assay.datasets.tasks import SPLITS, Task
+from assay.datasets.tasks import SPLIT_ALIASES, SPLITS, Task
 from assay.errors import DataError
 from assay.support.missing import is_missing
 from assay.support.values import json_text, json_value
@@ -51,7 +51,7 @@ def data_spec(data: Any, *, name: str = "data") -> str:
 
 def names_splits(data: Any) -> bool:
     """Whether data is given as a mapping from splits to rows, and not as one row."""
-    return isinstance(data, Mapping) and bool(data) and data.keys() <= set(SPLITS)
+    return isinstance(data, Mapping) and bool(data) and data.keys() <= {*SPLITS, *SPLIT_ALIASES}
 
 
 def _rows_of(data: Any, name: str) -> list[dict[str, Any]]:
@@ -59,7 +59,12 @@ def _rows_of(data: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _rows_of_splits(parts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{**row, "split": split} for split, part in parts.items() for row in _rows_of(part, split)]
+    rows = list[dict[str, Any]]()
+    for name, part in parts.items():
+        if not (members := _rows_of(part, name)):
+            raise DataError(f"{name} is empty: give it at least one row, or leave it out")
+        rows += [{**row, "split": SPLIT_ALIASES.get(name, name)} for row in members]
+    return rows
 
 
 def with_rest(parts: Mapping[str, Any], rest: Any) -> list[dict[str, Any]]:
@@ -105,6 +110,9 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
         check_columns(columns, name)
         values = (data.iloc[:, at].tolist() for at in range(len(columns)))
         return _with_integers([dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)])
+    if isinstance(data, Mapping) and any(split in data for split in SPLITS):
+        unknown = [str(key) for key in data if not names_splits({key: ()})]
+        raise DataError(f"{name} has the splits {', '.join(unknown)} among others; there are {', '.join(SPLITS)}")
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise DataError(
             f"{name} is a {type(data).__name__}; pass a spec, a path, a data frame, or a list of dspy.Example or "

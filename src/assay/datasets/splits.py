@@ -406,7 +406,7 @@ def collect_splits(
     if empty := [name for name in need if not chosen[name]]:
         raise (
             _empty_splits(spec, empty, named, need)
-            if few
+            if few or all(named.values())
             else DataError(
                 f"{spec}: no task fell into {', '.join(empty)} ({counted(rows, 'rows')}; "
                 f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
@@ -440,7 +440,7 @@ def _empty_splits(spec: str, empty: Sequence[str], named: Mapping[str, str | Non
     if len(named) >= len(need):
         return DataError(
             f"{spec}: no task is in {', '.join(empty)}: the data names the splits of its tasks, or an earlier job of "
-            "this store assigned them. Add tasks"
+            "this store assigned them, and a task of two splits is in the first. Add tasks"
         )
     return DataError(
         f"{spec} has {counted(len(named), 'distinct tasks')}, and none is left for {', '.join(empty)}: "

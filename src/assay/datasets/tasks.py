@@ -20,6 +20,7 @@ __all__ = [
     "OTHER_COLUMNS",
     "OWNERS",
     "SPLITS",
+    "SPLIT_ALIASES",
     "UNKNOWN",
     "USUAL_OUTPUTS",
     "EmptyInputs",
@@ -38,6 +39,7 @@ __all__ = [
 OWNERS = ("tenant", "data_subject", "consent")  # columns that identify the owner of the data; stored in the metadata
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata", *OWNERS}
 SPLITS = ("train", "val", "gate", "test")
+SPLIT_ALIASES = {"validation": "val", "dev": "val"}
 _ID = 200  # characters of an id, at most
 USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
 
@@ -228,7 +230,7 @@ def make_task(
     if len(str(row.get("id") or "")) > _ID:
         raise DataError(f"{where}: the id has {len(str(row['id']))} characters; the limit is {_ID}")
     split = "" if row.get("split") is None else str(row["split"]).strip().casefold()
-    split = {"validation": "val", "dev": "val"}.get(split, split)
+    split = SPLIT_ALIASES.get(split, split)
     if split and split not in SPLITS:
         raise DataError(f"{where}: the split {row['split']!r} does not exist; the splits are {', '.join(SPLITS)}")
     return Task(

@@ -20,6 +20,7 @@ from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
 from assay.evaluation.tool_use import figures_of, tool_use
+from assay.programs import program_version
 from assay.rubrics import ScoreResult
 from assay.rubrics.coverage import coverage_report
 from assay.rubrics.scoring import mean_result
@@ -262,14 +263,15 @@ def evaluate(
     return evaluation
 
 
-def finished_runs(session: Session, phase: str, *, has_tools: bool, errors: bool = False) -> dict[tuple[str, int], Any]:
+def finished_runs(program: RecordedProgram, phase: str, *, errors: bool = False) -> dict[tuple[str, int], Any]:
     """Scored predictions of one phase that an earlier process recorded, by (task id, sample).
 
-    Only runs scored with the session's rubric version are returned.
+    Only runs of this version of the program, scored with the session's rubric version, are returned.
 
     Args:
         errors: include runs that failed because of the model or the infrastructure. If False, they are run again.
     """
+    session, version = program.session, program_version(program.program, program.settings["adapter"])
     recorder, rubric = session.recorder, f"{session.rubric.name}@{session.rubric.version}"
     store, ended = recorder.store, ("done", "failed", "error") if errors else ("done", "failed")
     if store is None:
@@ -279,8 +281,10 @@ def finished_runs(session: Session, phase: str, *, has_tools: bool, errors: bool
         for r in store.rollouts(run_id=recorder.run_id)
         if r.phase == phase and r.status in ended and r.rubric == rubric and r.task_id
     ]
-    rows = [r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP]
-    return {(r.task_id, r.sample): _prediction_of(store.rollout(r.id), has_tools) for r in rows}
+    rows = [
+        r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP and r.program_version == version
+    ]
+    return {(r.task_id, r.sample): _prediction_of(store.rollout(r.id), program.has_tools) for r in rows}
 
 
 def _prediction_of(rollout: Rollout, has_tools: bool) -> Any:

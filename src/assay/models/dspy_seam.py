@@ -42,6 +42,7 @@ __all__ = [
     "handed_over",
     "has_adaptive_thinking",
     "moved_parts",
+    "optimizer_class",
     "optimizer_internals",
     "patch_calls",
     "patch_overrides",
@@ -302,7 +303,8 @@ GEPA_TEXTS = Part("dspy.teleprompt.gepa.gepa_utils", "DspyAdapter.propose_new_te
 _OPTUNA_OBJECTIVE = Part("dspy.teleprompt.teleprompt_optuna", "BootstrapFewShotWithOptuna.objective", ("trial",))
 _RULES = Part("dspy.teleprompt.infer_rules", "InferRules.update_program_instructions", ("natural_language_rules",))
 BOOTSTRAP = Part("dspy.teleprompt.bootstrap", "BootstrapFewShot._bootstrap")
-_NEEDED = {
+_NEEDED: dict[str, tuple[Part, ...]] = {
+    "LabeledFewShot": (),
     "BootstrapFewShot": (BOOTSTRAP,),
     "BootstrapFewShotWithRandomSearch": (EVALUATE,),
     "BootstrapFewShotWithOptuna": (
@@ -321,8 +323,15 @@ _NEEDED = {
 
 
 def moved_parts(optimizer: str) -> list[Part]:
-    """The parts of DSPy that an optimizer needs, by the name of its class, and that have moved."""
-    return [part for part in _NEEDED.get(optimizer, ()) if part.moved]
+    """The parts of DSPy that an optimizer needs, by the name of its class, and that have moved: the class or others."""
+    if optimizer not in _NEEDED:
+        return []
+    return [part for part in (Part("dspy", optimizer), *_NEEDED[optimizer]) if part.moved]
+
+
+def optimizer_class(name: str) -> Any:
+    """A class of DSPy's optimizers; a class without anything if it is gone, which `moved_parts` says."""
+    return getattr(dspy, name, type(name, (), {}))
 
 
 def patch_parts(*wrappers: tuple[Part, Wrapper]) -> None:

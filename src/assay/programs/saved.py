@@ -34,7 +34,7 @@ def saved_program_hint(path: Path) -> str | None:
     if path.suffix == ".json":
         return (
             f"{str(path)!r} is not a program; if it is the state of one, give it beside its class: file.py:Class with "
-            f"state={path}"
+            f"state={str(path)!r}"
         )
     if path.suffix in (".pkl", ".pickle") or (path / "program.pkl").is_file():
         return _pickled(path)

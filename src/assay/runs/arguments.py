@@ -11,6 +11,7 @@ from assay.datasets.curriculum import PREFIX
 from assay.datasets.memory import data_spec, names_splits, with_rest
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import SPLITS
+from assay.datasets.tasks import SPLIT_ALIASES
 from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import AssayError, ConfigError, DataError, ProgramError
 from assay.evaluation.sequential import fewest_to_accept
@@ -163,19 +164,22 @@ def split_data(data: Any, trainset: Any, valset: Any, *, need: Sequence[str] = S
     """
     parts = {name: part for name, part in (("train", trainset), ("val", valset)) if part is not None}
     if names_splits(data):
-        if twice := sorted(parts.keys() & data.keys()):
-            raise ConfigError(f"{twice[0]} is given twice: as {twice[0]}set and in data")
-        parts, data = {**parts, **data}, None
-    missing = [name for name in need if name not in parts]
-    if not parts or (data is None and not missing):
-        return parts or data
-    if data is None:
+        for name, part in data.items():
+            if (split := SPLIT_ALIASES.get(name, name)) in parts:
+                raise ConfigError(f"{split} is given twice: as {split}set, or as two splits of data")
+            parts[split] = part
+        data = None
+    if not parts:
+        return data
+    rows = None if data is None else with_rest({name: _rows_in(part) for name, part in parts.items()}, _rows_in(data))
+    there = parts.keys() if rows is None else {row["split"] for row in rows}
+    if missing := [name for name in need if name not in there]:
         raise DataError(
-            f"no rows are left for {', '.join(missing)}: give further rows in data=…, or "
-            f"data={{'gate': …, 'test': …}}. A decision needs at least {fewest_to_accept()} rows of gate and "
-            f"{fewest_to_accept()} of test; 20 of each are usual"
+            f"no rows are left for {', '.join(missing)}: give further rows in data=…, or as these splits of data. A "
+            f"decision needs at least {fewest_to_accept()} rows of gate and {fewest_to_accept()} of test; 20 of each "
+            "are usual"
         )
-    return with_rest({name: _rows_in(part) for name, part in parts.items()}, _rows_in(data))
+    return parts if rows is None else rows
 
 
 def _rows_in(data: Any) -> Any:

@@ -23,7 +23,6 @@ from assay.errors import ConfigError, StoreError
 from assay.evaluation import Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
-from assay.evaluation.session import has_tools
 from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
@@ -93,7 +92,7 @@ class Job:
         """
         if not self.session.recorder.resumed:
             return {}
-        return finished_runs(self.session, phase, has_tools=has_tools(self.recorded.program), errors=self.was_done)
+        return finished_runs(self.recorded, phase, errors=self.was_done)
 
     def models(self, run_id: str | None = None) -> dict[str, Any]:
         """`model`, the one of the job, and `models`: LM calls, tokens and dollars by model.

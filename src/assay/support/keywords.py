@@ -15,6 +15,17 @@ from assay.support.settings import Declared, Setting, check_value, members_of_ty
 __all__ = ["takes"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# keywords of DSPy, and of other functions of assay -> what stands for them here
+_MEANT = {
+    "trainset": "data={'train': …}",
+    "valset": "data={'val': …}",
+    "devset": "data={'val': …}",
+    "testset": "data={'test': …}",
+    "metric": "rubric=…",
+    "lm": "model=…",
+    "student": "program=…",
+    "state": "program=ARTIFACT, of compile(…, state=…),",
+}
 _SIMPLE = (bool, int, float, str, Path, NoneType)
 
 
@@ -104,8 +115,11 @@ def _unexpected(function: str, unknown: Sequence[str], keywords: Mapping[str, An
             f"{function}() has no size of a single split: give sizes={{'val': {keywords['size']!r}}}, with the split's "
             "name"
         )
-    nearest_names = [(name, right) for name in unknown if (right := nearest(name, names)) is not None]
-    hints = ", ".join(f"{right!r} instead of {wrong!r}" for wrong, right in nearest_names)
+    meant = {name: text for name, text in _MEANT.items() if text.partition("=")[0] in names}
+    right = {name: meant.get(name) or nearest(name, names) for name in unknown}
+    hints = ", ".join(
+        f"{text if '=' in text else repr(text)} instead of {name!r}" for name, text in right.items() if text is not None
+    )
     return f"{function}() got unexpected keywords: {', '.join(unknown)}." + (
         f" Did you mean {hints}?" if hints else f" It takes {', '.join(sorted(names))}."
     )

@@ -9,30 +9,59 @@ artifact stores nothing else.
 import asyncio
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dspy
 
-from assay.errors import ConfigError, OptimizerError, ProgramError
+from assay.errors import ArtifactError, AssayError, ConfigError, OptimizerError, ProgramError
 from assay.evaluation.session import RecordedProgram
 from assay.optimizers.prompts.candidates import with_models_of
+from assay.optimizers.prompts.named import classes_of
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import arguments_in
 from assay.sources.modules import attribute_of, qualified_name, without_call
+from assay.sources.naming import why_not_imported
 from assay.support.awaited import completed
 from assay.support.scrubbing import is_credential, message
 from assay.support.settings import one_of
 
-__all__ = ["compiled_by", "optimizer_name", "target_of", "title_of"]
+__all__ = ["built", "check_arguments", "compiled_by", "kept_configuration", "optimizer_name", "target_of", "title_of"]
 
 _METRICS = ("metric", "metric_fn")
 _MODELS = ("prompt_model", "task_model", "reflection_lm")
 _MARK = "assay_teleprompter"  # DSPy setting of threads that have the session's settings
 _LONGEST = 60  # characters of a setting in a name
+_MIPRO_BATCH = 35  # default of MIPROv2's minibatch_size
+_STUDENT = ("student", "program", "module")
+# arguments by name; where the optimizer has no value of its own
+_OFFERED: dict[str, Callable[[Proposal], Any]] = {
+    "metric": lambda p: p.metric(),
+    "num_threads": lambda p: p.session.threads,
+    "prompt_model": lambda p: p.prompt_lm,
+    "task_model": lambda p: p.session.lm,
+    "lm": lambda p: p.session.lm,
+    "seed": lambda p: p.session.seed,
+    "max_errors": lambda p: 10**9,
+    "reflection_lm": lambda p: p.prompt_lm,
+}
+_OF_COMPILE: dict[str, Callable[[Proposal], Any]] = {
+    "trainset": Proposal.examples,
+    "valset": lambda p: to_examples(p.val),
+    "devset": lambda p: to_examples(p.val),
+    "metric": lambda p: p.metric(),
+    "num_threads": lambda p: p.session.threads,
+    "seed": lambda p: p.session.seed,
+    "eval_kwargs": lambda p: {"num_threads": p.session.threads, "display_progress": False},
+}
+_WHERE_REQUIRED: dict[str, Callable[[Proposal], Any]] = {
+    "teacher": Proposal.teacher,
+    "max_demos": lambda p: 2 * p.demos,
+}
 _given: dict[str, Any] = {}  # objects of this process by their names
 
 
@@ -113,15 +142,76 @@ def target_of(name: str, known: tuple[str, ...] = ()) -> Any:
         raise ConfigError(f"optimizer={name!r} {one_of(name, known, other=other)}")
     try:
         arguments_in(name)
+    except ProgramError as error:
+        raise ConfigError(f"optimizer {error}") from error
+    try:
         target = attribute_of(name)
-    except (ImportError, AttributeError, OSError, SyntaxError, ProgramError) as error:
-        raise ConfigError(f"optimizer {name!r} cannot be imported: {error}") from error
+    except ArtifactError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"optimizer {title_of(name)} {why_not_imported(title_of(name), error)}") from error
     if not callable(getattr(target, "compile", None)) and not inspect.isroutine(target):
+        what = "class" if isinstance(target, type) else f"value of type {type(target).__name__}"
         raise ConfigError(
-            f"optimizer {name!r} is a {type(target).__name__}: an optimizer is a class or an object with "
+            f"optimizer {title_of(name)} is a {what} without compile: an optimizer is a class or an object with "
             "compile(student, trainset=…), or a function that returns one"
         )
     return target
+
+
+def check_arguments(name: str, target: Any, settings: Mapping[str, Any]) -> None:
+    """Refuses an optimizer that requires arguments which nobody gives, as far as its signatures show that.
+
+    Args:
+        target: the class, function or object of this name.
+    Raises:
+        ConfigError: names them, and says where to give them.
+    """
+    if isinstance(target, type) or inspect.isroutine(target):
+        try:
+            _bound(name, target, {**dict.fromkeys(_OFFERED), **settings})
+        except TypeError as error:
+            raise ConfigError(
+                f"optimizer {title_of(name)} cannot be built: {error}. Give its arguments in the name, "
+                f"{title_of(name)}(NAME=VALUE), or name a function without arguments that returns the optimizer"
+            ) from error
+    if hasattr(target, "compile"):
+        function = inspect.getattr_static(target, "compile")
+        bound = isinstance(target, type) and inspect.isfunction(function)
+        _check_compile(title_of(name), target, _parameters(target.compile)[bound:], settings)
+
+
+def _bound(name: str, target: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments to build an optimizer with: those in its name, and what it takes of `offered`.
+
+    Raises:
+        TypeError: it requires others, or does not take one in its name.
+    """
+    arguments = _named(target, offered) | (arguments_in(name) if name not in _given else {})
+    try:
+        inspect.signature(target).bind(**arguments)
+    except ValueError:  # of a class in C
+        pass
+    return arguments
+
+
+def _check_compile(
+    title: str, optimizer: Any, parameters: Sequence[inspect.Parameter], settings: Mapping[str, Any]
+) -> None:
+    by_place = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    given = {*by_place[:1], *_STUDENT, *_OF_COMPILE, *_WHERE_REQUIRED, *settings}
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given
+    ]
+    if "MIPROv2" in classes_of(optimizer) and getattr(optimizer, "auto", "") is None and "num_trials" not in settings:
+        missing.append("num_trials")  # where auto is None
+    if missing:
+        raise ConfigError(
+            f"optimizer {title}: compile requires {', '.join(missing)}: give it in optimizer_settings",
+            flag="--optimizer-set NAME=VALUE",
+        )
 
 
 def compiled_by(name: str, p: Proposal, *, configured: Any = None) -> RecordedProgram:
@@ -135,36 +225,39 @@ def compiled_by(name: str, p: Proposal, *, configured: Any = None) -> RecordedPr
         OptimizerError: it returned something else than the student's program with other prompts.
     """
     title, student = title_of(name), Student.of(p.student)
-    optimizer = _built(name, p, configured)
+    optimizer = built(name, p, configured)
     p.notes.append(f"{title}: {_who_scores(optimizer, p)}; val, gate and test are scored by the rubric")
     positional, named = _arguments(optimizer, student, title, p)
-    with dspy.context(**{_MARK: True}):
-        result = completed(optimizer.compile(*positional, **named))
+    named |= _fitted_batches(optimizer, title, p)
+    try:
+        with dspy.context(**{_MARK: True}):
+            result = completed(optimizer.compile(*positional, **named))
+    except SystemExit as error:
+        raise OptimizerError(f"compile ended the process with sys.exit({error.code!r})") from error
     return _recorded(result, student, title, p)
 
 
-def _built(name: str, p: Proposal, configured: Any) -> Any:
-    """The optimizer by its name, with the job's metric and models where it has none of its own."""
+def built(name: str, p: Proposal, configured: Any = None) -> Any:
+    """The optimizer by its name, with the job's metric and models where it has none of its own.
+
+    Args:
+        configured: see `compiled_by`.
+    Raises:
+        ConfigError: it cannot be built, or what a function returns is no optimizer.
+    """
     target = target_of(name)
-    offered = {
-        "metric": p.metric(),
-        "num_threads": p.session.threads,
-        "prompt_model": p.prompt_lm,
-        "task_model": p.session.lm,
-        "lm": p.session.lm,
-        "seed": p.session.seed,
-        "max_errors": 10**9,
-        "reflection_lm": p.prompt_lm,
-    }
+    offered = {argument: value(p) for argument, value in _OFFERED.items()}
     if isinstance(target, type) or inspect.isroutine(target):
-        arguments = {**_named(target, offered), **(arguments_in(name) if name not in _given else {})}
         try:
-            optimizer = p.build(target, **arguments)
-        except (TypeError, ValueError, AssertionError, ImportError) as error:
-            raise ConfigError(f"optimizer {name!r} cannot be built: {error}") from error
+            optimizer = p.build(target, **_bound(name, target, offered))
+        except AssayError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"optimizer {title_of(name)} cannot be built: {type(error).__name__}: {error}") from error
         if not callable(getattr(optimizer, "compile", None)):
             raise ConfigError(
-                f"optimizer {name!r} returned a {type(optimizer).__name__}, which has no compile(student, trainset=…)"
+                f"optimizer {title_of(name)} returned a {type(optimizer).__name__}, which has no "
+                "compile(student, trainset=…)"
             )
     else:
         optimizer = target
@@ -180,6 +273,20 @@ def _built(name: str, p: Proposal, configured: Any) -> Any:
     return own
 
 
+def _fitted_batches(optimizer: Any, title: str, p: Proposal) -> dict[str, Any]:
+    """Makes batches of DSPy's optimizers smaller that have more tasks than there are, which they would refuse.
+
+    Returns:
+        Arguments of `compile`.
+    """
+    kinds = classes_of(optimizer)
+    if "SIMBA" in kinds and optimizer.bsize > len(p.train):
+        p.notes.append(f"{title}: bsize is {len(p.train)}, the number of train tasks, and not {optimizer.bsize}")
+        optimizer.bsize = len(p.train)
+    large = p.settings.get("minibatch_size", _MIPRO_BATCH) > len(p.val)
+    return {"minibatch": False} if "MIPROv2" in kinds and optimizer.auto is None and large else {}
+
+
 def _who_scores(optimizer: Any, p: Proposal) -> str:
     """Which metric the optimizer uses, for a note."""
     metric = next((value for name in _METRICS if (value := getattr(optimizer, name, None)) is not None), None)
@@ -193,61 +300,61 @@ def _who_scores(optimizer: Any, p: Proposal) -> str:
 
 def _arguments(optimizer: Any, student: "Student", title: str, p: Proposal) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of `compile`, by position and by name."""
-    offered = {
-        "trainset": p.examples(),
-        "valset": to_examples(p.val),
-        "devset": to_examples(p.val),
-        "metric": p.metric(),
-        "num_threads": p.session.threads,
-        "eval_kwargs": {"num_threads": p.session.threads, "display_progress": False},
-        **p.settings,
-    }
-    if getattr(optimizer, "seed", None) is None:
-        offered = {"seed": p.session.seed, **offered}
-    needed: dict[str, Any] = {"teacher": p.teacher, "max_demos": lambda: 2 * p.demos}  # where there is no default
-    positional, named, missing = list[Any](), dict[str, Any](), list[str]()
     parameters = _parameters(optimizer.compile)
+    _check_compile(title, optimizer, parameters, p.settings)
+    values = {**_OF_COMPILE, **dict.fromkeys(p.settings)}
+    positional, named = list[Any](), dict[str, Any]()
+
+    def value_of(name: str) -> Any:
+        return p.settings[name] if name in p.settings else {**_WHERE_REQUIRED, **_OF_COMPILE}[name](p)
+
     for parameter in parameters:
         name, required = parameter.name, parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_POSITIONAL:
             positional += [] if positional else [student]
         elif parameter.kind is parameter.VAR_KEYWORD:
-            named |= {key: offered[key] for key in ("trainset", "valset") if not any(p.name == key for p in parameters)}
+            further = {"trainset", "valset", *p.settings} - {other.name for other in parameters}
+            named |= {key: value_of(key) for key in further - _taken_by(type(optimizer))}
         elif parameter.kind is not parameter.KEYWORD_ONLY and not positional:
             positional.append(student)
-        elif name in ("student", "program", "module"):
+        elif name in _STUDENT:
             named[name] = student
-        elif name in offered or (required and name in needed):
-            value = offered[name] if name in offered else needed[name]()
+        elif name == "seed" and getattr(optimizer, "seed", None) is not None and name not in p.settings:
+            continue
+        elif name in values or required:
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                positional.append(value)
+                positional.append(value_of(name))
             else:
-                named[name] = value
-        elif required:
-            missing.append(name)
-    if missing:
-        raise ConfigError(
-            f"optimizer {title}: compile requires {', '.join(missing)}: give it in optimizer_settings",
-            flag="--optimizer-set NAME=VALUE",
-        )
+                named[name] = value_of(name)
     return positional, named
 
 
 class Student(RecordedProgram):
     """A recorded program that other code can treat as the program itself.
 
-    Attributes, predictors' names and state are those of the program. Each copy has signatures of its own: an
-    instruction that is set in a signature's class would change the baseline too. A run in a thread that DSPy's settings
-    do not reach has the session's.
+    Class, attributes, predictors' names and state are those of the program; `type(student)()` is a recorded program
+    too. Each copy has signatures of its own: an instruction that is set in a signature's class would change the
+    baseline too. A run in a thread that DSPy's settings do not reach has the session's.
     """
+
+    _first: "Student"  # of the classes that `of` makes
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.__dict__ |= {**vars(self._first), "program": type(self._first.program)(*args, **options)}
+        self._separate_signatures()
 
     @classmethod
     def of(cls, recorded: RecordedProgram) -> "Student":
-        student = copy.deepcopy(recorded)
-        student.__class__ = cls
+        student, kind = copy.deepcopy(recorded), type(recorded.program)
+        names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+        student.__class__ = type(kind.__name__, (cls,), {**names, "_first": student})
         assert isinstance(student, cls)
         student._separate_signatures()
         return student
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # for isinstance
+        return type(self.program)
 
     def _separate_signatures(self) -> None:
         for predictor in self.program.predictors():
@@ -265,7 +372,8 @@ class Student(RecordedProgram):
         return getattr(self.program, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or name in vars(self) or hasattr(type(self), name) or name not in vars(self.program):
+        own = name.startswith("_") or name in vars(self) or hasattr(type(self), name) or "program" not in vars(self)
+        if own or name not in vars(self.program):
             super().__setattr__(name, value)
         else:
             setattr(self.program, name, value)
@@ -306,12 +414,24 @@ def _recorded(result: Any, student: Student, title: str, p: Proposal) -> Recorde
         if predictor.lm is not None and name not in own:
             p.notes.append(f"{title} set a model for {name}: it is left out, as an artifact has one model")
     changed = [name for name, value in vars(before).items() if _is_plain(value) and vars(program).get(name) != value]
-    if changed:
+    if changed and not isinstance(program, dspy.Predict):  # whose attributes are DSPy's
         p.notes.append(
             f"{title} changed {', '.join(changed)}: an artifact has a program's attributes only as arguments of its "
             "constructor"
         )
     return with_models_of(RecordedProgram(program, p.session, prompt_format=p.student.prompt_format), p.student)
+
+
+@contextmanager
+def kept_configuration() -> Iterator[None]:
+    """Undoes the `dspy.configure` of an optimizer at the end: in the job's context it would set the job's own model."""
+    before = dspy.settings.copy()
+    try:
+        yield
+    finally:
+        changed = [name for name, value in dspy.settings.copy().items() if value is not before.get(name)]
+        if changed:
+            dspy.configure(**{name: before.get(name) for name in changed})
 
 
 def _is_plain(value: Any) -> bool:
@@ -358,5 +478,9 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
         return []
 
 
+def _taken_by(function: Any) -> set[str]:
+    return {parameter.name for parameter in _parameters(function)}
+
+
 def _named(function: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
-    return {p.name: offered[p.name] for p in _parameters(function) if p.name in offered}
+    return {name: offered[name] for name in _taken_by(function) & offered.keys()}

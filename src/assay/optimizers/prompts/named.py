@@ -5,16 +5,16 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import dspy
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
 
 from assay.errors import ConfigError
+from assay.models.dspy_seam import optimizer_class
 from assay.sources.modules import without_call
 from assay.support.settings import nearest
 
-__all__ = ["ALIASES", "check_settings", "classes_of", "refusal", "refused_object", "short_name"]
+__all__ = ["ALIASES", "check_settings", "classes_of", "parameters_of", "refusal", "refused_object", "short_name"]
 
 # DSPy class -> assay's name. Under that name it gets a threshold, a successful teacher, and sizes that fit the data.
 ALIASES = {
@@ -30,19 +30,7 @@ ALIASES = {
     "Ensemble": "ensemble",
     "BootstrapFewShotWithOptuna": "optuna",
 }
-_CLASSES = {
-    "labeled": (dspy.LabeledFewShot,),
-    "bootstrap": (dspy.BootstrapFewShot,),
-    "knn": (),
-    "ensemble": (),
-    "bootstrap-search": (dspy.BootstrapFewShotWithRandomSearch,),
-    "copro": (dspy.COPRO,),
-    "mipro": (dspy.MIPROv2,),
-    "simba": (dspy.SIMBA,),
-    "gepa": (dspy.GEPA,),
-    "infer-rules": (dspy.InferRules,),
-    "optuna": (dspy.BootstrapFewShotWithOptuna,),
-}
+_OWN = ("knn", "ensemble")  # that use no class of DSPy's
 _WEIGHTS = (
     "{name} trains weights, and a compile makes prompts: its artifact would run without them. "
     "Use `assay improve --order {order}`, or in Python dspy.{name} with lm.provider = assay's TRLProvider"
@@ -123,6 +111,15 @@ def parameters_of(target: Any) -> set[str]:
     return names - _SET_BY_ASSAY
 
 
+def _may_take_others(target: Any) -> bool:
+    """Whether an optimizer may take settings that its signatures do not name: a function may return one with its own
+    `compile`, and `compile` may have a `**`."""
+    function = getattr(target, "compile", None)
+    if target is None or function is None:
+        return target is not None
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+
+
 def check_settings(name: str, settings: Mapping[str, Any], target: Any = None) -> None:
     """Refuses settings that the optimizer does not take, and values that are not of the types that it declares.
 
@@ -133,9 +130,10 @@ def check_settings(name: str, settings: Mapping[str, Any], target: Any = None) -
     """
     if not settings:
         return
-    targets = (target,) if target is not None else _CLASSES.get(name, ())
+    kinds = [] if name in _OWN else map(optimizer_class, classes_of(name))
+    targets = [target] if target is not None else [*kinds]
     accepted = set[str]().union(*map(parameters_of, targets))
-    if unknown := sorted(set(settings) - accepted):
+    if not _may_take_others(target) and (unknown := sorted(set(settings) - accepted)):
         accepted_text = (
             f"it has {', '.join(sorted(accepted))}" if accepted else "it has none; demos and the caps are its settings"
         )

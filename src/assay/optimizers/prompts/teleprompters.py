@@ -1,5 +1,6 @@
 """DSPy's teleprompters by name. They propose programs; `assay.optimizers.prompts.compile` chooses between them."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,11 +9,18 @@ import dspy
 
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.session import RecordedProgram
-from assay.models.dspy_seam import moved_parts
+from assay.models.dspy_seam import moved_parts, optimizer_class
 from assay.models.scope import looping_answers_as_text
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
-from assay.optimizers.prompts.given import compiled_by, target_of, title_of
-from assay.optimizers.prompts.named import check_settings, classes_of, refusal, refused_object, short_name
+from assay.optimizers.prompts.given import built, check_arguments, compiled_by, kept_configuration, target_of, title_of
+from assay.optimizers.prompts.named import (
+    check_settings,
+    classes_of,
+    parameters_of,
+    refusal,
+    refused_object,
+    short_name,
+)
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
@@ -21,6 +29,7 @@ from assay.programs.isolation import copied
 __all__ = [
     "OPTIMIZERS",
     "auto_prompt_formats",
+    "check_made",
     "check_optimizer",
     "least_runs",
     "propose",
@@ -37,7 +46,7 @@ def _labeled(p: Proposal) -> RecordedProgram:
     return p.compiled(p.build(dspy.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
 
 
-class _Bootstrap(dspy.BootstrapFewShot):  # type: ignore[misc]
+class _Bootstrap(optimizer_class("BootstrapFewShot")):  # type: ignore[misc]
     """Returns the demonstrations collected so far if a cap ends it; DSPy's loses them."""
 
     cut: BudgetExceeded | None = None
@@ -179,7 +188,7 @@ def _gepa(p: Proposal) -> RecordedProgram:
     return p.compiled(optimizer, trainset=p.examples(), valset=to_examples(p.val))
 
 
-class _InferRules(dspy.InferRules):  # type: ignore[misc]
+class _InferRules(optimizer_class("InferRules")):  # type: ignore[misc]
     """InferRules that gives each candidate its own signature class.
 
     DSPy's writes the rules into the signature's class, which all copies of a program share, the baseline included.
@@ -219,7 +228,7 @@ def _ensemble(p: Proposal) -> RecordedProgram:
     return RecordedProgram(EnsembleProgram(members), p.session)
 
 
-class _Optuna(dspy.BootstrapFewShotWithOptuna):  # type: ignore[misc]
+class _Optuna(optimizer_class("BootstrapFewShotWithOptuna")):  # type: ignore[misc]
     """BootstrapFewShotWithOptuna with a corrected objective.
 
     DSPy's shows a single demonstration whatever number is set, and fails on a predictor that no run called.
@@ -311,7 +320,11 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     student = proposal.student
     proposal.student = RecordedProgram(copied(student.program), session, prompt_format=student.prompt_format)
     proposal.student.temperature = student.temperature
-    with session.context(), looping_answers_as_text():  # of proposals; runs of the program set it back
+    with (
+        kept_configuration(),
+        session.context(),
+        looping_answers_as_text(),
+    ):  # of proposals; runs of the program set it back
         compiled = build(proposal)
     compiled.temperature = student.temperature
     compiled.prompt_format = compiled.prompt_format or student.prompt_format
@@ -325,13 +338,35 @@ def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> Non
         ConfigError: says why, and what to use.
     """
     if (reason := refusal(name)) is not None:
-        raise ConfigError(f"optimizer {name!r}: {reason}")
+        raise ConfigError(f"optimizer {title_of(name)}: {reason}")
     short = short_name(name)
     target = target_of(short, known=("auto", *OPTIMIZERS)) if short not in OPTIMIZERS and short != "auto" else None
+    _check(name, target, settings or {})
+
+
+def check_made(name: str, proposal: Proposal) -> None:
+    """Refuses an optimizer that the function of this name returns, as `check_optimizer` refuses one itself.
+
+    Raises:
+        ConfigError: says why; also if the function fails.
+    """
+    short = short_name(name)
+    if short in OPTIMIZERS or short == "auto" or not inspect.isroutine(function := target_of(short)):
+        return
+    taken = parameters_of(function)
+    with proposal.session.context():
+        _check(name, built(short, proposal), {k: v for k, v in proposal.settings.items() if k not in taken})
+
+
+def _check(name: str, target: Any, settings: Mapping[str, Any]) -> None:
+    """`target`: the class, function or object of this name; None for one of ours."""
+    short = short_name(name)
     if target is not None and (reason := refused_object(target)) is not None:
         raise ConfigError(f"optimizer {title_of(name)}: {reason}")
     _require_parts(name, classes_of(short if target is None else target))
-    check_settings(short, settings or {}, target)
+    check_settings(short, settings, target)
+    if target is not None:
+        check_arguments(short, target, settings)
 
 
 def _require_parts(name: str, classes: Sequence[str]) -> None:
