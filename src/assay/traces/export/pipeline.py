@@ -88,7 +88,7 @@ def export_traces(
     config: ExportConfig,
     *,
     rubric: Mapping[str, bytes] | None = None,
-    check_reward: Callable[[Mapping[str, Any], Sequence[tuple[Rollout, str]]], Sequence[str]] | None = None,
+    check_reward: Callable[[Mapping[str, Any], Sequence[tuple[Rollout, Turn]]], Sequence[str]] | None = None,
     bar: Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]] | None = None,
 ) -> ExportReport:
     """Export training data into a new folder.
