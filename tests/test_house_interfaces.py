@@ -52,6 +52,7 @@ OPEN_KEYWORDS = {
         "web/rendering.py: link",
         "web/rendering.py: render",
     ),
+    "the arguments of the constructor of a user's program": ("optimizers/prompts/given.py: Student.__init__",),
     "the fields of a recorded rollout": ("api/deployed.py: LoadedVersion.run",),
 }
 

@@ -192,14 +192,14 @@ def _patch_subclasses(base: Any, patch: Callable[[Any], None]) -> None:
         patch(owner)
 
 
-def call_with_messages(lm: Any, messages: list[dict[str, Any]], **options: Any) -> Any:
-    """Calls a model by messages of OpenAI's form, as an adapter of DSPy 3.4 does.
+def call_with_messages(lm: Any, body: dict[str, Any]) -> Any:
+    """Calls a model by a body of OpenAI's chat API, as an adapter of DSPy 3.4 does.
 
     Raises:
         PartMoved: DSPy takes requests alone.
     """
-    with _BY_MESSAGES.needed_by("a request with audio or documents")(lm, messages):
-        return dspy.LM.__call__(lm, messages=messages, **options)
+    with _BY_MESSAGES.needed_by("a request with audio or documents")(lm, body["messages"]):
+        return dspy.LM.__call__(lm, **body)
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def set_engines(lm: Any, engine: Any, async_engine: Any) -> None:
 
 
 def engine_of(lm: Any) -> Any:
-    """A model's engine, or the name of one of DSPy's; None for a class without engines."""
+    """A model's engine, or the name of one of DSPy's; None for a class without engines, or one that keeps it elsewhere."""
     return getattr(lm, "_engine_spec", None)
 
 

@@ -154,7 +154,7 @@ class HostedBackend:
         except LMUnsupportedFeatureError:  # nothing was sent: audio and documents, which litellm sends
             if lm.engine != "auto" or lm.model_type != "chat":
                 raise
-            call_with_messages(lm, **_with_limit(chat_body(request, media=True)))
+            call_with_messages(lm, _with_limit(chat_body(request, media=True)))
             return entries[-1]["response"]
 
     def count_tokens(self, text: str) -> int:

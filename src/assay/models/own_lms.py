@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import dspy
 from dspy import lm15
 
 from assay.models.answers import response_of
@@ -88,7 +89,7 @@ def recorded_call(
         RecordingEngine, model=lm.model, cache=cache, meter=meter, observers=(observer,), as_requested=True
     )
     recorded, spec = _shared(lm), engine_of(lm)
-    if spec is None:  # of a class that has no engine
+    if spec is None and not isinstance(lm, dspy.LM):  # of a class that has no engine
         engine = make(CustomBackend(SimpleNamespace()))
     elif isinstance(spec, str):
         client = {name: kwargs.pop(name) for name in CLIENT_KEYS if name in kwargs}
