@@ -236,7 +236,7 @@ def set_engines(lm: Any, engine: Any, async_engine: Any) -> None:
 
 
 def engine_of(lm: Any) -> Any:
-    """A model's engine, or the name of one of DSPy's; None for a class without engines, or one that keeps it elsewhere."""
+    """A model's engine, or the name of one of DSPy's; None for a class that has none, or keeps it elsewhere."""
     return getattr(lm, "_engine_spec", None)
 
 
