@@ -199,8 +199,7 @@ def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) ->
     assert held_out[-1] < 0.3 * held_out[0]
     assert report.best_step == min(report.held_out_loss, key=lambda step: (report.held_out_loss[step], step))
     assert report.agreement == 1.0
-    request = {"messages": [{"role": "user", "content": "How much is 407 + 1?"}], "temperature": 0.0}
-    answers = [get_lm(name, cache=None)(**request)[0] for name in (embedded, report.name)]
+    answers = [get_lm(name, cache=None)("How much is 407 + 1?", temperature=0.0)[0] for name in (embedded, report.name)]
     assert "call: add(407, 1)" not in str(answers[0])
     assert "call: add(407, 1)" in str(answers[1])
     assert not (tmp_path / ".assay" / "training" / "adds").exists()
