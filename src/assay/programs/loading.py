@@ -134,7 +134,7 @@ def program_class(name: str) -> Any:
 
 
 def full_name(name: str) -> str:
-    """Adds the class to `file.py`, if the file has exactly one program. Other names are returned unchanged.
+    """Adds the program's name to `file.py`, if the file has exactly one. Other names are returned unchanged.
 
     Raises:
         ProgramError: the file does not exist, cannot be imported, or has no or several programs.
@@ -143,7 +143,10 @@ def full_name(name: str) -> str:
 
 
 def _only_program(path: Path) -> str:
-    """Name of the only class of a file that is a `dspy.Module` or an agent. Base classes of others are ignored."""
+    """Name of the only program of a file: a class of a `dspy.Module` or an agent, else an instance of a `dspy.Module`.
+
+    Base classes of others are ignored.
+    """
     if not path.is_file():
         raise ProgramError(no_such_file(path))
     try:
@@ -162,10 +165,11 @@ def _only_program(path: Path) -> str:
         kind.__name__
         for kind in programs
         if not any(issubclass(other, kind) and other is not kind for other in programs)
-    ]
+    ] or [name for name, value in vars(module).items() if isinstance(value, dspy.Module)]
     if not names:
         raise ProgramError(
-            f"{path} has no program: no class in it is a dspy.Module or an agent with execute and set_parameters"
+            f"{path} has no class or instance of a dspy.Module, and no class of an agent with execute and "
+            f"set_parameters; a function that is or returns a program is named, as in {path}:NAME"
         )
     if len(names) > 1:
         raise ProgramError(f"{path} has several programs; pass one of {', '.join(f'{path}:{name}' for name in names)}")
