@@ -135,10 +135,28 @@ def test_file_with_one_program_needs_no_class_name(place: Path) -> None:
     with pytest.raises(ProgramError, match=r"two\.py has several programs; pass one of two\.py:Triage, two\.py:Agent"):
         assay.evaluate("two.py", rubric="r.yaml", data=ROWS, lm=lm())
     (place / "none.py").write_text("x = 1\n")
-    with pytest.raises(ProgramError, match=r"none\.py has no program"):
+    with pytest.raises(ProgramError, match=r"none\.py has no class or instance"):
         assay.evaluate("none.py", rubric="r.yaml", data=ROWS, lm=lm())
     with pytest.raises(ProgramError, match=r"no such file: gone\.py"):
         assay.evaluate("gone.py", rubric="r.yaml", data=ROWS, lm=lm())
+
+
+def test_file_with_one_instance_needs_no_name(place: Path) -> None:
+    (place / "single.py").write_text('import dspy\n\nagent = dspy.Predict("text -> intent")\n')
+    assert assay.evaluate("single.py", rubric="r.yaml", data=ROWS, lm=lm()).to_dict()["result"]["failed"] == 0
+    (place / "pair.py").write_text(
+        "import dspy\n\na, b = dspy.Predict('text -> intent'), dspy.Predict('text -> intent')\n"
+    )
+    with pytest.raises(ProgramError, match=r"pair\.py:a, pair\.py:b"):
+        assay.evaluate("pair.py", rubric="r.yaml", data=ROWS, lm=lm())
+
+
+def test_metric_file_without_a_name_is_told_from_an_unknown_rubric(place: Path) -> None:
+    (place / "metrics.py").write_text("def right(example, prediction, trace=None):\n    return True\n")
+    with pytest.raises(RubricError, match=r"metrics\.py:NAME"):
+        assay.evaluate("triage.py", rubric="metrics.py", data=ROWS, lm=lm())
+    with pytest.raises(RubricError, match=r"no such file: gone\.py"):
+        assay.evaluate("triage.py", rubric="gone.py", data=ROWS, lm=lm())
 
 
 def test_comparing_a_program_with_itself_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

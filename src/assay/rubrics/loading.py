@@ -270,6 +270,10 @@ def check_rubric_exists(source: str) -> None:
 
 
 def _unknown(source: str) -> RubricError:
+    if source.endswith(".py"):
+        if not Path(source).is_file():
+            return RubricError(no_such_file(source))
+        return RubricError(f"rubric {source!r} is a Python file: name the metric, check or rubric in it, {source}:NAME")
     near = nearest(source, [*SHIPPED, *SHIPPED_CHECKS, *_files_like(source)])
     return RubricError(
         f"unknown rubric {source!r}: pass a .yaml, .toml or .json file, one of {', '.join(SHIPPED)}, a check such as "
