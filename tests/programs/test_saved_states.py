@@ -125,7 +125,8 @@ def test_each_side_of_a_comparison_may_have_a_state(file: Path) -> None:
     lm, prompts = recording_lm()
     name = f"{file}:Solver"
     options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "split": "val", "sizes": {"val": 3}}
-    assay.compare(name, name, state_b=str(saved(file)), **options)
+    report = assay.compare(name, name, state_b=str(saved(file)), **options).to_dict()
+    assert (report["a"]["state"], report["b"]["state"]) == (None, str(saved(file)))
     sent = ["SAVED" in prompt for prompt in prompts]
     assert True in sent
     assert sent == sorted(sent)

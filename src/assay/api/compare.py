@@ -28,13 +28,14 @@ _CAPS = ("max_calls", "max_tokens", "max_cost_usd")
 
 @dataclass(repr=False)
 class CompareReport(ReportRepr):
-    """What `compare` returns. `gain`: score of `b` minus score of `a`. `models`: model of each side."""
+    """What `compare` returns. `gain`: score of `b` minus score of `a`. `models`, `states`: those of each side."""
 
     names: tuple[str, str]
     models: tuple[str, str]
     a: EvaluationReport
     b: EvaluationReport
     gain: Gain
+    states: tuple[str | None, str | None] = (None, None)
 
     def to_dict(self) -> dict[str, Any]:
         a, b = self.a.evaluation.scores, self.b.evaluation.scores
@@ -44,11 +45,14 @@ class CompareReport(ReportRepr):
         sides = {
             side: {
                 "program": name,
+                "state": state,
                 "model": model,
                 **report.to_dict()["result"],
                 "models": report.called.get("models", []),
             }
-            for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
+            for side, name, state, model, report in zip(
+                "ab", self.names, self.states, self.models, (self.a, self.b), strict=True
+            )
         }
         both = {
             key: [report.to_dict()[key] for report in (self.a, self.b)]
@@ -121,7 +125,9 @@ def compare(
     first = evaluate(a, **common, **{**sides[0], **_first_half(settings)})
     second = evaluate(b, **common, **{**sides[1], **_rest(settings, first)})
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
-    return CompareReport((str(a), str(b)), (first.called["model"], second.called["model"]), first, second, gain)
+    models = first.called["model"], second.called["model"]
+    files = tuple(None if state is None else str(state) for state in states)
+    return CompareReport((str(a), str(b)), models, first, second, gain, files)
 
 
 def _caps(settings: dict[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def write_compare_page(
         sides = sides_of(opened, (report.a.run_id, report.b.run_id), first, second, rows=ROWS, better_first=False)
         opened.put_report(path, report.a.run_id, report.b.run_id)
     facts = [
-        *((label, f"{data[side]['program']}, {data[side]['model']}") for label, side in _SIDES),
+        *((label, _side_text(data[side])) for label, side in _SIDES),
         ("Split", data["split"]), *_spent(data),
         *(fact for label, side in _SIDES for fact in _called(data[side], f"{label}, LM calls by model")),
         *_stopped(data, words), *_opened(data),
@@ -121,6 +121,11 @@ def write_compare_page(
         path, "report_compare.html", title=f"Comparison of {names}", facts=facts, sides=sides,
         notes=_notes(data, words),
     )  # fmt: skip
+
+
+def _side_text(side: Mapping[str, Any]) -> str:
+    state = f" with the state {side['state']}" if side["state"] else ""
+    return f"{side['program']}{state}, {side['model']}"
 
 
 def write_tune_page(path: str | Path, report: TuneReport, *, words: Words = str) -> Path:

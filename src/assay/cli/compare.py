@@ -49,6 +49,8 @@ def _show(data: dict[str, Any]) -> None:
     rich, a, b = rich_console(), data["a"], data["b"]
     table = Table("", "a", "b", title=f"{data['split']}, {counted(b['n'], 'tasks')}", title_justify="left")
     table.add_row("program", a["program"], b["program"])
+    if a["state"] or b["state"]:
+        table.add_row("state", a["state"] or "–", b["state"] or "–")
     table.add_row("model", a["model"], b["model"])
     table.add_row("score", figure(a["score"]), figure(b["score"]), style="bold")
     for name in b["criteria"]:
