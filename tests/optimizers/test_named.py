@@ -118,10 +118,10 @@ def test_every_optimizer_that_dspy_exports_is_named() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "settings", "message"),
     [
-        ("gepa", {"max_metric_cals": 40}, r"\['max_metric_cals'\] are no settings of gepa: it has .*max_metric_calls"),
+        ("gepa", {"max_metric_cals": 40}, r"gepa has no setting 'max_metric_cals'; it has .*max_metric_calls"),
         ("auto", {"breadth": 3}, "it has none"),
         ("knn", {"k": 3}, "it has none; demos and the caps"),
-        ("mipro", {"metric": 1}, r"\['metric'\] are no settings"),
+        ("mipro", {"metric": 1}, r"mipro has no setting 'metric"),
         ("gepa", {"max_metric_calls": "abc"}, r"max_metric_calls='abc' must be int \| None for gepa"),
         ("MIPROv2", {"minibatch": 3}, "minibatch=3 must be bool for mipro"),
         ("mipro", {"auto": "lite"}, r"auto='lite' must be .*'light', 'medium', 'heavy'"),

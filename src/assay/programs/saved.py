@@ -18,14 +18,15 @@ _LARGEST = 256 << 20  # bytes
 
 
 def read_saved_state(path: Path) -> tuple[dict[str, Any], str]:
-    """The state in a file, without its metadata, and where it comes from: the file, and the version that saved it.
+    """The state in a file, without its metadata, and where it comes from: the file, and another version that saved it.
 
     Raises:
         ProgramError: the file is not the state of a program; the message says what it is.
     """
     state = _read(path)
     saved_by = state.pop("metadata", {}).get("dependency_versions", {}).get("dspy")
-    version = f" (saved by DSPy {saved_by}, this is {dspy.__version__})" if saved_by else ""
+    differs = saved_by and saved_by != dspy.__version__
+    version = f" (saved by DSPy {saved_by}, this is {dspy.__version__})" if differs else ""
     return state, f"{path}{version}"
 
 

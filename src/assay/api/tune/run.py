@@ -378,7 +378,7 @@ def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: Record
         )
         on_val, wanted = len(job.splits.val), job.config.decisions.difference
         report.notes.append(
-            f"{counted(on_val, 'val tasks')} show a gain of {figure(detectable_difference(on_val))} or more with "
+            f"{counted(on_val, 'val tasks')} can show a gain of {figure(detectable_difference(on_val))} or more with "
             f"{POWER:.0%} power; {tasks_needed(wanted):,} would show {wanted:g}"
         )
         return

@@ -138,7 +138,9 @@ def check_settings(name: str, settings: Mapping[str, Any], target: Any = None) -
             f"it has {', '.join(sorted(accepted))}" if accepted else "it has none; demos and the caps are its settings"
         )
         hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], accepted)) else ""
-        raise ConfigError(f"optimizer_settings {unknown} are no settings of {name}: {accepted_text}{hint}")
+        raise ConfigError(
+            f"optimizer_settings: {name} has no setting {', '.join(map(repr, unknown))}; {accepted_text}{hint}"
+        )
     for each in targets:
         for setting, value in settings.items():
             if (declared := _mistyped(each, setting, value)) is not None:

@@ -26,6 +26,7 @@ from assay.optimizers.prompts.candidates import Candidate, CandidateSpec, Search
 from assay.optimizers.prompts.instructions import propose_instruction
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.surrogate import Posterior, Score, posterior
+from assay.support.numbers import counted
 
 __all__ = ["OVERRIDDEN", "AutoSearch"]
 
@@ -241,7 +242,7 @@ class AutoSearch:
             predictions = evaluate_pairs(
                 [(c.student, task) for c, task in pairs],
                 self.session,
-                name=f"search: {len(self.candidates)} candidates",
+                name=f"search: {counted(len(self.candidates), 'candidates')}",
             )
         except BudgetExceeded as cap:
             if not any(len(c.evaluation) for c in self.candidates):
