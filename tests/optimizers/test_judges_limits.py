@@ -122,10 +122,8 @@ def test_price_of_a_verdict_is_reported_even_if_the_winner_was_cached(tmp_path: 
     assert usage.cost_usd == 0  # a scripted model has no price
     report.meter.of("search").cost_usd = usage_price * usage.calls
     from assay.api.judge.card import price_per_call
-    from assay.evaluation import Session
 
-    session = Session(lm=None, rubric=None, recorder=None, meter=report.meter)  # type: ignore[arg-type]
-    assert price_per_call(session) == pytest.approx(usage_price)
+    assert price_per_call(report.meter) == pytest.approx(usage_price)
     assert report.outcome.judged.calls == 30  # a call each, whether it was asked or known
 
 

@@ -11,6 +11,7 @@ from assay.judges.quality.audit import padded
 from assay.judges.quality.card import reliability_card
 from assay.judges.quality.drift import AnchorSet
 from assay.judges.reading import scale_masses
+from assay.models.meter import Meter
 from assay.optimizers.judges.compile import JudgeOutcome
 from assay.runs.anchors import freeze, made_by
 from assay.support.values import digest_of
@@ -44,14 +45,14 @@ def judge_card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> 
         masses=scale_masses(judged.raw),
         model=judge.model or session.lm.model,
         # cached answers were paid for when they were first requested
-        cost_usd=None if (price := price_per_call(session)) is None else price * judged.calls,
+        cost_usd=None if (price := price_per_call(session.meter)) is None else price * judged.calls,
     )  # fmt: skip
     return {"judge": digest_of(made_by(judge, session)), **card}
 
 
-def price_per_call(session: Session) -> float | None:
+def price_per_call(meter: Meter) -> float | None:
     """Mean dollars per call over the whole run; None if a price is unknown."""
-    usage = session.meter.usage
+    usage = meter.usage
     return None if usage.unpriced else usage.cost_usd / usage.calls if usage.calls else 0.0
 
 
