@@ -126,8 +126,8 @@ def compare(
     second = evaluate(b, **common, **{**sides[1], **_rest(settings, first)})
     gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
     models = first.called["model"], second.called["model"]
-    files = tuple(None if state is None else str(state) for state in states)
-    return CompareReport((str(a), str(b)), models, first, second, gain, files)
+    files = [None if state is None else str(state) for state in states]
+    return CompareReport((str(a), str(b)), models, first, second, gain, (files[0], files[1]))
 
 
 def _caps(settings: dict[str, Any]) -> dict[str, Any]:
