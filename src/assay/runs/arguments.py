@@ -57,8 +57,8 @@ def check_state(program: Any, state: str | Path | None) -> None:
         return
     if isinstance(program, str | Path) and is_artifact(program):
         raise ConfigError(
-            f"state={str(state)!r} is not for an artifact: {program} has a state of its own. Give the program's class, or "
-            "leave the state out"
+            f"state={str(state)!r} is not for an artifact: {program} has a state of its own. Give the program's class, "
+            "or leave the state out"
         )
     if isinstance(program, str | Path):
         program = None if _built_from_tasks(str(program)) else load_program(str(program))
