@@ -343,6 +343,22 @@ def test_candidates_keep_the_models_of_the_program(job: dict[str, Any]) -> None:
     assert {row["model"] for row in data["models"]} == {"mine/planner", "scripted/model"}
 
 
+@pytest.mark.parametrize(
+    "optimizer", ["labeled", "bootstrap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("knn", "ensemble"))]
+)
+def test_programs_of_dspys_optimizers_keep_the_models_of_the_program(job: dict[str, Any], optimizer: str) -> None:
+    Path("planned.py").write_text(
+        "import dspy\nfrom assay.testing import ScriptedEngine\n\nclass Planned(dspy.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n"
+        f"        engine = ScriptedEngine(lambda request: {RIGHT!r})\n"
+        "        self.ask.set_lm(dspy.LM('mine/asked', engine=engine, cache=False))\n\n"
+        "    def forward(self, question):\n        return self.ask(question=question)\n"
+    )
+    data = JOBS["compile"]("planned.py:Planned", optimizer=optimizer, gate=False, test=False, **job).to_dict()
+    assert len(data["candidates"]) == 2
+    assert {row["model"] for row in data["models"] if row["calls"]} == {"mine/asked"}
+
+
 @pytest.mark.slow
 def test_a_model_that_an_artifact_does_not_contain_is_named(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

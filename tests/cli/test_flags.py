@@ -65,6 +65,7 @@ def test_every_setting_has_a_flag_or_is_excluded_explicitly(name: str) -> None:
 def test_options_written_by_hand_are_those_that_are_no_settings() -> None:
     by_hand = {
         "collect.py": ["--temperatures"],
+        "compile.py": ["--trainset", "--valset"],
         "evaluate.py": ["--fail-under"],
         "judge/label.py": ["--page"],
         "loop/runs.py": ["--file"],

@@ -85,6 +85,20 @@ def test_evaluate_sends_the_saved_instructions_and_demonstrations(file: Path) ->
     assert any("DEMO" in prompt for prompt in prompts)
 
 
+def test_a_state_may_be_given_as_a_path(file: Path, tmp_path: Path) -> None:
+    name, state, store = f"{file}:Solver", saved(file), tmp_path / "s.db"
+    lm, prompts = recording_lm()
+    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "store": store}
+    small = {"train": 4, "val": 3, "gate": 3, "test": 3}
+    assay.compile(name, state=state, optimizer="labeled", out=tmp_path / "out", sizes=small, **options)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))["state"] == str(state)
+    before = len(prompts)
+    assay.collect(name, state=state, n=1, sizes={"train": 2}, **options)
+    assay.run(name, {"question": "What is 1 + 1?"}, state=state, lm=lm, store=store)
+    assert len(prompts) > before
+    assert all("SAVED" in prompt for prompt in prompts)
+
+
 def test_a_program_object_is_not_changed_by_a_state(file: Path) -> None:
     lm, prompts = recording_lm()
     program = load_program(f"{file}:Solver")
@@ -125,7 +139,7 @@ def test_each_side_of_a_comparison_may_have_a_state(file: Path) -> None:
     lm, prompts = recording_lm()
     name = f"{file}:Solver"
     options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "split": "val", "sizes": {"val": 3}}
-    report = assay.compare(name, name, state_b=str(saved(file)), **options).to_dict()
+    report = assay.compare(name, name, state_b=saved(file), **options).to_dict()
     assert (report["a"]["state"], report["b"]["state"]) == (None, str(saved(file)))
     sent = ["SAVED" in prompt for prompt in prompts]
     assert True in sent

@@ -74,7 +74,15 @@ def test_tasks_with_equal_prompts_get_independent_samples(tmp_path: Path) -> Non
 
 @pytest.mark.model
 def test_an_embedded_model_samples_from_its_full_distribution_on_request(program: str, embedded: str) -> None:
-    job = {"rubric": "r.yaml", "data": "d.jsonl", "n": 1, "sizes": {"train": 1}, "store": "s.db", "cache": False}
+    job = {
+        "rubric": "r.yaml",
+        "data": "d.jsonl",
+        "n": 1,
+        "sizes": {"train": 1},
+        "store": "s.db",
+        "cache": False,
+        "preflight": False,
+    }
     for untruncated in (False, True):
         assay.collect(program, model=embedded, untruncated=untruncated, **job)
     with Store("s.db") as store:

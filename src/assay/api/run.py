@@ -218,7 +218,7 @@ def _as_model_errors() -> Iterator[None]:
         raise ModelError(f"the answer could not be parsed: {str(error.lm_response)[:300]!r}") from error
 
 
-def _uncompiled(program: str, thinking: Thinking | None, state: str | None) -> dspy.Module:
+def _uncompiled(program: str, thinking: Thinking | None, state: str | Path | None) -> dspy.Module:
     """A program that is no artifact, with a saved state and a budget if there are any."""
     loaded = load_program(program)
     if state is not None:

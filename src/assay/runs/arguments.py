@@ -46,7 +46,7 @@ def resolve_program(program: Any) -> Any:
     return full_name(str(program)) if isinstance(program, str | Path) else as_module(program)
 
 
-def check_state(program: Any, state: str | None) -> None:
+def check_state(program: Any, state: str | Path | None) -> None:
     """Refuses a saved state that does not fit its program. One that is built from the tasks is not built here.
 
     Raises:
@@ -57,8 +57,8 @@ def check_state(program: Any, state: str | None) -> None:
         return
     if isinstance(program, str | Path) and is_artifact(program):
         raise ConfigError(
-            f"state={state!r} is not for an artifact: {program} has a state of its own. Give the program's class, or "
-            "leave the state out"
+            f"state={str(state)!r} is not for an artifact: {program} has a state of its own. Give the program's class, "
+            "or leave the state out"
         )
     if isinstance(program, str | Path):
         program = None if _built_from_tasks(str(program)) else load_program(str(program))

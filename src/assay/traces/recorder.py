@@ -422,7 +422,7 @@ class Recorder:
 
         If the transport is watched, each HTTP request counts, including retries; answers from DSPy's cache do not.
         """
-        if is_observed(lm, self.observe):
+        if is_observed(lm, self.observe) or is_observed(lm, self.observe_own):
             return None
         ours = isinstance(lm, LanguageModel)
         count = current_missed_calls() or self._missed

@@ -19,7 +19,7 @@ from assay.optimizers.prompts.selection import select
 from assay.optimizers.prompts.thinking import POLICIES
 from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
-from assay.programs.compose import NearestDemos, ends, input_key, without_nearest
+from assay.programs.compose import EnsembleProgram, NearestDemos, ends, input_key, without_nearest
 from assay.programs.isolation import copied
 
 __all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel", "searched_program", "with_models_of"]
@@ -157,10 +157,20 @@ def _is_better(leader: Candidate, other: Candidate) -> bool:
 
 def with_models_of(program: RecordedProgram, student: RecordedProgram) -> RecordedProgram:
     """The program, whose predictors have the models of the student's, and not those that an optimizer set."""
-    models = {name: predictor.lm for name, predictor in student.program.named_predictors()}
-    for name, predictor in program.program.named_predictors():
-        predictor.lm = models.get(name)
+    models = dict(pair for part in _inside(student.program) for pair in part.named_predictors())
+    for part in _inside(program.program):
+        for name, predictor in part.named_predictors():
+            predictor.lm = models[name].lm if name in models else None
     return program
+
+
+def _inside(program: dspy.Module) -> list[dspy.Module]:
+    """The programs that a program is composed of, or the program itself."""
+    if isinstance(program, NearestDemos):
+        return _inside(program.program)
+    if isinstance(program, EnsembleProgram):
+        return [part for member in program.members for part in _inside(member)]
+    return [program]
 
 
 def searched_program(student: RecordedProgram) -> RecordedProgram:

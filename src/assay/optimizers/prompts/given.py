@@ -18,7 +18,6 @@ import dspy
 
 from assay.errors import ArtifactError, AssayError, ConfigError, OptimizerError, ProgramError
 from assay.evaluation.session import RecordedProgram
-from assay.optimizers.prompts.candidates import with_models_of
 from assay.optimizers.prompts.named import classes_of
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import program_version
@@ -419,7 +418,7 @@ def _recorded(result: Any, student: Student, title: str, p: Proposal) -> Recorde
             f"{title} changed {', '.join(changed)}: an artifact has a program's attributes only as arguments of its "
             "constructor"
         )
-    return with_models_of(RecordedProgram(program, p.session, prompt_format=p.student.prompt_format), p.student)
+    return RecordedProgram(program, p.session, prompt_format=p.student.prompt_format)
 
 
 @contextmanager

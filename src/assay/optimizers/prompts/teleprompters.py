@@ -11,6 +11,7 @@ from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.session import RecordedProgram
 from assay.models.dspy_seam import moved_parts, optimizer_class
 from assay.models.scope import looping_answers_as_text
+from assay.optimizers.prompts.candidates import with_models_of
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
 from assay.optimizers.prompts.given import built, check_arguments, compiled_by, kept_configuration, target_of, title_of
 from assay.optimizers.prompts.named import (
@@ -326,6 +327,7 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
         looping_answers_as_text(),
     ):  # of proposals; runs of the program set it back
         compiled = build(proposal)
+    with_models_of(compiled, student)  # DSPy's copies of a program lose them
     compiled.temperature = student.temperature
     compiled.prompt_format = compiled.prompt_format or student.prompt_format
     return compiled

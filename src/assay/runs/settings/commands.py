@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError
@@ -49,7 +50,7 @@ class CompileSettings(ExecutorSettings, PromptSettings):
     """Settings of `assay.compile`."""
 
     kind: str = "compile"
-    state: str | None = state_of()
+    state: str | Path | None = state_of()
     thinking_margin: float | None = setting(
         None,
         "Maximum loss in score for saving thinking tokens. After the search, the agent's thinking policy, or the "
@@ -67,7 +68,7 @@ class EvaluateSettings(ExecutorSettings):
     """Settings of `assay.evaluate`. The split is part of the job: `resume` continues a run on the same split."""
 
     kind: str = "evaluate"
-    state: str | None = state_of()
+    state: str | Path | None = state_of()
     split: str = _split("val")
     samples: int = _samples()
 
@@ -85,9 +86,9 @@ class EvaluateSettings(ExecutorSettings):
 class CompareSettings(EvaluateSettings):
     """Settings of `assay.compare`: those of both evaluations, by default on the gate split, which decides."""
 
-    state: str | None = None  # internal: each side has its own
-    state_a: str | None = state_of("a")
-    state_b: str | None = state_of("b")
+    state: str | Path | None = None  # internal: each side has its own
+    state_a: str | Path | None = state_of("a")
+    state_b: str | Path | None = state_of("b")
     split: str = _split("gate")
 
 
@@ -95,7 +96,7 @@ class CompareSettings(EvaluateSettings):
 class RunSettings(Settings):
     """Settings of `assay.run`."""
 
-    state: str | None = state_of()
+    state: str | Path | None = state_of()
     model: str | None = setting(
         None, "Language model; by default that of the artifact, or of the program's predictors if each has one."
     )
@@ -116,7 +117,7 @@ class CollectSettings(ExecutorSettings, CurriculumSettings):
     """Settings of `assay.collect`."""
 
     kind: str = "collect"
-    state: str | None = state_of()
+    state: str | Path | None = state_of()
     n: int = setting(8, "Number of rollouts of each task.", ge=1, flag="-n/--n")
     split: str = setting(
         "train", "Split of the tasks. Gate and test are not available for training.", choices=("train", "val")

@@ -111,6 +111,7 @@ def state_of(whose: str = "the program") -> Any:
         "It must have the program's predictors and fields. Not for an artifact, which has its own.",
         metavar="FILE",
         file=True,
+        parse=str,
     )
 
 

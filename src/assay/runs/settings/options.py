@@ -6,6 +6,7 @@ checked at run time by the settings classes.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 __all__ = [
@@ -74,7 +75,7 @@ class _Program(_Judged, total=False):
 
 
 class _Saved(TypedDict, total=False):
-    state: str | None
+    state: str | Path | None
 
 
 class _Curriculum(TypedDict, total=False):
@@ -135,8 +136,8 @@ class ComparisonOptions(_Run, _Cache, _Judged, _Saved, _Executor, total=False):
 class CompareOptions(_Scored, total=False):
     """The keywords of `assay.compare`."""
 
-    state_a: str | None
-    state_b: str | None
+    state_a: str | Path | None
+    state_b: str | Path | None
 
 
 class RunOptions(_Saved, total=False):

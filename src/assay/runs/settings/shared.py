@@ -6,6 +6,7 @@ The class of each command is composed of these: see `commands`, `tune`, `train`,
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.models.defaults import DEFAULT_MODEL
@@ -167,7 +168,7 @@ class JudgeModelSettings(Settings):
 class ProgramSettings(JudgeModelSettings, CommonSettings):
     """Settings of a run of a program against a rubric."""
 
-    state: str | None = None  # a setting of the commands that start from a saved state
+    state: str | Path | None = None  # a setting of the commands that start from a saved state
     program: str = named_setting(
         "Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name."
     )

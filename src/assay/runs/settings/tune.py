@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
@@ -113,7 +114,7 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, Curricul
 
     kind: str = "tune"
     optimizer: str = "parameters"  # internal: part of the artifact's name
-    state: str | None = state_of()
+    state: str | Path | None = state_of()
     worker: int = 0  # internal: index of the worker process, from 0
     also: Sequence[str] = setting(
         (),
