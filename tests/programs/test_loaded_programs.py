@@ -152,7 +152,7 @@ def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
 
     def evaluated(program: Any, **options: Any) -> Any:
         requests.append((program, options.get("model")))
-        return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}))
+        return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}), called={"model": options.get("model")})
 
     monkeypatch.setattr("assay.api.compare.evaluate", evaluated)
     measured = json.loads((folder / "manifest.json").read_text())["model"]
