@@ -12,7 +12,7 @@ import dspy
 from assay.errors import ProgramError
 from assay.support.places import no_such_file
 
-__all__ = ["read_saved_state", "saved_program_hint"]
+__all__ = ["models_in_state", "read_saved_state", "saved_program_hint"]
 
 _LARGEST = 256 << 20  # bytes
 
@@ -28,6 +28,13 @@ def read_saved_state(path: Path) -> tuple[dict[str, Any], str]:
     differs = saved_by and saved_by != dspy.__version__
     version = f" (saved by DSPy {saved_by}, this is {dspy.__version__})" if differs else ""
     return state, f"{path}{version}"
+
+
+def models_in_state(path: Path) -> dict[str, str]:
+    """Names of the models that a state has, by predictor. They are not loaded: a crafted state could name a server."""
+    state, _ = read_saved_state(path)
+    models = {name: part["lm"] for name, part in state.items() if isinstance(part, dict) and part.get("lm")}
+    return {name: str(lm.get("model") if isinstance(lm, dict) else lm) for name, lm in models.items()}
 
 
 def saved_program_hint(path: Path) -> str | None:

@@ -28,6 +28,7 @@ from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
 from assay.programs.loading import BuiltFromTasks, full_name, program_class
+from assay.programs.saved import models_in_state
 from assay.programs.state import with_saved_state
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of
@@ -289,9 +290,17 @@ def _warn(job: Job, progress: Progress, moved: Mapping[str, str]) -> None:
             if (shown := _shown_by_state(job))
             else []
         ),
+        *_models_of_state(job.config.state),
     ]
     for warning in job.warnings:
         progress.say(f"warning: {warning}")
+
+
+def _models_of_state(state: str | Path | None) -> list[str]:
+    """Which models a saved state names, for a warning that they are left out."""
+    models = {} if state is None else models_in_state(Path(state))
+    named = ", ".join(f"{model} for {predictor}" for predictor, model in models.items())
+    return [f"{state} names {named}: models come from the program's code or --model, not from a state"] if named else []
 
 
 def _shown_by_state(job: Job) -> int:
