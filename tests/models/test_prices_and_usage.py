@@ -1,5 +1,6 @@
 """Servers that report no tokens, and prices of the user's own: counted, capped and shown, never 0 where unknown."""
 
+import copy
 import json
 import threading
 import urllib.request
@@ -59,10 +60,14 @@ def call_of(url: str, name: str = MODEL, **options: Any) -> Call:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
+def registered() -> Iterator[None]:
+    prices = litellm.model_cost
+    litellm.model_cost = copy.deepcopy(prices)
     price = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.002, "litellm_provider": "openai"}
     litellm.register_model({MODEL: {**price, "mode": "chat"}, "openai/gpt-4o-mini": {**price, "mode": "chat"}})
+    yield
+    litellm.model_cost = prices
+    litellm.register_model({})  # clears what litellm has looked up
 
 
 @pytest.mark.parametrize("usage", USAGES)
