@@ -9,8 +9,8 @@ from harness import Client, ClientSetup, Run
 from tap import Exchange
 
 from assay.datasets.tasks import task_key
+from assay.support.sections import prompt_fields
 from assay.traces import Rollout, Store, Transition
-from assay.traces.messages.prompts import sections_of
 from assay.traces.store.sealing import store_splits
 
 _HOP = {"date", "connection", "keep-alive", "transfer-encoding", "content-length", "host", "accept-encoding"}
@@ -57,7 +57,7 @@ def table_of(client: Client, at: ClientSetup) -> tuple[list[Row], dict[str, str]
 
 def _tasks(rollout: Rollout) -> list[dict[str, Any]]:
     """Its inputs, also as the fields of DSPy's prompt."""
-    fields = sections_of(str(rollout.inputs.get("prompt")).partition("\n\nRespond with")[0])
+    fields = prompt_fields(str(rollout.inputs.get("prompt")))
     return [rollout.inputs, *([fields] if fields else [])]
 
 
