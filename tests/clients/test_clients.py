@@ -229,7 +229,7 @@ def test_a_dspy_agent_is_one_rollout_and_a_call_of_its_own_another(stage: Stage,
         ("submit", {"answer": "echo"}, None),
     ]
     assert [t.t for t in agent.transitions] == [0, 1, 2]
-    assert (agent.prediction, typed.prediction) == ({"answer": "echo"}, {"answer": TYPED})
+    assert (agent.prediction, typed.prediction) == ({"answer": "echo"}, json.loads(TYPED))
     assert answer == json.loads(TYPED)
 
 
@@ -308,7 +308,7 @@ def test_a_run_that_is_named_is_one_rollout_whatever_it_asks(stage: Stage, how: 
     assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", report, Authorization=f"Bearer {KEY}")[0] == 200
     (rollout,) = stage.rollouts(4)
     assert (rollout.id, rollout.task_id, rollout.expected) == (opened["id"], f"t-{how}", {"answer": "42"})
-    assert (rollout.status, rollout.score, rollout.prediction) == ("done", 0.75, {"answer": TYPED})
+    assert (rollout.status, rollout.score, rollout.prediction) == ("done", 0.75, json.loads(TYPED))
     assert [t.t for t in rollout.transitions] == [0, 1, 2, 3]
 
 
