@@ -1,7 +1,6 @@
 """Public API for `assay evaluate`: `assay.evaluate`. Scores one split; does not compile."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,7 +10,7 @@ import dspy
 from assay.api.judge.correction import corrected_means
 from assay.datasets import Task
 from assay.datasets.rows import NO_ROWS, RowFindings
-from assay.errors import BudgetExceeded, StoreError
+from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.evaluation.notes import overridden_format, run_notes
@@ -133,8 +132,7 @@ def evaluate(
         ]
         corrected = {}
         if job.session.rubric.needs_judge:
-            with suppress(StoreError):  # rows that are refused are counted
-                job.store.flush()
+            job.store.settle()
             file = config.rubric if config.rubric.lower().endswith((".yaml", ".yml")) else ""
             corrected = corrected_means(job.session.rubric, job.store, job.run_id, file=file)
         openings = job.openings.to_dict() if job.openings else None

@@ -15,7 +15,7 @@ import dspy
 
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads, needs_instance, source_of
-from assay.errors import ArtifactError, ProgramError, StoreError
+from assay.errors import ArtifactError, ProgramError
 from assay.evaluation import RecordedProgram
 from assay.programs import program_version
 from assay.programs.adapters import ambient_format
@@ -176,8 +176,7 @@ def _prompt_formats(job: Job, recorded: RecordedProgram) -> dict[str, str]:
     version, store = program_version(recorded.program, recorded.settings["adapter"]), job.session.recorder.store
     default, sent = ambient_format(), Counter[str]()
     if store is not None:
-        with contextlib.suppress(StoreError):  # rows that are refused are counted
-            store.flush()
+        store.settle()
         runs = (row.id for row in store.rollouts(run_id=job.run_id) if row.program_version == version)
         sent = next((formats for run in runs if (formats := sent_formats(store.rollout(run).transitions))), sent)
     resolved = sent.most_common(1)[0][0] if sent else recorded.settings["adapter"] or default

@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from assay.datasets.fields import Fields
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
-from assay.errors import ConfigError, StoreError
+from assay.errors import ConfigError
 from assay.evaluation import Progress, RecordedProgram, Session
 from assay.evaluation.evaluation import finished_runs
 from assay.evaluation.executors import Outbox, RayExecutor
@@ -101,8 +101,7 @@ class Job:
         Args:
             run_id: the run, by default its own; see `usage_of_models`.
         """
-        with suppress(StoreError):  # rows that are refused are counted
-            self.store.flush()
+        self.store.settle()
         usages = usage_of_models(self.store, run_id or self.run_id)
         return {"model": self.session.lm.model, "models": [asdict(usage) for usage in usages]}
 

@@ -205,6 +205,11 @@ class Store(DirectWrites):
             self._reported = self.dropped
             raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")
 
+    def settle(self) -> None:
+        """As `flush`, but rows that the database refuses are only counted: for reports of what was stored."""
+        with suppress(StoreError):
+            self.flush()
+
     def close(self, timeout_s: float = 60.0) -> None:
         """Commits the waiting rows and closes the store. Safe to call twice.
 
