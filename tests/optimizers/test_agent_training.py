@@ -51,8 +51,11 @@ if __name__ == "__main__":
 
 
 def letters(task: Any, prediction: Any, rollout: Any) -> float:
-    """Something that rollouts of an untrained model differ in, so that no group has zero variance."""
-    tokens = [token for call in rollout.transitions for token in call.token_ids]
+    """Something that rollouts of an untrained model differ in, so that no group has zero variance.
+
+    Token ids are None where a letter spans several tokens, which depends on the processor's arithmetic.
+    """
+    tokens = [token for call in rollout.transitions for token in call.token_ids or call.output.encode()]
     return sum(place * token for place, token in enumerate(tokens, 1)) % 997 / 997
 
 
