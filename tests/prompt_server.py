@@ -1,7 +1,8 @@
 """An OpenAI-compatible server that reads the prompt for the wanted fields and their format, and counts requests.
 
-It answers "What is A + 1?". A hash of the request decides whether the answer is correct: more demonstrations and the
-word "carefully" make more of the answers correct, so that an optimizer can improve a program.
+It answers "What is A + 1?", and as a judge with the field `verdict` whether a field `output.answer` is correct. A hash of
+the request decides whether the answer is correct: more demonstrations and the word "carefully" make more of the answers
+correct, so that an optimizer can improve a program or a judge.
 """
 
 import hashlib
@@ -68,6 +69,7 @@ def _values(prompt: str, answered: bool, seed: object) -> dict[str, Any]:
     share = 0.35 + 0.1 * min(4, len(numbers) - 1) + 0.25 * ("carefully" in prompt)
     answer = number + 1 if draw < share else number + 2
     looked = answered or "observation_0" in prompt or "=== Step 1 ===" in prompt
+    judged = re.findall(r'output\.answer ## \]\]\n"?(\d+)', prompt)
     calls = [{"name": "submit", "args": {"answer": str(answer)}}, {"name": "successor", "args": {"number": number}}]
     return {
         "answer": str(answer),
@@ -76,6 +78,7 @@ def _values(prompt: str, answered: bool, seed: object) -> dict[str, Any]:
             "total": answer,
         },
         "code": f"SUBMIT(answer='{answer}')" if looked else f"print(llm_query('What is {number} + 1?'))",
+        "verdict": "yes" if (judged[-1:] == [str(number + 1)]) == (draw < share) else "no",
         "query": f"counting up from {number}",
         "next_thought": "The tool knows." if not looked else "This is enough.",
         "next_tool_name": "finish" if looked else "successor",

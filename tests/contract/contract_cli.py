@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -78,11 +79,27 @@ def assay_command(*arguments: str, stdin: str = "", on_line: Callable[[str], Non
     return Done(int(code or 0), out.text, err.text)
 
 
-def report_of(*arguments: str, code: int = 0) -> Any:
-    """The JSON object of `assay ARGUMENTS --json`, which ends with the code."""
-    done = assay_command(*arguments, "--json")
-    assert done.code == code, done.stderr
-    return done.report
+def while_serving(*arguments: str, client: Callable[[Any], Any]) -> tuple[Any, Done]:
+    """What `client` returns, called in another thread with the first JSON line of a command that serves, and how the
+    command ended: it gets Ctrl-C when the client has returned.
+    """
+    results: list[Any] = []
+
+    def work(line: str) -> None:
+        try:
+            results.append(client(json.loads(line)))
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def start(line: str) -> None:
+        if not started:
+            started.append(threading.Thread(target=work, args=(line,), daemon=True))
+            started[0].start()
+
+    started: list[threading.Thread] = []
+    done = assay_command(*arguments, on_line=start)
+    assert results, done.stderr
+    return results[0], done
 
 
 def root_command() -> click.Group:

@@ -2,12 +2,14 @@
 
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
 COMMAND = "python -m pytest tests/contract --write-contract"
 _WIDTH = 118
+_DATA = re.compile(r"[/@.]|^[0-9a-f-]{12,}$|^\d+$")  # a key of a mapping that is data: a path, an id, a version
 
 
 class Contract:
@@ -35,9 +37,7 @@ class Contract:
             return
         before, now = self.stored(part).get(name), value
         lines = difflib.unified_diff(laid_out(before).splitlines(), laid_out(now).splitlines(), n=0, lineterm="")
-        assert before == now, "\n".join(
-            [f"{part}.json, {name}: the contract changed. If it has to: {COMMAND}", *lines]
-        )
+        assert before == now, "\n".join([f"{part}.json, {name}: the contract changed. If it has to: {COMMAND}", *lines])
 
     def write(self) -> None:
         for part, values in self._checked.items():
@@ -59,9 +59,12 @@ def laid_out(value: Any, indent: int = 0) -> str:
 
 
 def shape(value: Any) -> Any:
-    """Keys and types of a JSON value. The items of a list have one shape together."""
+    """Keys and types of a JSON value. The items of a list have one shape together, and so have those of a mapping by
+    id, path or number."""
     if isinstance(value, dict):
-        return {key: shape(item) for key, item in value.items()}
+        named = {key: shape(item) for key, item in value.items() if not _DATA.search(key)}
+        others = [shape(item) for key, item in value.items() if _DATA.search(key)]
+        return named | ({"…": _merged(others)} if others else {})
     if isinstance(value, list):
         return [_merged([shape(item) for item in value])] if value else []
     if value is None or isinstance(value, bool):
