@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that reads the prompt for the wanted fields and their format, and counts requests.
 
-It answers "What is A + 1?", and as a judge with the field `verdict` whether a field `output.answer` is correct. A hash of
-the request decides whether the answer is correct: more demonstrations and the word "carefully" make more of the answers
+It answers "What is A + 1?", and as a judge with the field `verdict` whether `output.answer` is right. A hash of the
+request decides whether the answer is correct: more demonstrations and the word "carefully" make more of the answers
 correct, so that an optimizer can improve a program or a judge.
 """
 

@@ -4,6 +4,7 @@ The only module of the contract suite that knows how the command line is entered
 """
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import signal
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -167,3 +169,14 @@ def _value(default: str, option: click.Option) -> Any:
         return json.loads(default)
     except json.JSONDecodeError:
         return default
+
+
+def keywords(function: Any) -> list[str]:
+    """Parameters of a function; for `**options: Unpack[…]` the keys of the typed dictionary."""
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+        elif inner := typing.get_args(parameter.annotation):
+            names += inner[0].__annotations__
+    return sorted(names)

@@ -9,7 +9,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 COMMAND = "python -m pytest tests/contract --write-contract"
 _WIDTH = 118
-_DATA = re.compile(r"[/@.]|^[0-9a-f-]{12,}$|^\d+$")  # a key of a mapping that is data: a path, an id, a version
+_DATA = re.compile(r"[/@. ]|^[0-9a-f-]{12,}$|^\d+$")  # a key of a mapping that is data: a path, an id, a sentence
 
 
 class Contract:
@@ -60,7 +60,7 @@ def laid_out(value: Any, indent: int = 0) -> str:
 
 def shape(value: Any) -> Any:
     """Keys and types of a JSON value. The items of a list have one shape together, and so have those of a mapping by
-    id, path or number."""
+    id, path or sentence."""
     if isinstance(value, dict):
         named = {key: shape(item) for key, item in value.items() if not _DATA.search(key)}
         others = [shape(item) for key, item in value.items() if _DATA.search(key)]

@@ -1,12 +1,9 @@
 """Every command with its arguments, options, defaults and choices, and the public names with their keywords."""
 
-import inspect
-import typing
 from importlib import import_module
-from typing import Any
 
 import pytest
-from contract_cli import assay_command, described, leaves
+from contract_cli import assay_command, described, keywords, leaves
 from contract_files import Contract
 
 import assay
@@ -65,14 +62,3 @@ def test_public_names_are_unchanged_and_load(face: str, contract: Contract) -> N
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_keywords_of_public_functions_are_unchanged(name: str, contract: Contract) -> None:
     contract.check("python", f"assay.{name}()", keywords(getattr(assay, name)))
-
-
-def keywords(function: Any) -> list[str]:
-    """Parameters of a function; for `**options: Unpack[…]` the keys of the typed dictionary."""
-    names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            names.append(parameter.name)
-        elif inner := typing.get_args(parameter.annotation):
-            names += inner[0].__annotations__
-    return sorted(names)
