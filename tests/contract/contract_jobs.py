@@ -27,7 +27,7 @@ name: judged
 criteria:
 - {name: kind, judge: {text: "Is it right?", shows: [input.question, output.answer]}}
 """
-LOOSE = ("--min-transitions", "1", "--min-clean", "0", "--min-task-types", "1")
+LOOSE = ("--privacy", "patterns", "--min-transitions", "1", "--min-clean", "0", "--min-task-types", "1")
 
 
 @pytest.fixture(scope="session")
