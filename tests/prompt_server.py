@@ -80,6 +80,8 @@ def _values(prompt: str, answered: bool, seed: object) -> dict[str, Any]:
         "code": f"SUBMIT(answer='{answer}')" if looked else f"print(llm_query('What is {number} + 1?'))",
         "verdict": "yes" if (judged[-1:] == [str(number + 1)]) == (draw < share) else "no",
         "query": f"counting up from {number}",
+        "action": "answer",
+        "need": 0.0,
         "next_thought": "The tool knows." if not looked else "This is enough.",
         "next_tool_name": "finish" if looked else "successor",
         "next_tool_args": {} if looked else {"number": number},

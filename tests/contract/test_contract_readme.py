@@ -40,7 +40,7 @@ def test_the_readme_has_commands_and_code() -> None:
 def test_a_command_of_the_readme_runs(line: str, followed: Project) -> None:
     done = followed.run(*shlex.split(line)[1:])
     assert done.code == 0, done.stderr
-    assert done.stdout
+    assert done.stdout or done.stderr
 
 
 @pytest.mark.parametrize("text", CODE, ids=range(len(CODE)))
