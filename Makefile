@@ -20,7 +20,7 @@ STUB_CHAT_TESTS := $(addprefix tests/, models/test_meter_and_cache.py traces/tes
 	tool_choice.py tool_user.py typed_programs.py) $(addprefix optimizers/test_, adapters.py any_teleprompter.py \
 	own_prompt_formats.py repairs.py))
 
-.PHONY: demo docs figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
+.PHONY: contract demo docs figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -86,6 +86,10 @@ docs: $(VENV)/.dev
 tutorials: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	ASSAY_TUTORIALS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_docs.py -k slow_tutorials
+
+# Stores what the tests of the contract suite find, in one process: each JSON file holds the results of several tests.
+contract: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/contract --write-contract
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

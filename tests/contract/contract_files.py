@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-COMMAND = "python -m pytest tests/contract --write-contract"
+COMMAND = "make contract"
 _WIDTH = 118
 _DATA = re.compile(r"[/@. ]|^[0-9a-f-]{12,}$|^\d+$")  # a key of a mapping that is data: a path, an id, a sentence
 

@@ -1,6 +1,8 @@
 """Every command with its arguments, options, defaults and choices, and the public names with their keywords."""
 
+import ast
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from contract_cli import assay_command, described, keywords, leaves
@@ -62,3 +64,14 @@ def test_public_names_are_unchanged_and_load(face: str, contract: Contract) -> N
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_keywords_of_public_functions_are_unchanged(name: str, contract: Contract) -> None:
     contract.check("python", f"assay.{name}()", keywords(getattr(assay, name)))
+
+
+def test_this_suite_imports_public_names_only() -> None:
+    """So that it outlives every move of a module."""
+    modules = {
+        node.module
+        for path in Path(__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("assay.")
+    }
+    assert modules - set(FACES) == {"assay.cli", "assay.errors"}  # the entry point, and the exception tree

@@ -1,4 +1,4 @@
-"""Keys and types of the JSON of every command, from jobs on a scripted model."""
+"""Keys and types of the JSON of every command and of the artifacts, from jobs on a scripted model."""
 
 import contextlib
 import json
@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 from contract_cli import described, leaves, while_serving
 from contract_files import Contract, shape
+from contract_jobs import deployments as deployments
+from contract_jobs import jobs as jobs
+from contract_jobs import judges as judges
+from contract_jobs import small as small
+from contract_jobs import traces as traces
 from contract_project import Project
 from prompt_server import PromptServer
 
 import assay
+from assay.errors import AssayError
 
 JOBS = ("evaluate", "compile", "run", "compare", "tune", "collect", "improve", "runs list", "runs show")
 TRACES = (
@@ -59,6 +65,12 @@ def test_standard_output_is_one_json_object_and_nothing_else(jobs: Project) -> N
         assert done.stdout.count("\n") == 1
 
 
+def test_what_a_program_prints_is_not_on_standard_output(project: Project) -> None:
+    project.write("talks.py", "def talks(question):\n    print('hello')\n    return {'answer': question}\n")
+    done = project.run("evaluate", "talks.py:talks", "--size", "2", "--json")
+    assert (done.stdout.count("\n"), "hello" in done.stdout, "hello" in done.stderr) == (1, False, True)
+
+
 def test_a_number_that_is_not_measured_is_null(jobs: Project) -> None:
     for done in jobs.reports.values():
         json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -90,3 +102,57 @@ def test_reports_are_written_as_pages_that_load_nothing(jobs: Project, tmp_path:
     assert jobs.run("evaluate", "sums.py:Sums", "--report", str(page)).code == 0
     assert "<html" in page.read_text()
     assert "http://" not in page.read_text().replace("http://www.w3.org/", "").replace(jobs.model_url, "")
+
+
+# -- artifacts and exports of these jobs
+
+
+def test_the_files_and_the_manifest_of_an_artifact_are_unchanged(jobs: Project, contract: Contract) -> None:
+    artifact = jobs.folder / "one"
+    files = sorted(str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file())
+    contract.check("artifacts", "compiled program, files", files)
+    contract.check("artifacts", "compiled program", shape(json.loads((artifact / "manifest.json").read_text())))
+
+
+def test_the_manifest_of_a_compiled_judge_is_unchanged(judges: Project, contract: Contract) -> None:
+    artifact = Path(judges.reports["judge compile"].report["artifact"])
+    contract.check("artifacts", "compiled judge", shape(json.loads((artifact / "manifest.json").read_text())))
+
+
+def test_the_manifest_of_an_export_is_unchanged(traces: Project, contract: Contract) -> None:
+    manifest = json.loads((traces.folder / "to-transitions" / "manifest.json").read_text())
+    contract.check("artifacts", "export", shape(manifest))
+
+
+def test_an_artifact_of_a_newer_format_is_refused(jobs: Project, tmp_path: Path) -> None:
+    (tmp_path / "newer").mkdir()
+    stored = json.loads((jobs.folder / "one" / "manifest.json").read_text())
+    (tmp_path / "newer" / "manifest.json").write_text(json.dumps({**stored, "format": 10_000}))
+    with pytest.raises(AssayError):
+        assay.load(tmp_path / "newer")
+
+
+# -- the sealed test
+
+
+def test_a_compile_that_replaces_its_baseline_opens_the_test_once(jobs: Project) -> None:
+    report = jobs.reports["compile"].report
+    assert report["replaces"]
+    assert report["test_openings"] == {"this_job": 1, "this_store": 1}
+    assert report["test"]["gain"]["low"] > 0
+    assert report["test"]["baseline"]["n"] == report["test"]["compiled"]["n"] > 0
+
+
+def test_no_rollout_of_the_test_split_is_exported(traces: Project) -> None:
+    sealed = {
+        row["inputs"]["question"]
+        for row in traces.run("traces", "list", "--split", "test", "--json").report["rollouts"]
+    }
+    exported = (traces.folder / "to-transitions" / "data.jsonl").read_text()
+    assert sealed
+    assert [question for question in sealed if question in exported] == []
+
+
+def test_a_rollout_of_a_sealed_split_takes_no_rating(traces: Project) -> None:
+    (rollout, *_) = traces.run("traces", "list", "--split", "test", "--json").report["rollouts"]
+    assert traces.run("traces", "rate", rollout["id"], "0.5").code == 2

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_files import Contract, shape
-from contract_project import Project
+from contract_files import Contract
 
 import assay
 from assay.errors import AssayError, ConfigError, RubricError
@@ -79,32 +78,6 @@ def test_a_rubric_that_would_be_misread_is_refused(text: str, own_folder: Path) 
     Path("r.yaml").write_text(text)
     with pytest.raises(RubricError):
         assay.load_rubric("r.yaml")
-
-
-def test_the_files_and_the_manifest_of_an_artifact_are_unchanged(jobs: Project, contract: Contract) -> None:
-    artifact = jobs.folder / "one"
-    files = sorted(str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file())
-    contract.check("schemas", "artifact files", files)
-    contract.check("schemas", "artifact manifest", shape(json.loads((artifact / "manifest.json").read_text())))
-
-
-def test_the_manifest_of_a_compiled_judge_is_unchanged(judges: Project, contract: Contract) -> None:
-    artifact = Path(judges.reports["judge compile"].report["artifact"])
-    contract.check("schemas", "judge manifest", shape(json.loads((artifact / "manifest.json").read_text())))
-
-
-def test_the_manifest_of_an_export_is_unchanged(traces: Project, contract: Contract) -> None:
-    manifest = json.loads((traces.folder / "to-transitions" / "manifest.json").read_text())
-    contract.check("schemas", "export manifest", shape(manifest))
-
-
-@pytest.mark.parametrize("manifest", ["one/manifest.json"])
-def test_an_artifact_of_a_newer_format_is_refused(manifest: str, jobs: Project, tmp_path: Path) -> None:
-    (tmp_path / "newer").mkdir()
-    stored = json.loads((jobs.folder / manifest).read_text())
-    (tmp_path / "newer" / "manifest.json").write_text(json.dumps({**stored, "format": 10_000}))
-    with pytest.raises(AssayError):
-        assay.load(tmp_path / "newer")
 
 
 def test_the_tables_of_a_store_are_unchanged(own_folder: Path, contract: Contract) -> None:

@@ -31,14 +31,6 @@ def good(task: Any, prediction: Any, rollout: Any) -> float:
 # -- the sealed test
 
 
-def test_a_compile_that_replaces_its_baseline_opens_the_test_once(jobs: Project) -> None:
-    report = jobs.reports["compile"].report
-    assert report["replaces"]
-    assert report["test_openings"] == {"this_job": 1, "this_store": 1}
-    assert report["test"]["gain"]["low"] > 0
-    assert report["test"]["baseline"]["n"] == report["test"]["compiled"]["n"] > 0
-
-
 def test_a_candidate_that_is_not_better_leaves_the_test_sealed(project: Project) -> None:
     report = project.report("compile", "sums.py:Sums", "--optimizer", "labeled", "--gate-size", "3", "--val-size", "3")
     assert (report["replaces"], report["test_openings"]) == (False, None)
@@ -53,18 +45,6 @@ def test_every_evaluation_on_the_test_split_is_counted(project: Project) -> None
     ]
     assert counts == [1, 2]
     assert project.report("evaluate", "sums.py:successor", "--split", "gate")["test_openings"] is None
-
-
-def test_no_rollout_of_the_test_split_is_exported(traces: Project) -> None:
-    sealed = {row["inputs"]["question"] for row in stored(traces, "--split", "test")}
-    exported = (traces.folder / "to-transitions" / "data.jsonl").read_text()
-    assert sealed
-    assert [question for question in sealed if question in exported] == []
-
-
-def test_a_rollout_of_a_sealed_split_takes_no_rating(traces: Project) -> None:
-    (rollout, *_) = stored(traces, "--split", "test")
-    assert traces.run("traces", "rate", rollout["id"], "0.5").code == 2
 
 
 def stored(project: Project, *filters: str) -> list[dict[str, Any]]:
