@@ -9,12 +9,13 @@ from prompt_server import PromptServer
 
 import assay
 
+# Its goal is out of reach, so that no decision depends on the assignment, which is random.
 PLAN = """
 steps:
-- {weight: 50, decides: true, requests: 20, max_requests: 2000}
+- {weight: 50, decides: true, requests: 1000, max_requests: 2000}
 - {weight: 90, requests: 10}
 metrics:
-- {success_gain: 0.1}
+- {success_gain: 3}
 """
 JUDGE = """
 text: Is the output the right answer to the question?
@@ -80,7 +81,7 @@ def deployments(jobs: Project) -> Project:
     with contextlib.chdir(jobs.folder):
         serve_units(5)
         jobs.report("deploy start", "support@2", "--plan", "plan.yaml", "--force")
-        serve_units(20)
+        serve_units(60)  # assigned by chance: enough for both arms
     for order in ("status", "advance", "pause", "resume", "promote", "rollback", "history"):
         jobs.report(f"deploy {order}", "support")
     jobs.report("registry flag", "support", "kill", "true")

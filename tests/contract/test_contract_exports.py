@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,18 +125,20 @@ def rows(seeded: Project) -> dict[str, list[dict[str, Any]]]:
     return read
 
 
-def rounded(value: Any) -> Any:
-    """The value with numbers to nine digits: another order of additions is no other contract."""
+def steady(value: Any) -> Any:
+    """The value with numbers to nine digits, and surrogates of personal data, which are random, by their kind."""
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: steady(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [rounded(item) for item in value]
+        return [steady(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"person\w+@example\.org", "SURROGATE@example.org", value)
     return round(value, 9) + 0.0 if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_an_export_are_unchanged(kind: str, rows: dict[str, list[dict[str, Any]]], contract: Contract) -> None:
-    contract.check("export_rows", kind, rounded(rows[kind]))
+    contract.check("export_rows", kind, steady(rows[kind]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
