@@ -5,6 +5,19 @@ from contract_cli import described, leaves
 from contract_project import Project
 
 RUN = ("evaluate", "sums.py:Sums")
+STOPS = """
+import os
+import signal
+
+sent = []
+
+
+def stopped(question):
+    if not sent:  # one Ctrl-C: a second one could come after the command has ended
+        sent.append(True)
+        os.kill(os.getpid(), signal.SIGINT)
+    return {"answer": question}
+"""
 NUMBERS = ("--size", "--seed", "--threads", "--task-timeout", "--max-calls", "--max-tokens", "--max-cost-usd")
 
 
@@ -83,8 +96,8 @@ def test_a_job_that_its_cap_stops_ends_with_0_and_says_so(project: Project) -> N
 
 
 def test_ctrl_c_ends_with_130_and_the_reason_as_json(project: Project) -> None:
-    project.write("stops.py", "import os, signal\n\ndef stopped(question):\n    os.kill(os.getpid(), signal.SIGINT)\n")
-    done = project.run("evaluate", "stops.py:stopped", "--no-preflight", "--json")
+    project.write("stops.py", STOPS)
+    done = project.run("evaluate", "stops.py:stopped", "--no-preflight", "--threads", "1", "--json")
     assert (done.code, list(done.report)) == (130, ["stopped"])
 
 
