@@ -22,7 +22,10 @@ import assay.api.compile
 import assay.api.export
 import assay.api.improve.run
 import assay.api.tune  # noqa: F401 - all of it loaded once, before the attempts are forked
-from assay.testing.chaos import JOBS, STOPS, TRAININGS, chaos, differences, serving, stopped
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from rigs.chaos import JOBS, STOPS, TRAININGS, chaos, differences, serving, stopped
 
 
 def stop_jobs(jobs: list[str], times: int, seed: int) -> int:

@@ -20,7 +20,10 @@ from pathlib import Path
 import assay.api.deploy.advancing
 import assay.api.deployed
 import assay.api.serve  # noqa: F401 - all of it loaded once, before the processes are forked
-from assay.testing.deployment_chaos import Postgres, chaos
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from rigs.deployment_chaos import Postgres, chaos
 
 
 @contextmanager

@@ -22,7 +22,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from assay.testing.gateway_chaos import FAULTS, Settings, chaos
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from rigs.gateway_chaos import FAULTS, Settings, chaos
 
 INSIDE = "ASSAY_CHAOS_NAMESPACE"
 

@@ -26,6 +26,10 @@ import aiohttp
 
 from assay.traces import Store
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from rigs import module_command
+
 KEY = "benchmark-key"
 OWNER = {"Authorization": f"Bearer {KEY}"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "word " * 200}], "stream": False}
@@ -38,32 +42,10 @@ def started(command: list[str], **options: Any) -> tuple[subprocess.Popen[str], 
 
 
 def servers(folder: Path, *, chunks: int = 8, delay_ms: float = 0) -> tuple[list[subprocess.Popen[str]], str, str]:
-    command = [
-        sys.executable,
-        "-m",
-        "assay.testing.upstream",
-        "--log",
-        str(folder / "upstream.log"),
-        "--chunks",
-        str(chunks),
-    ]
-    upstream, behind = started([*command, "--delay-ms", str(delay_ms)])
-    command = [
-        sys.executable,
-        "-m",
-        "assay",
-        "serve",
-        "--model",
-        "echo",
-        "--upstream",
-        behind,
-        "--key",
-        KEY,
-        "--port",
-        "0",
-        "--json",
-    ]
-    gateway, url = started([*command, "--store", str(folder / "a.db")])
+    flags = ["--log", str(folder / "upstream.log"), "--chunks", str(chunks), "--delay-ms", str(delay_ms)]
+    upstream, behind = started([*module_command("rigs.upstream"), *flags])
+    flags = ["--model", "echo", "--upstream", behind, "--key", KEY, "--port", "0", "--json"]
+    gateway, url = started([sys.executable, "-m", "assay", "serve", *flags, "--store", str(folder / "a.db")])
     return [upstream, gateway], behind, url
 
 

@@ -6,7 +6,7 @@ and a finished cell is not run again.
         --optimizers auto bfrs mipro --seeds 0
     python benchmarks/peers.py table --out FILE
 
-`learner:NAME` is the scripted in-context learner of `assay.testing`, 2,000 sealed tasks; the others ask a model
+`learner:NAME` is the scripted in-context learner of `tests/rigs`, 2,000 sealed tasks; the others ask a model
 (`--model`) and have 64. Every optimizer gets the same program, model, temperature, 80 tasks to learn from and 40 to
 select on. DSPy's run as they come, without anything of assay around them, with the settings in `peers_dspy.py`, which
 spend at most the budget. `auto` spends it on its search; its gate, which DSPy's have no counterpart of, is left out

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,11 @@ from assay.datasets import Task, iter_rows
 from assay.models import LanguageModel, Meter, ResponseCache, get_lm
 from assay.programs import MathQA
 from assay.programs.shipped import Classify, Extract
-from assay.testing import InContextLearner, scripted_lm
+from assay.testing import scripted_lm
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from rigs.learner import InContextLearner
 
 TRAIN, VAL, TEST, SCRIPTED_TEST = 80, 40, 64, 2000
 INTENTS = (

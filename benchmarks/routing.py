@@ -28,6 +28,10 @@ from typing import Any
 import aiohttp
 import sqlalchemy as sa
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from rigs import module_command
+
 AGENT, FIXED, TWIN = "support", "support@1", "support@first"
 KEY = "benchmark-key"
 SOURCE = """
@@ -179,7 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ |= {"ASSAY_HOME": str(folder / "home"), "OPENAI_API_KEY": "none"}
-        upstream, behind = started([sys.executable, "-m", "assay.testing.upstream"])
+        upstream, behind = started(module_command("rigs.upstream"))
         processes = [upstream]
         try:
             registered(folder, behind)

@@ -15,7 +15,7 @@ from assay.evaluation import SilentProgress, evaluate
 from assay.runs.jobs import open_job
 from assay.runs.settings import CompileSettings
 from assay.testing import scripted_lm
-from assay.testing.serving import chat_completion, served
+from rigs.serving import chat_completion, served
 
 PROGRAM = """import dspy
 

@@ -18,8 +18,8 @@ from assay.evaluation import SilentProgress, evaluate
 from assay.models import Meter
 from assay.runs.jobs import open_job
 from assay.runs.settings import CompileSettings
-from assay.testing.serving import chat_completion, served
 from assay.traces import Store
+from rigs.serving import chat_completion, served
 
 PROGRAM = """import dspy
 

@@ -14,7 +14,7 @@ from assay.api.plan import plan
 from assay.cli.main import group
 from assay.errors import ConfigError, Diverged, ModelError, ProgramError, ProgramFailed
 from assay.evaluation import SilentProgress
-from assay.testing.serving import chat_completion, served
+from rigs.serving import chat_completion, served
 
 PROGRAM = """import dspy
 

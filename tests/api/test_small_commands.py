@@ -9,9 +9,9 @@ from assay.api.judge.lint import lint
 from assay.api.models import list_models, pull_model
 from assay.api.serve import Serving, serve
 from assay.errors import AssayError, ConfigError, ModelError, RubricError
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 CALL = {"messages": [{"role": "user", "content": "six times seven?"}]}
 TWO_QUESTIONS = """

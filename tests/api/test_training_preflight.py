@@ -14,7 +14,7 @@ from assay.errors import ConfigError, ModelError, NoModelFile, ProgramError, Pro
 from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy
 from assay.optimizers.finetuning.base import load_policy
-from assay.testing.serving import served
+from rigs.serving import served
 
 PROGRAM = """import dspy
 

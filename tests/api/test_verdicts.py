@@ -20,9 +20,9 @@ from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.quality.bases import BASES
 from assay.judges.questions import key_of
 from assay.testing import scripted_lm
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ from assay.errors import ConfigError, DataError, ModelError, ProgramFailed
 from assay.optimizers.finetuning.settings import SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.markdown import compile_markdown
-from assay.testing.serving import chat_completion, served
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import show_run
+from rigs.serving import chat_completion, served
 
 
 @pytest.mark.parametrize(("least", "code"), [("0.5", 0), ("0.51", 1)])

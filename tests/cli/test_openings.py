@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from assay.cli import improve, train
 from assay.cli.main import group
 from assay.datasets.rows import NO_ROWS
-from assay.testing.serving import chat_completion, served
 from assay.traces import Store
 from assay.web.compare import compare_view
+from rigs.serving import chat_completion, served
 
 PROGRAM = """import dspy
 

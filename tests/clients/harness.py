@@ -22,12 +22,13 @@ import pytest
 from filelock import FileLock
 from tap import Exchange, Tap, tapped
 
-from assay.testing.serving import get, post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
+from rigs.serving import get, post, served
+from rigs.upstream import ScriptedUpstream
 
 HERE = Path(__file__).parent
 KEY = "gateway-key-1"
+SERVE = (sys.executable, "-m", "assay", "serve", "--key", KEY, "--port", "0", "--json")
 TYPED = '{"value": 1, "unit": "echo"}'  # what the scripted model makes of the agents' schema
 PROVIDERS = ("OPENAI", "ANTHROPIC", "MODEL", "GEMINI", "GOOGLE")
 
@@ -114,7 +115,7 @@ def variables(url: str, key: str = KEY) -> dict[str, str]:
 @contextmanager
 def started(*command: str) -> Iterator[str]:
     """The address that a server says as its first line."""
-    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline() if process.stdout else ""
         assert line, f"{command} did not start"
@@ -284,20 +285,8 @@ def client_setup(client: Client, folder: Path) -> Iterator[ClientSetup]:
     with ExitStack() as running:
         direct = running.enter_context(served(upstream.app()))
         front, back = running.enter_context(tapped(direct)), running.enter_context(tapped(direct))
-        flags = (
-            "--upstream",
-            back.url,
-            "--upstream-key",
-            "upstream-secret",
-            "--key",
-            KEY,
-            "--port",
-            "0",
-            "--json",
-            "--store",
-            str(folder / "s.db"),
-        )
-        gateway = running.enter_context(started("assay", "serve", *flags))
+        flags = ("--upstream", back.url, "--upstream-key", "upstream-secret", "--store", str(folder / "s.db"))
+        gateway = running.enter_context(started(*SERVE, *flags))
         program = Program(command, front.url, folder, client.variables)
         running.callback(program.close)
         yield ClientSetup(upstream, direct, front, back, gateway, folder / "s.db", program)

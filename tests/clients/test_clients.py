@@ -18,11 +18,12 @@ from typing import Any
 
 import openai
 import pytest
-from harness import HERE, KEY, TYPED, environment, started, variables
+from harness import HERE, KEY, SERVE, TYPED, environment, started, variables
 
-from assay.testing.serving import get, post
 from assay.traces import Rollout, Store
 from assay.traces.messages.dialects import chat_messages
+from rigs import module_command
+from rigs.serving import get, post
 
 pytestmark = pytest.mark.slow
 
@@ -99,21 +100,9 @@ def answer_of(process: "subprocess.Popen[str]") -> Any:
 def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("clients")
     with ExitStack() as running:
-        behind = running.enter_context(started("assay.testing.upstream", "--log", str(folder / "log")))
-        flags = (
-            "--upstream",
-            behind,
-            "--upstream-key",
-            "upstream-secret",
-            "--key",
-            KEY,
-            "--port",
-            "0",
-            "--json",
-            "--store",
-            str(folder / "s.db"),
-        )
-        yield Stage(running.enter_context(started("assay", "serve", *flags)), folder / "s.db", folder / "log")
+        behind = running.enter_context(started(*module_command("rigs.upstream"), "--log", str(folder / "log")))
+        flags = ("--upstream", behind, "--upstream-key", "upstream-secret", "--store", str(folder / "s.db"))
+        yield Stage(running.enter_context(started(*SERVE, *flags)), folder / "s.db", folder / "log")
 
 
 @pytest.fixture
@@ -332,9 +321,7 @@ def test_without_the_key_a_client_gets_an_error_that_it_can_read_and_nothing_is_
 
 @pytest.mark.model
 def test_a_client_talks_to_the_embedded_model(embedded: str, tmp_path: Path) -> None:
-    with started(
-        "assay", "serve", "--model", embedded, "--key", KEY, "--port", "0", "--json", "--store", str(tmp_path / "s.db")
-    ) as url:
+    with started(*SERVE, "--model", embedded, "--store", str(tmp_path / "s.db")) as url:
         stage = Stage(url, tmp_path / "s.db", None)
         answer = stage.run(sys.executable, "plain_chat.py", "My name is Ann. Say hello.")
         (rollout,) = stage.rollouts(2)

@@ -13,8 +13,8 @@ from assay.api.deploy.status import advance_deployment
 from assay.cli.main import group
 from assay.deployment.plan import Metric, Plan, Step
 from assay.errors import ConfigError
-from assay.testing.serving import chat_completion, served
 from assay.traces import Store
+from rigs.serving import chat_completion, served
 
 PLAN = Plan(steps=(Step(shadow=True, requests=2), Step(weight=50, decides=True)), metrics=(Metric(success_gain=0.1),))
 RUBRIC = """

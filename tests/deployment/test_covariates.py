@@ -13,7 +13,8 @@ from assay.deployment.covariates import FEWEST, Covariate, covariate_of
 from assay.deployment.evidence import cell_of, difference
 from assay.deployment.plan import Metric, Plan, Step, default_plan
 from assay.deployment.routing import Router
-from assay.testing.traffic import Traffic, simulate
+from assay.deployment.simulation import simulate
+from assay.deployment.traffic import Traffic
 from assay.traces import Rollout, Store
 
 PLAN = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))

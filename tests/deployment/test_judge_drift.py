@@ -17,8 +17,8 @@ from assay.deployment.judge_drift import judge_alarm
 from assay.deployment.plan import Plan, load_plan
 from assay.deployment.watches import Watch
 from assay.errors import ConfigError
-from assay.testing.serving import chat_completion, served
 from assay.traces import Store
+from rigs.serving import chat_completion, served
 
 PLAN = """
 steps: [{weight: 50, decides: true}]

@@ -14,8 +14,8 @@ from production import two_versions
 import assay
 from assay.api.serve import serve
 from assay.errors import ConfigError
-from assay.testing.serving import chat_completion, served
 from assay.traces import Store
+from rigs.serving import chat_completion, served
 
 RUBRIC = """
 name: nice

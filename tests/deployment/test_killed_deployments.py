@@ -11,10 +11,10 @@ from production import two_versions
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.routing import Router
-from assay.testing.deployment_chaos import Postgres, chaos
-from assay.testing.deployment_checks import problems_in
-from assay.testing.postgres_kills import postgres_runs
 from assay.traces import Rollout, Store
+from rigs.deployment_chaos import Postgres, chaos
+from rigs.deployment_checks import problems_in
+from rigs.postgres_kills import postgres_runs
 
 PLAN = Plan(steps=(Step(weight=10), Step(weight=50, decides=True)), metrics=(Metric(success_gain=0.1),))
 

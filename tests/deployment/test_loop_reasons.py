@@ -10,7 +10,7 @@ from aiohttp import web
 import assay
 from assay.api.loop.improvement import Order, improved
 from assay.runs.settings.loop import LoopSettings
-from assay.testing.serving import served
+from rigs.serving import served
 
 PROGRAM = """
 import dspy

@@ -19,11 +19,11 @@ from assay.deployment.plan import Metric, Plan, Step
 from assay.programs import load_program
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
-from assay.testing.serving import chat_completion, served
 from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.export.gates import Gates
 from assay.traces.export.selection import Selection
 from assay.traces.store.sealing import DEFAULT_SALT
+from rigs.serving import chat_completion, served
 
 RUBRIC = Rubric("any", [Criterion(name="any", weight=1, check=lambda task, prediction, rollout: True)])
 PLAN = Plan(steps=(Step(shadow=True, requests=2), Step(weight=50, decides=True)), metrics=(Metric(success_gain=0.1),))

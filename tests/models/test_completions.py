@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from assay.models import Call, ResponseCache, with_recording
-from assay.testing.serving import served
+from rigs.serving import served
 
 
 class Completions:

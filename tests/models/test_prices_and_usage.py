@@ -25,8 +25,8 @@ from assay.models import Call, Meter, get_lm, with_recording
 from assay.models.meter import Caps
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
-from assay.testing.serving import served
 from assay.traces import Store
+from rigs.serving import served
 
 QUESTION = "What is the capital of France?"
 MODEL = "openai/a-model-of-ones-own"

@@ -13,10 +13,10 @@ from assay.errors import ConfigError
 from assay.models.redirects import no_redirects
 from assay.models.roles import Endpoint
 from assay.runs.settings import CompileSettings
-from assay.testing.serving import post, send, served
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+from rigs.serving import post, send, served
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

@@ -17,8 +17,8 @@ from assay.models.tool_calls import with_tool_calls
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.opening import client_of
 from assay.runs.settings import CompileSettings
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 KEYS = {"MAIN_KEY": "sk-main-4711", "JUDGE_KEY": "sk-judge-4712", "REFLECT_KEY": "sk-reflect-4713"}
 RUBRIC = "name: r\ncriteria:\n  - name: kind\n    judge:\n      use: j.yaml\n"

@@ -7,8 +7,9 @@ from assay.optimizers.prompts.candidates import Candidate, SearchSpace
 from assay.optimizers.prompts.demonstrations import Demonstration
 from assay.optimizers.prompts.racing import AutoSearch
 from assay.rubrics import load_rubric
-from assay.testing import InContextLearner, scripted_lm
+from assay.testing import scripted_lm
 from assay.traces import Recorder
+from rigs.learner import InContextLearner
 
 
 def demonstration(task: Task) -> Demonstration:

@@ -17,7 +17,7 @@ from assay.api.judge.audit import audit_judge
 from assay.api.judge.score import score_rows
 from assay.runs.loading import load_judge
 from assay.testing import scripted_lm
-from assay.testing.serving import served
+from rigs.serving import served
 
 CODE = '''
 from assay.judges import Judge, PointwiseJudge

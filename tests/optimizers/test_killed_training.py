@@ -7,8 +7,8 @@ import pytest
 
 from assay.api.train import train
 from assay.optimizers.finetuning.online import Rollouts
-from assay.testing.chaos import PROGRAM, SPREAD
 from assay.traces import Store
+from rigs.chaos import PROGRAM, SPREAD
 
 
 class Killed(BaseException):

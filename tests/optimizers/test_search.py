@@ -23,8 +23,9 @@ from assay.optimizers.prompts.selection import SELECTIONS, select, strata
 from assay.optimizers.prompts.surrogate import Score, posterior
 from assay.programs.compose import Embedding, NearestDemos
 from assay.rubrics import load_rubric
-from assay.testing import InContextLearner, scripted_lm
+from assay.testing import scripted_lm
 from assay.traces import Recorder
+from rigs.learner import InContextLearner
 
 
 def rows(search: AutoSearch) -> list[Any]:

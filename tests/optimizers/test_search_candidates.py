@@ -24,8 +24,9 @@ from assay.optimizers.prompts.selection import SELECTIONS
 from assay.programs import RANGES, MathQA
 from assay.programs.shipped import Classify
 from assay.rubrics import Criterion, Rubric, load_rubric
-from assay.testing import InContextLearner, scripted_lm
+from assay.testing import scripted_lm
 from assay.traces import Recorder
+from rigs.learner import InContextLearner
 
 # -- candidates
 

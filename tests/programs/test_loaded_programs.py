@@ -15,8 +15,8 @@ import assay
 from assay.errors import ConfigError, RubricError
 from assay.programs import make_adapter
 from assay.testing import scripted_lm
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 PLAIN = """
 import dspy

@@ -14,7 +14,7 @@ from assay.api.plan import plan
 from assay.api.tune import tune
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
-from assay.testing.serving import served
+from rigs.serving import served
 
 
 def answering() -> tuple[web.Application, list[str]]:

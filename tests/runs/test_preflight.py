@@ -16,10 +16,10 @@ from assay.api import tune as tuning
 from assay.api.judge.score import score_rows
 from assay.errors import ConfigError, ModelError, ProgramFailed
 from assay.testing import scripted_lm
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
 from assay.traces.export.gates import Gates
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 PROGRAM = """import dspy
 

@@ -29,9 +29,9 @@ from assay.runs.ending import advised
 from assay.support.places import write_whole, writing
 from assay.support.refused import FULL_DISK
 from assay.testing import scripted_lm
-from assay.testing.chaos import STOPS, Stop, serving, stopped
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store import store as stores
+from rigs.chaos import STOPS, Stop, serving, stopped
 
 PROGRAM = "import dspy\n\np = dspy.Predict('question -> answer')\n"
 RUBRIC = "name: sums\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:numeric'}\n"

@@ -24,7 +24,7 @@ from assay.runs.loading import load_judge
 from assay.runs.project import project_settings
 from assay.runs.settings import CompileSettings, JudgeCompileSettings
 from assay.testing import scripted_lm
-from assay.testing.serving import served
+from rigs.serving import served
 
 BUDGET = "thinking_token_budget"
 SIZES = {"train": 4, "val": 4, "gate": 3, "test": 3}

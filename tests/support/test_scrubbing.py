@@ -32,9 +32,9 @@ from assay.support.scrubbing import (
     scrubbed,
     shapes,
 )
-from assay.testing.serving import served
 from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.export.files import RowWriter
+from rigs.serving import served
 
 
 def secret(number: int) -> str:

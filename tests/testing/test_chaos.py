@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.testing.chaos import chaos, differences, serving
-from assay.testing.gateway_chaos import Settings
-from assay.testing.gateway_chaos import chaos as gateway_chaos
+from rigs.chaos import chaos, differences, serving
+from rigs.gateway_chaos import Settings
+from rigs.gateway_chaos import chaos as gateway_chaos
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attempts are forked")
 

@@ -7,8 +7,8 @@ import pytest
 
 from assay.errors import ConfigError
 from assay.programs import make_adapter
-from assay.testing import InContextLearner, LearnerTask, scripted_lm
-from assay.testing.learner import HARMFUL, HELPFUL, quality
+from assay.testing import scripted_lm
+from rigs.learner import HARMFUL, HELPFUL, InContextLearner, LearnerTask, quality
 
 
 def margin(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 Message = dict[str, Any]
 

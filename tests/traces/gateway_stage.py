@@ -8,11 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 
 class Stage:

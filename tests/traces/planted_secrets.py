@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from assay.testing.serving import served
+from rigs.serving import served
 
 
 class Echo:

@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 
 from assay.errors import ConfigError
-from assay.testing.serving import gateway_process, post, send, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import gateway_process, post, send, served
+from rigs.upstream import ScriptedUpstream
 
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}

@@ -8,11 +8,11 @@ from aiohttp import web
 
 from assay.errors import ConfigError
 from assay.runs.settings import ServeSettings
-from assay.testing.serving import post, served
-from assay.testing.upstream import response_body
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import post, served
+from rigs.upstream import response_body
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 CLAUDE = {**CHAT, "max_tokens": 9}

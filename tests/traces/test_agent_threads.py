@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from assay.testing.serving import served
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import served
 
 KEY = "k" * 32
 HANGING = 40  # more than asyncio's own pool of threads has on any small machine

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from assay.support.scrubbing import MARK, add_secrets
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
 from assay.traces.gateway import client_requests, conversation
 from assay.traces.gateway import request_bodies as passing
@@ -18,6 +16,8 @@ from assay.traces.gateway.client_requests import ClientRequest
 from assay.traces.gateway.request_bodies import storable
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 Body = dict[str, Any]
 SECRET = "planted-credential-1a2b3c4d"

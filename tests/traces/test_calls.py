@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from assay.errors import FailureKind
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store, Transition
 from assay.traces.gateway.calls import Call, Turns, sent
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import Reply, upstream_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 

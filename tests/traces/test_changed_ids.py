@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from assay.testing.serving import post, served
-from assay.testing.upstream import response_body
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import post, served
+from rigs.upstream import response_body
 
 CALLS = [("c1", "f", '{"a": 1}'), ("c2", "g", "{}"), ("c3", "f", '{"a": 1}')]
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]

@@ -16,12 +16,12 @@ import pytest
 from aiohttp import web
 
 from assay.errors import ConfigError, FailureKind
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store, Transition
 from assay.traces.gateway.connections import ConnectionLimits, Listener, most_connections
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -8,7 +8,7 @@ from conversation_place import TOOLS, Answers, Message, Place, user
 from conversation_place import place as place
 from conversation_place import scripted as scripted
 
-from assay.testing.serving import post
+from rigs.serving import post
 
 
 def assistant(text: str) -> Message:

@@ -12,8 +12,6 @@ from typing import Any
 import openai
 import pytest
 
-from assay.testing.serving import get, post, send, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.embedded_chat import chat_request
 from assay.traces.gateway.events import read_events
@@ -21,6 +19,8 @@ from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.translation import to_dialect
 from assay.traces.gateway.upstreams import EmbeddedUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
+from rigs.serving import get, post, send, served
+from rigs.upstream import ScriptedUpstream
 
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
 TOOL = {"type": "function", "function": {"name": "calculator", "description": "Calculates.", "parameters": PARAMETERS}}

@@ -14,13 +14,13 @@ from assay.evaluation.stored import task_of, write_score
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.rubrics.steps import tool_executed
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.messages.dialects import answer_of
 from assay.traces.messages.final_answer import NO_ANSWER, Ending, answered_with, final_answer, prediction_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 Q = [{"role": "user", "content": "six times seven?"}]
 RIGHT = Rubric(name="r", criteria=[Criterion(name="right", check=exact)])

@@ -14,12 +14,12 @@ from exact_answers import ANSWERS, FORMATS, Sentiment, as_turn
 
 from assay.models import ResponseCache, get_lm, with_recording
 from assay.programs.adapters import make_adapter
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.messages.dialects import answer_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 
 class Fixed:

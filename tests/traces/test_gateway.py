@@ -9,7 +9,7 @@ import pytest
 from gateway_stage import Stage
 from gateway_stage import stage as stage
 
-from assay.testing.serving import post
+from rigs.serving import post
 
 TOOL = {
     "type": "function",

@@ -10,11 +10,11 @@ from gateway_stage import Stage
 from gateway_stage import stage as stage
 
 from assay.errors import ConfigError
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 
 def test_errors_and_rate_limits_of_the_upstream_are_forwarded_unchanged(stage: Stage) -> None:

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from assay.cli.traces import command as traces_command
 from assay.errors import FailureKind
-from assay.testing.serving import post, served
 from assay.traces import Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import post, served
 
 OVERLOADED = {"message": "overloaded", "type": "server_error"}
 REQUESTS = {"chat": {"messages": [{"role": "user", "content": "hello"}]}, "responses": {"input": "hello"},

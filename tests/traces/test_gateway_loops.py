@@ -10,12 +10,12 @@ import openai
 import pytest
 
 from assay.errors import ConfigError, FailureKind
-from assay.testing.serving import get, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.gateway.watching import LoopWatch
+from rigs.serving import get, served
+from rigs.upstream import ScriptedUpstream
 
 LOOP = "and so we check the sum once more " * 60
 PATHS = {

@@ -10,14 +10,14 @@ import pytest
 from gateway_stage import Stage
 from gateway_stage import stage as stage
 
-from assay.testing.serving import get, post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store, Verdict
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.left_open import close_abandoned
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
+from rigs.serving import get, post, served
+from rigs.upstream import ScriptedUpstream
 
 
 def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: Stage) -> None:

@@ -16,12 +16,12 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from assay.cli import serve
-from assay.testing.serving import gateway_process, get, post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.live import Live
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import gateway_process, get, post, served
+from rigs.upstream import ScriptedUpstream
 
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}

@@ -15,13 +15,13 @@ from gemini_calls import store as store
 
 from assay.errors import FailureKind
 from assay.support.scrubbing import MARK, fields
-from assay.testing.serving import get, post, send, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, upstream_of
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.messages.final_answer import final_answer
+from rigs.serving import get, post, send, served
+from rigs.upstream import ScriptedUpstream
 
 
 class Stage:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.embedded_chat import chat_request
 from assay.traces.gateway.events import read_events
@@ -18,6 +16,8 @@ from assay.traces.gateway.translation import to_dialect
 from assay.traces.gateway.translation_gemini import chat_of
 from assay.traces.gateway.upstreams import EmbeddedUpstream, LitellmUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 SCHEMA = {"type": "OBJECT", "properties": {"expression": {"type": "STRING"}}, "required": ["expression"]}
 CALCULATOR = {"functionDeclarations": [{"name": "calculator", "description": "Multiplies.", "parameters": SCHEMA}]}

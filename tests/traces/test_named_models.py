@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from assay.errors import ConfigError
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 PATHS = {
     "chat": "/v1/chat/completions",

@@ -16,8 +16,6 @@ from aiohttp import web
 from assay.api.rollouts import export_rollouts
 from assay.api.serve import Serving, serve
 from assay.errors import ConfigError
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway.metrics import metrics_text
 from assay.traces.otlp import VERSION
@@ -26,6 +24,8 @@ from assay.traces.otlp.metric_names import METRICS
 from assay.traces.otlp.metrics import metrics_request
 from assay.traces.otlp.sending import Endpoint, NotSent, encoded, send
 from assay.traces.otlp.spans import trace_request
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 pytest.importorskip("opentelemetry.proto")
 from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData

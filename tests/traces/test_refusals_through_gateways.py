@@ -11,10 +11,10 @@ from aiohttp import web
 from assay.datasets import Task
 from assay.evaluation.stored import grade_rollout
 from assay.rubrics import load_rubric
-from assay.testing.serving import served
 from assay.traces import Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import served
 
 HEADERS = {"Content-Type": "application/json"}
 USER = [{"role": "user", "content": "hi"}]

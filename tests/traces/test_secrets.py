@@ -13,11 +13,11 @@ from planted_secrets import Echo, Planted, everything_in
 from planted_secrets import echo as echo
 
 from assay.support.scrubbing import MARK
-from assay.testing.serving import send, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of, without_key
+from rigs.serving import send, served
+from rigs.upstream import ScriptedUpstream
 
 
 def servers_full_of(plant: Planted) -> list[dict[str, Any]]:

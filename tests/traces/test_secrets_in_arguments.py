@@ -9,11 +9,11 @@ from planted_secrets import Echo, Planted, everything_in
 from planted_secrets import echo as echo
 
 from assay.support.scrubbing import MARK
-from assay.testing.serving import post, served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import post, served
+from rigs.upstream import ScriptedUpstream
 
 
 def stored_body(tmp_path: Path, body: dict[str, Any]) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from assay.evaluation.stored import grade_rollout
 from assay.reports.texts import Budget
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.conversations import user_corrected
-from assay.testing.serving import post, served
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.messages.chaining import complete_requests, full_requests
 from assay.traces.messages.dialects import chat_messages
 from assay.web.conversation import turns_of
+from rigs.serving import post, served
 
 
 def message(item_id: str, text: str) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from aiohttp import web
 from transparent_stage import CALLERS_KEY, CHAT, KEY, RETURNED, Stage
 from transparent_stage import stage as stage
 
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
 from assay.traces.gateway.headers import response_headers
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 SENT = {
     "Idempotency-Key": "abc", "traceparent": "00-1-2-01", "OpenAI-Beta": "x", "X-Custom": "kept",

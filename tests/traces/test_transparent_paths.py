@@ -9,7 +9,7 @@ import pytest
 from transparent_stage import CALLERS_KEY, CHAT, KEY, Stage
 from transparent_stage import stage as stage
 
-from assay.testing.serving import get
+from rigs.serving import get
 
 OTHERS = [
     ("GET", "/v1/models/gpt-4o", None),

@@ -16,11 +16,11 @@ from unrecorded_clients import server as server
 
 import assay
 from assay.models.transports import is_lm_request
-from assay.testing.serving import served
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.missed import Unrecorded
+from rigs.serving import served
 
 
 def test_a_client_in_c_makes_the_count_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from assay.testing.serving import served
 from assay.traces import Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
+from rigs.serving import served
 
 KEY, CALLERS_KEY = "gateway-key-1", "sk-of-the-caller"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -8,8 +8,8 @@ import dspy
 import pytest
 
 from assay.testing import ScriptedEngine
-from assay.testing.serving import served
-from assay.testing.upstream import ScriptedUpstream
+from rigs.serving import served
+from rigs.upstream import ScriptedUpstream
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

@@ -23,11 +23,11 @@ from assay.judges.questions import known_questions
 from assay.reports.compiled import CompilePage, Decision
 from assay.reports.files import write_report
 from assay.reports.training_log import TrainingLog
-from assay.testing.serving import served
 from assay.traces import Store
 from assay.traces.store import tables as schema
 from assay.web.access import PageAccess
 from assay.web.server import LocalPage
+from rigs.serving import served
 
 CHROMIUM = Path("/usr/bin/chromium")
 if not CHROMIUM.is_file():

@@ -14,10 +14,10 @@ from pages import NOW, rollout_of_sums
 from test_page_studies import TUNED
 from trained import put_training
 
-from assay.testing.serving import served
 from assay.traces import Store
 from assay.web.access import PageAccess
 from assay.web.server import LocalPage
+from rigs.serving import served
 
 CHROMIUM = Path("/usr/bin/chromium")
 if not CHROMIUM.is_file():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from assay.testing.upstream_dialects import response_body, response_events
+from rigs.upstream_dialects import response_body, response_events
 
 __all__ = ["GOOD", "KINDS", "Call", "Script", "Spec", "marker_of", "script_of", "spec_of"]
 

@@ -1,11 +1,11 @@
-"""Responses of the scripted server (`assay.testing.upstream`) in each dialect, as one body and as a stream."""
+"""Responses of the scripted server (`rigs.upstream`) in each dialect, as one body and as a stream."""
 
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from assay.testing.upstream_gemini import gemini_body, gemini_stream
+from rigs.upstream_gemini import gemini_body, gemini_stream
 
 __all__ = ["ScriptedCall", "response_body", "response_events"]
 

@@ -1,6 +1,6 @@
 """A scripted model server in all dialects of the gateway, for tests and benchmarks of the gateway and other clients.
 
-    python -m assay.testing.upstream [--port 0] [--log FILE] [--chunks 8] [--delay-ms 0]
+    PYTHONPATH=tests python -m rigs.upstream [--port 0] [--log FILE] [--chunks 8] [--delay-ms 0]
 
 The last user text decides on the response. By default the server responds `echo: TEXT`. Other responses:
 
@@ -30,11 +30,11 @@ from typing import Any
 
 from aiohttp import web
 
-from assay.testing.upstream_dialects import ScriptedCall, response_body, response_events
-from assay.testing.upstream_gemini import as_list
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS, chat_messages, chat_tools, part_texts
 from assay.traces.messages.requested import insisted_tool, must_call
+from rigs.upstream_dialects import ScriptedCall, response_body, response_events
+from rigs.upstream_gemini import as_list
 
 __all__ = ["ScriptedUpstream"]
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import aiohttp
 
-from assay.testing.gateway_chaos.checks import Findings, check
-from assay.testing.gateway_chaos.clients import KEY, Clients
-from assay.testing.gateway_chaos.faults import FAULTS, Faults
-from assay.testing.gateway_chaos.plan import script_of
-from assay.testing.gateway_chaos.processes import (
+from assay.traces.store import Store
+from rigs.gateway_chaos.checks import Findings, check
+from rigs.gateway_chaos.clients import KEY, Clients
+from rigs.gateway_chaos.faults import FAULTS, Faults
+from rigs.gateway_chaos.plan import script_of
+from rigs.gateway_chaos.processes import (
     Database,
     Disk,
     Postgres,
@@ -26,7 +27,6 @@ from assay.testing.gateway_chaos.processes import (
     gateway_command,
     upstream_command,
 )
-from assay.traces.store import Store
 
 __all__ = ["Settings", "chaos"]
 

@@ -27,6 +27,7 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.support.values import json_text
 from assay.testing.scripted_server import running
+from rigs import module_command
 
 __all__ = [
     "JOBS",
@@ -314,7 +315,7 @@ def _on_small_disk(job: str, folder: Path, address: str, disk_kb: int, settings:
     home, left = folder / ".assay", folder / "left"
     home.mkdir()
     script = f'mount -t tmpfs -o size={disk_kb}k tmpfs {home} && "$@"; cp -r {home} {left}'
-    attempt = [sys.executable, "-m", "assay.testing.chaos", job, str(folder), address, json.dumps(settings)]
+    attempt = [*module_command("rigs.chaos"), job, str(folder), address, json.dumps(settings)]
     subprocess.run(["unshare", "-r", "-m", "sh", "-c", script, "sh", *attempt], check=True)
     home.rmdir()
     left.rename(home)

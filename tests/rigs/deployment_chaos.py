@@ -25,8 +25,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import DeploymentError, StoreError
-from assay.testing.deployment_checks import problems_in
-from assay.testing.postgres_kills import kill_postgres, postgres_runs
+from rigs.deployment_checks import problems_in
+from rigs.postgres_kills import kill_postgres, postgres_runs
 
 __all__ = ["Outcome", "Postgres", "chaos"]
 
@@ -359,7 +359,7 @@ def _calling(folder: Path, seed: int) -> None:
 
 
 def _count(report: Outcome, store: str) -> None:
-    from assay.testing.deployment_checks import snapshot
+    from rigs.deployment_checks import snapshot
 
     rows = snapshot(store, rollouts=True)
     for deployment in rows.deployments:

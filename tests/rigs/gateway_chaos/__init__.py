@@ -5,7 +5,7 @@ Clients hold conversations through `assay serve` with a model server whose respo
 `processes`). Then the stored rollouts are compared with the records of the clients and the server (`checks`).
 """
 
-from assay.testing.gateway_chaos.faults import FAULTS
-from assay.testing.gateway_chaos.run import Settings, chaos
+from rigs.gateway_chaos.faults import FAULTS
+from rigs.gateway_chaos.run import Settings, chaos
 
 __all__ = ["FAULTS", "Settings", "chaos"]

@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
-from assay.testing.gateway_chaos.plan import GOOD, Call, Script, Spec, marker_of, script_of, spec_of
 from assay.traces.messages.dialects import DIALECTS
+from rigs.gateway_chaos.plan import GOOD, Call, Script, Spec, marker_of, script_of, spec_of
 
 __all__ = ["KEY", "Attempt", "Clients", "Management", "body_hash"]
 

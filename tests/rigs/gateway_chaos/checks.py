@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from assay.support.values import json_text
-from assay.testing.gateway_chaos.clients import Attempt, Management, body_hash
-from assay.testing.gateway_chaos.plan import GOOD, Call, marker_of, script_of, spec_of
-from assay.testing.gateway_chaos.processes import Process
 from assay.traces.records import Rollout, Transition
 from assay.traces.store import Store
+from rigs.gateway_chaos.clients import Attempt, Management, body_hash
+from rigs.gateway_chaos.plan import GOOD, Call, marker_of, script_of, spec_of
+from rigs.gateway_chaos.processes import Process
 
 __all__ = ["Findings", "check"]
 

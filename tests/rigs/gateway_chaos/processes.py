@@ -17,13 +17,14 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from assay.testing.gateway_chaos.clients import KEY
+from rigs import module_command
+from rigs.gateway_chaos.clients import KEY
 
 __all__ = ["Database", "Disk", "Postgres", "Process", "Sqlite", "gateway_command", "upstream_command"]
 
 
 def upstream_command(seed: int, log: Path) -> list[str]:
-    return [sys.executable, "-m", "assay.testing.gateway_chaos.upstream", "--seed", str(seed), "--log", str(log)]
+    return [*module_command("rigs.gateway_chaos.upstream"), "--seed", str(seed), "--log", str(log)]
 
 
 def gateway_command(upstream: str, store: str) -> list[str]:

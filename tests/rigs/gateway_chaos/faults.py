@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from assay.testing.gateway_chaos.processes import Database, Disk, Postgres, Process, Sqlite
+from rigs.gateway_chaos.processes import Database, Disk, Postgres, Process, Sqlite
 
 __all__ = ["FAULTS", "Faults"]
 

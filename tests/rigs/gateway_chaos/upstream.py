@@ -1,6 +1,6 @@
 """The model server of a chaos run, in a process of its own. It responds according to the plan.
 
-    python -m assay.testing.gateway_chaos.upstream --seed 0 --log FILE
+    PYTHONPATH=tests python -m rigs.gateway_chaos.upstream --seed 0 --log FILE
 
 It writes a line to the log for each call when it arrives, so that calls without a stored transition can be detected.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from assay.testing.gateway_chaos.plan import Call, Script, script_of, spec_of
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
+from rigs.gateway_chaos.plan import Call, Script, script_of, spec_of
 
 __all__ = ["app_of"]
 
