@@ -2,7 +2,7 @@
 
 The agent is the shipped `math_qa`, on the embedded model. A short search comes first, from whose trials the importance
 of the parameters is estimated; then each parameter is varied alone over its range. The folder gets one page that opens
-without a network (`study.html`), the pictures as PNGs and the table (`impact.json`). `--json` prints the table, with
+without a network (`study.html`) and the table (`impact.json`). `--json` prints the table, with
 the default parameters under `before` and the best of the search under `after`, measured on the same held-out tasks
 (both null with `--trials 0`).
 """

@@ -202,9 +202,7 @@ def test_compiled_judge_uses_its_compiled_server(project: Path, monkeypatch: pyt
         manifest = (report.artifact / "manifest.json").read_text()
         assert json.loads(manifest)["api_base"] == f"{address}/v1"
         assert json.loads(manifest)["api_key_env"] == "JUDGE_KEY"
-        assert "sk-judge-4712" not in "".join(
-            path.read_text() for path in report.artifact.glob("*.*") if path.suffix != ".png"
-        )
+        assert "sk-judge-4712" not in "".join(path.read_text() for path in report.artifact.glob("*.*"))
         (project / "d.jsonl").write_text('{"output": "a new good text"}\n{"output": "a new poor text"}\n')
         (project / "c.jsonl").write_text('{"good": "another good text", "bad": "another poor text"}\n')
         compiled, rows = str(report.artifact), str(project / "d.jsonl")

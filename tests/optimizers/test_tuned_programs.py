@@ -139,7 +139,6 @@ def test_the_effect_of_each_parameter_is_measured_and_plotted(tmp_path: Path) ->
         out=tmp_path / "impact", levels=3,
     )  # fmt: skip
     data = json.loads((tmp_path / "impact" / "impact.json").read_text())
-    assert (tmp_path / "impact" / "impact.png").read_bytes().startswith(b"\x89PNG")
     moved = {effect["value"]: effect for effect in data["effects"] if effect["parameter"] == "temperature"}
     assert moved[0.1]["metrics"]["accuracy"]["mean"] > 0.9
     assert moved[2.0]["metrics"]["accuracy"]["mean"] == 0.0
@@ -159,8 +158,6 @@ def test_a_page_of_a_study_is_complete_without_network(tmp_path: Path) -> None:
     assert re.findall(r"<h2>(.*?)</h2>", page) == ["History", "Importance", "Slices", "Trials"]
     assert re.search(r"<(script|link|img|iframe)[^>]*(src|href)=", page) is None
     assert len(page) < 100_000
-    assert [path.name for path in report.pictures] == ["history.png", "importance.png", "slices.png", "contours.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.pictures)
     with Store(tmp_path / ".assay" / "a.db") as store:
         (run,) = list_runs(store, kind="tune")
         study = run_page(store, run["id"], {}, where=tmp_path / ".assay" / "a.db", store_flag=None).values["study"]
@@ -195,10 +192,7 @@ def test_pages_with_little_or_hostile_content_are_valid(tmp_path: Path) -> None:
     objectives = ("score", "tokens")
     study = open_study("s", None, TWO, SearchConfig(objectives=objectives))
     assert importance(study) == {}
-    page, pictures = write_page(
-        tmp_path, study, objectives, title="<script>alert(1)</script>", facts={"<b>": "</table>"}
-    )
-    assert pictures == []
+    page = write_page(tmp_path, study, objectives, title="<script>alert(1)</script>", facts={"<b>": "</table>"})
     assert "<script>alert" not in page.read_text()
     assert "&lt;/table&gt;" in page.read_text()
     for _ in range(5):  # all alike

@@ -67,7 +67,7 @@ _NOTHING_TO_RESUME = 3  # exit code of an attempt
 # keys of reports and rows that differ between runs: timings, paths, and counts that a resumed run splits differently
 _VOLATILE = (
     "latency_ms", "started_at", "ended_at", "created_at", "seconds", "metrics", "cost_usd", "repeated_calls",
-    "kept_from_before", "artifact", "page", "pictures", "importance", "table", "interval_ms", "path", "files",
+    "kept_from_before", "artifact", "page", "importance", "table", "interval_ms", "path", "files",
     "step_time",
 )  # fmt: skip
 _IDS = ("rollout", "rollout_id", "group", "group_id", "run", "run_id", "id", "trajectory", "trajectory_id", "episode")

@@ -177,7 +177,6 @@ def _as_stored(judge: Judge, run: Run, config: JudgeCompileSettings, stored: Map
         stopped=stored["stopped"], gain=stored["test"]["gain"], accuracy_gain=stored["test"]["accuracy_gain"],
         notes=stored["notes"],
     )  # fmt: skip
-    picture = Path(stored["picture"]) if stored["picture"] else None
     return JudgeReport(
         Path(stored["artifact"]),
         outcome,
@@ -186,7 +185,6 @@ def _as_stored(judge: Judge, run: Run, config: JudgeCompileSettings, stored: Map
         config,
         stored["sizes"],
         unproven=Path(stored["unproven"]) if stored["unproven"] else None,
-        picture=picture,
         stored=stored,
     )
 

@@ -13,10 +13,8 @@ from assay.datasets import SPLITS
 from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads
-from assay.errors import MissingExtra
 from assay.judges import Judge
 from assay.judges.labels import LabelSplits
-from assay.judges.quality.drawing import draw_card
 from assay.judges.quality.drift import AnchorSet
 from assay.judges.questions import key_of
 from assay.models import Meter
@@ -66,7 +64,6 @@ class JudgeReport(ReportRepr):
     config: JudgeCompileSettings
     sizes: dict[str, int]
     unproven: Path | None = None  # artifact of the winner on val that gate did not prove better
-    picture: Path | None = None
     anchors: AnchorSet | None = None
     notes: list[str] = field(default_factory=list)
     openings: Openings | None = None  # of the labels' test split
@@ -98,7 +95,6 @@ class JudgeReport(ReportRepr):
         return {
             "artifact": str(self.artifact),
             "unproven": None if self.unproven is None else str(self.unproven),
-            "picture": str(self.picture) if self.picture else None,
             "optimizer": self.config.optimizer,
             "objective": outcome.objective,
             "winner": outcome.winner,
@@ -137,7 +133,7 @@ def items_of(artifact: str | Path) -> dict[str, list[str]]:
 def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path) -> None:
     """Writes the artifact of the result with its card and anchor set, and one of a winner on val that is unproven."""
     outcome, data = report.outcome, report.to_dict()
-    data = {key: value for key, value in data.items() if key not in ("artifact", "unproven", "picture")}
+    data = {key: value for key, value in data.items() if key not in ("artifact", "unproven")}
     if outcome.unproven:
         beside = folder.with_name(f"{folder.name}-unproven")
         unmeasured = {**data, "card": {}}  # the card is that of the result
@@ -147,10 +143,6 @@ def save_judge(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequ
         write_whole(report.artifact / "card.json", json.dumps(report.card, indent=1))
         if report.anchors is not None:
             report.anchors.save(report.artifact / ANCHORS)
-        try:
-            report.picture = draw_card(report.card, report.artifact / "card.png")
-        except MissingExtra as error:
-            report.notes.append(f"no picture of the card: {error}")
 
 
 def _kept(

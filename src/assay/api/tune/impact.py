@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 import dspy
 
 from assay.api.tune.study import facts_of, objective_of, space_of, storage_of, study_to_show
-from assay.errors import ConfigError, MissingExtra
+from assay.errors import ConfigError
 from assay.evaluation import Progress, default_progress
 from assay.evaluation.metrics import Budget
 from assay.models import Meter
 from assay.optimizers.parameters import Point
-from assay.optimizers.parameters.impact import Impact, draw_impact, impact
+from assay.optimizers.parameters.impact import Impact, impact
 from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.programs import AgentParameters
@@ -50,7 +50,6 @@ class ImpactReport(ReportRepr):
     impact: Impact
     folder: Path
     meter: Meter
-    picture: Path | None = None
     page: Path | None = None
     study: str | None = None
     importance: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -60,7 +59,7 @@ class ImpactReport(ReportRepr):
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
-            **self.impact.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None,
+            **self.impact.to_dict(), "folder": str(self.folder),
             "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance,
             "notes": self.notes,
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
@@ -88,7 +87,7 @@ def parameter_impact(
     The other parameters keep the program's values.
 
     Args:
-        out: folder of the table, the page and the pictures; by default `.assay/impact/PROGRAM`.
+        out: folder of the table and the page; by default `.assay/impact/PROGRAM`.
         options: the fields of `assay.runs.settings.ImpactSettings`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -157,14 +156,10 @@ def _create_folder(folder: Path) -> Path:
 
 
 def _draw(report: ImpactReport, config: ImpactSettings, study: "optuna.Study | None", facts: dict[str, Any]) -> None:
-    """Writes the chart and the page; without matplotlib a note takes the chart's place."""
+    """Writes the page."""
     if study is not None:
         report.study, report.importance = study.study_name, importance(study)
         facts["study"] = f"{study.study_name}, {len(study.get_trials(deepcopy=False))} trials"
     objectives = config.objectives if study is None else study.user_attrs["assay"]["objectives"]
     title = f"What the agent parameters of {config.program} do"
-    report.page, _ = write_page(report.folder, study, objectives, title=title, facts=facts, impact=report.impact)
-    try:
-        report.picture = draw_impact(report.impact, report.folder / "impact.png")
-    except MissingExtra as error:  # the page has the same figures
-        report.notes.append(f"no picture: {error}")
+    report.page = write_page(report.folder, study, objectives, title=title, facts=facts, impact=report.impact)

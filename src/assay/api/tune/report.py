@@ -41,7 +41,6 @@ class TuneReport(ReportRepr):
     openings: Openings | None = None  # of the test split
     stopped: str | None = None
     page: Path | None = None
-    pictures: list[Path] = field(default_factory=list)
     importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     curriculum: Mapping[str, Any] | None = None  # see `assay.datasets.schedule.Schedule.report`
@@ -59,7 +58,6 @@ class TuneReport(ReportRepr):
             "artifact": str(self.artifact),
             "unproven": None if self.unproven is None else str(self.unproven),
             "page": None if self.page is None else str(self.page),
-            "pictures": [str(path) for path in self.pictures],
             "importance": self.importance,
             "method": self.config.method,
             "best": self.best,

@@ -186,8 +186,7 @@ def _as_stored(config: TuneSettings, job: Job, stored: Mapping[str, Any]) -> Tun
     page = Path(stored["page"]) if stored["page"] else None
     return TuneReport(
         Path(stored["artifact"]), config, outcome, dict(stored["best"]), job.session.meter, replaces=stored["replaces"],
-        stopped=stored["stopped"], page=page,
-        pictures=[Path(path) for path in stored["pictures"]], importance=stored["importance"], notes=stored["notes"],
+        stopped=stored["stopped"], page=page, importance=stored["importance"], notes=stored["notes"],
         stored=stored,
     )  # fmt: skip
 
@@ -319,7 +318,7 @@ def _save(report: TuneReport, job: Job, config: TuneSettings, folder: Path, appl
     if apply is not None:
         chosen = program_at(job, Point(str(apply), report.best), config)
         report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
-    omitted = ("artifact", "unproven", "page", "pictures", "importance")
+    omitted = ("artifact", "unproven", "page", "importance")
     result = {key: value for key, value in report.to_dict().items() if key not in omitted}
     text, kept = as_page(result), chosen if report.kept is None or apply is not None else report.kept
     if kept is not chosen:
@@ -349,7 +348,7 @@ def _drawn(report: TuneReport, job: Job, config: TuneSettings, url: str) -> None
         "best": ", ".join(f"{k} {in_figures(v)}" for k, v in report.best.items()),
     }
     title = f"Agent parameters of {job.session.program_name}"
-    report.page, report.pictures = write_page(report.artifact, study, config.objectives, title=title, facts=facts)
+    report.page = write_page(report.artifact, study, config.objectives, title=title, facts=facts)
 
 
 def _decide(report: TuneReport, job: Job, before: RecordedProgram, tuned: RecordedProgram) -> None:

@@ -92,6 +92,6 @@ def show_report(data: dict[str, Any]) -> None:
         *stop_note(data["stopped"]),
     ]:
         rich.print(f"note: {in_flags(note)}")
-    for name, key in (("picture", "picture"), ("artifact", "artifact"), ("unproven judge", "unproven")):
+    for name, key in (("artifact", "artifact"), ("unproven judge", "unproven")):
         if data[key]:
             rich.print(f"{name}: {data[key]}", soft_wrap=True)

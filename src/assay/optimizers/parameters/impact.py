@@ -3,18 +3,17 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from assay.errors import MissingExtra, ProgramError
+from assay.errors import ProgramError
 from assay.evaluation.metrics import METRICS, Budget, TaskRun, measure
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
 
-__all__ = ["Effect", "Impact", "draw_impact", "impact"]
+__all__ = ["Effect", "Impact", "impact"]
 
 _RESAMPLES = 200
 _EXTRA = ("tokens", "seconds")
@@ -175,56 +174,3 @@ def _interval(value: float, draws: Sequence[float]) -> dict[str, float | None]:
         return {"mean": float(value), "low": None, "high": None}
     low, high = np.percentile(valid, [2.5, 97.5])
     return {"mean": float(value), "low": float(low), "high": float(high)}
-
-
-def draw_impact(result: Impact, path: Path) -> Path:
-    """Draws small multiples as a PNG: one row per measured metric, one column per parameter.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plots") from error
-    parameters = list(dict.fromkeys(effect.parameter for effect in result.effects))
-    rows = result.measured
-    figure = Figure(figsize=(2.6 * len(parameters) + 1, 1.9 * len(rows) + 0.8), layout="constrained")
-    axes = figure.subplots(len(rows), len(parameters), squeeze=False, sharex="col", sharey="row")
-    for row, metric in enumerate(rows):
-        for column, parameter in enumerate(parameters):
-            effects = [effect for effect in result.effects if effect.parameter == parameter]
-            _panel(
-                axes[row][column], effects, metric, result.start.parameters[parameter], result.before[metric]["mean"]
-            )
-            if parameter in ("context_length", "max_steps"):
-                axes[row][column].set_xscale("log")
-        axes[row][0].set_ylabel(metric.replace("_", " "))
-    for column, parameter in enumerate(parameters):
-        axes[0][column].set_title(parameter.replace("_", " "), fontsize=10)
-    figure.suptitle(
-        f"each parameter moved alone, {result.n} tasks; bars are 95 %, the dashed line is where it starts", fontsize=10
-    )
-    figure.savefig(path, dpi=110)
-    return path
-
-
-def _panel(axes: Any, effects: Sequence[Effect], metric: str, start: float, before: float | None) -> None:
-    measured = [effect for effect in effects if effect.metrics[metric]["mean"] is not None]
-    axes.axvline(start, color="0.7", linestyle="--", linewidth=1)
-    points = sorted(
-        [(effect.value, effect.metrics[metric]["mean"]) for effect in measured]
-        + ([] if before is None else [(float(start), before)])
-    )
-    axes.plot([value for value, _ in points], [mean for _, mean in points], "o-", color="tab:blue", markersize=4)
-    if before is not None:
-        axes.plot([start], [before], "o", color="0.3", markersize=5)
-    for effect in measured:
-        low, high = effect.metrics[metric]["low"], effect.metrics[metric]["high"]
-        if low is not None:
-            axes.plot([effect.value, effect.value], [low, high], color="tab:blue", alpha=0.5)
-    axes.tick_params(labelsize=8)
-    if metric in METRICS:
-        axes.set_ylim(-0.03, 1.03)
-    else:
-        axes.set_ylim(bottom=0)

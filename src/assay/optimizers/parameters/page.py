@@ -1,4 +1,4 @@
-"""The report of a study: one HTML page that loads nothing, and its charts as PNGs."""
+"""The report of a study: one HTML page that loads nothing."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -57,24 +57,21 @@ def write_page(
     title: str,
     facts: Mapping[str, Any],
     impact: Impact | None = None,
-) -> tuple[Path, list[Path]]:
-    """Writes `study.html`, which loads nothing, and a PNG of each chart into a folder.
+) -> Path:
+    """Writes `study.html`, which loads nothing, into a folder.
 
     Args:
         facts: values at the top of the page, by name.
         impact: effect of each parameter alone, drawn first.
-    Returns:
-        The page, and the PNGs; without matplotlib there are none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     page = study_page(trials_in(study, objectives), objectives, importance={} if study is None else importance(study))
     if impact is not None:
         page = replace(page, **_effects(impact))
-    path = write_report(
+    return write_report(
         folder / "study.html", "report_study.html", title=title, notes=[], page=page, result=[],
         facts=[(name.capitalize(), str(value)) for name, value in facts.items()],
     )  # fmt: skip
-    return path, [] if study is None else _pictures(folder, study, objectives)
 
 
 def trials_in(study: "optuna.Study | None", objectives: Sequence[str]) -> list[StudyTrial]:
@@ -111,64 +108,6 @@ def _mean_of_tasks(trial: "optuna.trial.FrozenTrial") -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
-def _pictures(folder: Path, study: "optuna.Study", objectives: Sequence[str]) -> list[Path]:
-    """A PNG of each chart that the study has enough trials for; empty without matplotlib."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        return []
-    pictures = []
-    pyplot.switch_backend("agg")
-    for heading, draw in _sections(study, objectives):
-        with warnings.catch_warnings(), pyplot.rc_context():  # optuna sets a style of its own
-            warnings.simplefilter("ignore")
-            axes = draw()
-        pictures.append(folder / f"{heading.lower().replace(' ', '-')}.png")
-        figure = _tidied(axes)
-        figure.savefig(pictures[-1], dpi=110, bbox_inches="tight")
-        pyplot.close(figure)
-    return pictures
-
-
-def _tidied(axes: Any) -> Any:
-    """The figure of one or many matplotlib axes, resized, with labels only at its edges."""
-    if getattr(axes, "ndim", 0) < 2:
-        figure = (axes.flat[0] if hasattr(axes, "flat") else axes).figure
-        figure.set_size_inches(9, 4.5)
-        return figure
-    for row in axes[:-1].flat:
-        row.set_xlabel("")
-    for column in axes[:, 1:].flat:
-        column.set_ylabel("")
-    figure = axes.flat[0].figure
-    figure.set_size_inches(2.2 * len(axes) + 1, 2.2 * len(axes))
-    return figure
-
-
-def _sections(study: "optuna.Study", objectives: Sequence[str]) -> list[tuple[str, Callable[[], Any]]]:
-    """Heading and matplotlib axes of each chart that the study has enough trials for."""
-    import optuna.visualization.matplotlib as still
-    from optuna.trial import TrialState
-
-    scored, first = with_pruned_trials(study), objectives[0]
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    target: dict[str, Any] = {"target": _target(0), "target_name": first}
-    sections: list[tuple[str, Callable[[], Any]]] = []
-    if complete:
-        sections.append(("History", lambda: still.plot_optimization_history(study, **target)))
-    if len(objectives) in (2, 3) and complete:
-        sections.append(("Pareto front", lambda: still.plot_pareto_front(study, target_names=list(objectives))))
-    weights = importance(study)
-    if weights:
-        sections.append(("Importance", lambda: _still_bars(weights)))
-    names = sorted({name for trial in scored.trials for name in trial.params})
-    if len(scored.trials) >= FEWEST:
-        sections.append(("Slices", lambda: still.plot_slice(scored, names, **target)))
-        if len(names) > 1:
-            sections.append(("Contours", lambda: still.plot_contour(scored, names, **target)))
-    return sections
-
-
 def with_pruned_trials(study: "optuna.Study") -> "optuna.Study":
     """A copy in which pruned trials are complete, with the mean of their tasks (only single objectives are pruned)."""
     import optuna
@@ -187,26 +126,6 @@ def with_pruned_trials(study: "optuna.Study") -> "optuna.Study":
 
 def _target(objective: int) -> Callable[[Any], float]:
     return lambda trial: float(trial.values[objective])
-
-
-def _still_bars(weights: Mapping[str, Mapping[str, float]]) -> Any:
-    from matplotlib import pyplot
-
-    _, axes = pyplot.subplots()
-    names = list(dict.fromkeys(name for values in weights.values() for name in values))
-    height = 0.8 / len(weights)
-    for at, (label, values) in enumerate(weights.items()):
-        axes.barh(
-            [row + at * height for row in range(len(names))],
-            [values.get(name, 0.0) for name in names],
-            height,
-            label=label,
-        )
-    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(names))], names)
-    axes.invert_yaxis()
-    axes.set_xlabel("importance")
-    axes.legend()
-    return axes
 
 
 def _effects(impact: Impact) -> dict[str, Any]:
