@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from assay.models.loops import (
     LoopDetector,
-    LoopSettings,
-    TextLoopDetector,
     ToolLoopDetector,
     canonical,
     find_loop,
@@ -37,11 +35,11 @@ def test_every_repeated_phrase_is_found_at_the_latest_16_words_late(phrase: list
     # A period of at most 80 words is found within 5 copies, or 1024 words' level for longer ones.
     detector, lead = LoopDetector(), prose(before, seed)
     for word in lead:
-        assert detector.add(word) is None
+        assert detector.add_word(word) is None
     needed = max(4 * len(phrase), 64)
     stride = 16 if needed <= 256 - 16 else 64
     for index in range(needed + stride):
-        if detector.add(phrase[index % len(phrase)]) is not None:
+        if detector.add_word(phrase[index % len(phrase)]) is not None:
             break
     loop = detector.loop
     assert loop is not None
@@ -62,7 +60,7 @@ def test_words_without_repetition_raise_no_alarm(words: list[str], seed: int) ->
 @settings(deadline=None, max_examples=60)
 @given(text=st.text("ab 1.,\n", max_size=600), cuts=st.lists(st.integers(0, 600), max_size=12))
 def test_the_parts_in_which_a_text_arrives_make_no_difference(text: str, cuts: list[int]) -> None:
-    whole, parts, at = TextLoopDetector(), TextLoopDetector(), sorted({0, *cuts, len(text)})
+    whole, parts, at = LoopDetector(), LoopDetector(), sorted({0, *cuts, len(text)})
     whole.add(text + " ")
     for begin, end in itertools.pairwise(at):
         parts.add(text[begin:end])
@@ -90,13 +88,13 @@ def test_a_loop_that_counts_is_found_by_the_groups_that_it_reuses(line: str) -> 
 def test_a_loop_is_kept_and_further_words_do_not_replace_it() -> None:
     detector = LoopDetector()
     for word in ["again"] * 100:
-        detector.add(word)
+        detector.add_word(word)
     loop = detector.loop
     assert loop is not None
     assert (loop.kind, loop.period, loop.end) == ("copies", 1, 64)
     assert loop.repeated == 63  # all but the first of the 64
     for word in prose(50, 1):
-        assert detector.add(word) == loop
+        assert detector.add_word(word) == loop
 
 
 def test_a_ruled_line_and_an_empty_table_are_no_loops() -> None:
@@ -121,21 +119,18 @@ def test_modules_of_the_standard_library_raise_no_alarm(module: str) -> None:
 
 def test_memory_does_not_grow_with_the_text() -> None:
     """Pickled: 1024 words of five letters, and the groups of four of the last 128 words."""
-    detector, sizes = LoopDetector(LoopSettings(reuse=1.0)), []
+    detector, sizes = LoopDetector(), []
     for count, word in enumerate(prose(5000, 3), 1):
-        detector.add(word)
+        detector.add_word(word)
         if count in (200, 1024, 2000, 5000):
             sizes.append(len(pickle.dumps(detector)))
     assert sizes[0] < sizes[1]
     assert sizes[1] * 1.02 > max(sizes)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("copies", 1), ("least_words", 7), ("sustained", 0), ("window", 15), ("calls", 1), ("reuse", 0)]
-)
-def test_a_threshold_out_of_range_is_refused_by_name(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value}"):
-        LoopSettings(**{name: value})
+def test_one_call_alone_is_refused_as_a_loop() -> None:
+    with pytest.raises(ValueError, match="calls=1"):
+        ToolLoopDetector(calls=1)
 
 
 def test_the_same_call_with_the_same_result_is_a_loop() -> None:
@@ -154,16 +149,16 @@ def test_a_call_that_returns_something_new_is_progress() -> None:
 
 
 def test_two_calls_in_turn_are_a_loop() -> None:
-    detector = ToolLoopDetector(LoopSettings(calls=2))
+    detector = ToolLoopDetector(calls=2)
     names = ["a", "b", "a", "b"]
     loops = [detector.add(name, {"x": 1}, "same") for name in names]
     assert loops[1] is None
     assert loops[2] is not None
-    patient = ToolLoopDetector(LoopSettings(calls=3))
+    patient = ToolLoopDetector(calls=3)
     loops = [patient.add(name, {"x": 1}, "same") for name in names * 2]
     assert loops[4] is not None
     assert loops[3] is None
-    assert ToolLoopDetector(LoopSettings(calls=4)).add("a", {}, "x") is None
+    assert ToolLoopDetector(calls=4).add("a", {}, "x") is None
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers() | st.floats(allow_nan=False) | st.booleans(), max_size=4))

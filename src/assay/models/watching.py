@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import LoopStopped
 from assay.models.answers import text_of
-from assay.models.loops import Loop, TextLoopDetector, find_final_loop
+from assay.models.loops import Loop, LoopDetector, find_final_loop
 
 if TYPE_CHECKING:
     from dspy import lm15
@@ -30,7 +30,7 @@ def watched_reply(
         generate: llama.cpp's in-process chat handler: it calls back with each chunk, and stops if that returns True.
     """
     chunks: list[dict[str, Any]] = []
-    detector = TextLoopDetector()
+    detector = LoopDetector()
 
     def on_chunk(chunk: Any) -> bool:
         chunk = json.loads(chunk) if isinstance(chunk, str | bytes) else chunk

@@ -11,7 +11,7 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.datasets import Task
 from assay.errors import ConfigError, ProgramError
 from assay.models import supports
-from assay.models.loops import LoopSettings, ToolLoopDetector
+from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.programs.agent import WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
@@ -100,7 +100,7 @@ class EnvironmentAgent(Agent):
         rollout = current_rollout()
         task = Task(id="" if rollout is None else rollout.task_id, inputs=inputs)
         steps: list[dict[str, Any]] = []
-        refused = ToolLoopDetector(LoopSettings(calls=_SAME))
+        refused = ToolLoopDetector(_SAME)
         with Play(self._made.make, self.timeout_s) as play:
             step = first = play.reset(task)
             for _ in range(self.agent_parameters.max_steps):

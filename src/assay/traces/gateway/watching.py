@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from assay.errors import ConfigError
-from assay.models.loops import Loop, TextLoopDetector, find_loop
+from assay.models.loops import Loop, LoopDetector
 
 __all__ = ["LoopCounts", "LoopWatch", "limit_of"]
 
@@ -28,7 +28,7 @@ class LoopWatch:
 
     def __init__(self, dialect: str, action: str = "alarm", limit: int | None = None) -> None:
         self.dialect, self.action, self.limit = dialect, action, limit
-        self._detector = TextLoopDetector()
+        self._detector = LoopDetector()
         self._open = b""
         self._head: dict[str, Any] = {}
 
@@ -61,8 +61,8 @@ class LoopWatch:
 
     def see_whole(self, text: str) -> None:
         """Reads an answer that was not streamed."""
-        if self.action != "off" and self.loop is None and (loop := find_loop(text)) is not None:
-            self._detector.set(loop)
+        if self.action != "off":
+            self._detector.add(f"{text}\n")
 
 
 class LoopCounts:
