@@ -34,10 +34,12 @@ def json_page(source: Path) -> str:
     known = yaml.safe_load(DESCRIPTIONS.read_text(encoding="utf-8"))
     shared, unused = known.pop("shared"), {name: set(keys) for name, keys in known.items()}
     sections = []
-    for path, name, method in _reports(source):
+    for path, name, methods in _reports(source):
         module = ".".join(("assay", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         owner = getattr(importlib.import_module(module), name)
-        keys, own = list(dict.fromkeys(_keys(owner, method))), descriptions(owner) | known.get(name, {})
+        written = (key for method in methods for key in _keys(owner, method))
+        keys = list(dict.fromkeys(written if methods else (item.name for item in dataclasses.fields(owner))))
+        own = descriptions(owner) | known.get(name, {})
         if missing := [key for key in keys if key not in own and key not in shared]:
             raise ValueError(f"{DESCRIPTIONS.name} has no description of {name}: {', '.join(missing)}")
         unused.get(name, set()).difference_update(keys)
@@ -48,12 +50,17 @@ def json_page(source: Path) -> str:
     return HEAD + "\n".join(sections)
 
 
-def _reports(source: Path) -> Iterator[tuple[Path, str, ast.FunctionDef]]:
+def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
+    """Each class of a report with the methods that write its keys; none where its fields are the keys."""
     for path in sorted(source.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and node.name.endswith(REPORTS):
-                methods = [inner for inner in node.body if isinstance(inner, ast.FunctionDef)]
-                yield from ((path, node.name, method) for method in methods if method.name in METHODS)
+            if not isinstance(node, ast.ClassDef) or node.name == "Report":
+                continue
+            methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
+            if any(isinstance(base, ast.Name) and base.id == "Report" for base in node.bases):
+                yield path, node.name, methods
+            elif node.name.endswith(REPORTS):
+                yield from ((path, node.name, [method]) for method in methods)
 
 
 def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:

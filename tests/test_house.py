@@ -28,6 +28,7 @@ LAYERS = (  # lowest first; packages of one layer may import each other
     ("optimizers",),
     ("runs",),
     ("api",),
+    ("commands",),
     ("cli", "web"),
     ("testing",),
 )

@@ -32,7 +32,7 @@ _WHERE = {
     "evaluate": "assay.api.evaluate",
     "export": "assay.api.export",
     "improve": "assay.api.improve.run",
-    "index": "assay.api.index",
+    "index": "assay.commands.index",
     "get_lm": "assay.models",
     "load": "assay.api.run",
     "load_judge": "assay.runs.loading",
@@ -40,7 +40,7 @@ _WHERE = {
     "load_tasks": "assay.datasets",
     "load_verifier": "assay.runs.loading",
     "parameter_impact": "assay.api.tune",
-    "project_settings": "assay.runs.project",
+    "project_settings": "assay.commands.project",
     "record": "assay.api.record",
     "recorded": "assay.api.record",
     "run": "assay.api.run",
@@ -62,20 +62,20 @@ if TYPE_CHECKING:
     from assay.api.evaluate import evaluate
     from assay.api.export import export
     from assay.api.improve.run import improve
-    from assay.api.index import index
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
     from assay.api.run import load, run
     from assay.api.sft import train_sft
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
+    from assay.commands.index import index
+    from assay.commands.project import project_settings
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
     from assay.runs.loading import load_judge, load_rubric, load_verifier
-    from assay.runs.project import project_settings
     from assay.traces import Store
     from assay.traces.collector import DataCollector
     from assay.traces.replaying import side_effects

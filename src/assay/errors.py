@@ -4,7 +4,9 @@
 caught would not stop the run.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
+from itertools import chain, zip_longest
 
 __all__ = [
     "ArtifactError",
@@ -21,6 +23,7 @@ __all__ = [
     "LowCoverage",
     "MissingExtra",
     "ModelError",
+    "Names",
     "NoArtifact",
     "NoJsonForm",
     "NoModelFile",
@@ -38,6 +41,7 @@ __all__ = [
     "UnknownRollout",
     "Unscored",
     "WriteFailed",
+    "spoken",
 ]
 
 
@@ -59,21 +63,49 @@ class FailureKind(StrEnum):
     CAP = "cap"  # stopped by a cap on calls, tokens, dollars or time, or by the user
 
 
+Names = Callable[[str], str]  # from a setting to how a surface writes it: `max_calls` -> `--max-calls`
+
+
 class AssayError(Exception):
-    """Base of all errors that assay raises deliberately. Messages name Python arguments.
+    """Base of all errors that assay raises deliberately.
 
     Args:
+        field: the setting that the error is about, if any. It precedes the message, as each surface writes it.
+        hint: what to do instead, as a sentence.
         flag: command-line form of the argument that the message names, such as `--rename COLUMN=NAME`; only the command
             line prints it.
     """
 
-    def __init__(self, *args: object, flag: str = "") -> None:
+    exit_code = 1  # of the command line; 2 for wrong usage, which includes a named file that cannot be used
+
+    def __init__(self, *args: object, field: str = "", hint: str = "", flag: str = "") -> None:
         super().__init__(*args)
-        self.flag = flag
+        self.field, self.hint, self.flag = field, hint, flag
+        self.names: Names = str  # of the surface that the user has called; those of Python by default
+
+    def text(self, names: Names = str) -> str:
+        """The error in the words of a surface."""
+        message = super().__str__()
+        about = f"{names(self.field)}: " if self.field else ""
+        return about + spoken(f"{message}. {self.hint}" if self.hint else message, names)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def spoken(text: str, names: Names) -> str:
+    """A text whose settings, in backticks, are named as a surface writes them. Other texts in backticks are kept."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a single backtick is that of a value
+        return text
+    quoted = (names(part) if part.isidentifier() else f"`{part}`" for part in parts[1::2])
+    return "".join(chain.from_iterable(zip_longest(parts[::2], quoted, fillvalue="")))
 
 
 class ConfigError(AssayError, ValueError):
     """A setting is out of range, unknown, or would be silently ignored."""
+
+    exit_code = 2
 
 
 class ProjectError(ConfigError):
@@ -86,6 +118,8 @@ class ParameterError(ConfigError):
 
 class DataError(AssayError, ValueError):
     """A dataset cannot be read or used; the message names file and line."""
+
+    exit_code = 2
 
 
 class NoJsonForm(DataError, TypeError):
@@ -107,6 +141,8 @@ class DeploymentError(AssayError, RuntimeError):
 class RubricError(AssayError, ValueError):
     """A rubric is malformed, or grades do not fit it."""
 
+    exit_code = 2
+
 
 class Unscored(AssayError):
     """A score is missing (NaN): it is excluded and counted, and never used as a number."""
@@ -122,6 +158,8 @@ class ModelError(AssayError, RuntimeError):
 
 class NoModelFile(ModelError):
     """The call names a model file that is not there or is none, or an unknown embedded model. Nothing was run."""
+
+    exit_code = 2
 
 
 class LoopStopped(RuntimeError):
@@ -159,6 +197,8 @@ class OptimizerError(AssayError, RuntimeError):
 class ProgramError(AssayError, ValueError):
     """A program cannot be found, built or loaded."""
 
+    exit_code = 2
+
 
 class ProgramFailed(AssayError, RuntimeError):
     """A program failed on each of its first tasks; for an exception, the message has its traceback."""
@@ -175,6 +215,8 @@ class ArtifactError(AssayError, ValueError):
 class NoArtifact(ArtifactError):
     """A folder that the call names is no artifact, or none can be written there. Nothing was run."""
 
+    exit_code = 2
+
 
 class StoreError(AssayError, RuntimeError):
     """The store cannot be opened, written or read."""
@@ -182,6 +224,8 @@ class StoreError(AssayError, RuntimeError):
 
 class NoStore(StoreError):
     """The call names a file as the store that is no database. Nothing was run."""
+
+    exit_code = 2
 
 
 class UnknownRollout(StoreError):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from assay.api.judge.lint import lint
-from assay.api.models import list_models, pull_model
 from assay.api.serve import Serving, serve
+from assay.commands.models import list_models, pull_model
 from assay.errors import AssayError, ConfigError, ModelError, RubricError
 from assay.traces import Store
 from rigs.serving import post, served

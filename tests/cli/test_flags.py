@@ -15,10 +15,11 @@ from click.testing import CliRunner
 import assay.cli
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
+from assay.commands.former import FORMER_COMMANDS as COMMANDS
+from assay.commands.project import project_settings
 from assay.datasets import load_tasks
 from assay.errors import DataError, ProjectError
 from assay.rubrics import SHIPPED
-from assay.runs.project import COMMANDS, project_settings
 from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
 from assay.support.settings import settings_of
 

@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 import assay
-from assay.api.init import init_project
 from assay.cli.main import group
+from assay.commands.init import init_project
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
 
 
 def test_init_writes_a_project_and_overwrites_nothing(tmp_path: Path) -> None:
-    written = init_project(tmp_path / "new")
+    written = init_project(tmp_path / "new").files
     assert sorted(path.name for path in written) == ["assay.toml", "data.jsonl", "program.py", "rubric.yaml"]
     before = {path: path.read_text() for path in written}
     for path in written[1:]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.main import command_of, exit_code, group
+from assay.cli.main import command_of, group
 from assay.cli.wording import message_of
 from assay.errors import AssayError
 
@@ -40,7 +40,7 @@ def refusal(words: list[str]) -> tuple[int, str]:
     """Exit code and message of a command."""
     error = CliRunner().invoke(group, words).exception
     assert isinstance(error, AssayError)
-    return exit_code(error), message_of(error, command_of(words))
+    return error.exit_code, message_of(error, command_of(words))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from assay.api.judge.label import to_label
 from assay.api.rollouts import list_rollouts, rollouts_to_rate
-from assay.cli.main import command_of, exit_code
+from assay.cli.main import command_of
 from assay.cli.wording import message_of
 from assay.errors import AssayError, DataError
 from assay.support.places import check_writable
@@ -20,7 +20,7 @@ ITEM = '{"task_input": "2", "output": "2"}\n'
 def refused(*arguments: str) -> tuple[int, str]:
     with pytest.raises(AssayError) as caught:
         CliRunner().invoke(command_of([]), arguments, standalone_mode=False, catch_exceptions=False)
-    return exit_code(caught.value), message_of(caught.value, command_of(list(arguments)))
+    return caught.value.exit_code, message_of(caught.value, command_of(list(arguments)))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
 from assay.cli.wording import message_of
+from assay.commands.project import project_settings
 from assay.errors import ConfigError, ProjectError
-from assay.runs.project import project_settings
 from assay.runs.settings import EvaluateSettings
 
 PROJECT = """
@@ -131,21 +131,21 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         ("[defaults]\nx = 3", "[defaults] has no setting 'x'; `assay COMMAND --help` lists those of a command"),
         ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
         ("seed = 3", "seed = 3 is outside of a table; put it under [defaults]"),
-        ("[compile]\nmax_calls = '5'", "[compile] max_calls='5' must be an integer"),
-        ("[compile]\nthreshold = 2.0", "[compile] threshold=2.0 must be above 0 and at most 1"),
-        ("[judge]\nmodel = 5", "[judge] model=5 must be a string"),
-        ("[judge.audit]\npass_at = true", "[judge.audit] pass_at=True must be a number"),
+        ("[compile]\nmax_calls = '5'", "[compile] max_calls: must be a valid integer, not '5'"),
+        ("[compile]\nthreshold = 2.0", "[compile] threshold: must be less than or equal to 1, not 2.0"),
+        ("[judge]\nmodel = 5", "[judge] model: must be a valid string, not 5"),
+        ("[judge.audit]\npass_at = true", "[judge.audit] pass_at: must be a valid number, not True"),
         ("[export.sft]\nadvantage = 'batch'", "[export.sft] has no setting 'advantage'"),
         ("[compile]\nsizes = {val = 3}", "[compile] has no setting 'sizes'"),
         ("[evaluate]\nval_size = 3", "[evaluate] has no setting 'val_size'; did you mean 'size'?"),
-        ("[compile]\nval_size = 0", "[compile] val_size=0 must be at least 1"),
+        ("[compile]\nval_size = 0", "[compile] val_size: must be greater than or equal to 1, not 0"),
         ("[traces.list]\nrun_id = 'x'", "[traces.list] has no setting 'run_id'"),
         ("[traces.list]\nlimits = 3", "[traces.list] has no setting 'limits'; did you mean 'limit'?"),
-        ("[traces.close]\nidle_minutes = nan", "[traces.close] idle_minutes=nan must be a finite number at least 0"),
-        ("[loop.install]\nkind = 'launchd'", "[loop.install] kind='launchd' must be one of systemd, cron"),
-        ("[evaluate]\nsplit = 'vall'", "train, val, gate, test, all. Did you mean 'val'?"),
-        ("[judge.label]\nrater = ''", "[judge.label] rater='' must not be empty"),
-        ("[compile]\nmodel = ' '", "[compile] model=' ' must not be empty"),
+        ("[traces.close]\nidle_minutes = nan", "[traces.close] idle_minutes: must be a finite number, not nan"),
+        ("[loop.install]\nkind = 'launchd'", "[loop.install] kind: must be one of systemd, cron, not 'launchd'"),
+        ("[evaluate]\nsplit = 'vall'", "train, val, gate, test, all, not 'vall'. Did you mean 'val'?"),
+        ("[judge.label]\nrater = ''", "[judge.label] rater: must not be empty"),
+        ("[compile]\nmodel = ' '", "[compile] model: must not be empty"),
         ("[compile", "cannot be read"),
     ],
 )
@@ -167,7 +167,7 @@ def test_an_error_in_a_project_file_names_its_keys_and_no_flags(
     with pytest.raises(ProjectError) as refused:
         CliRunner().invoke(group, ["compile", "math_qa"], standalone_mode=False, catch_exceptions=False)
     printed = message_of(refused.value, group.get_command(None, "compile"))  # type: ignore[arg-type]
-    assert printed.endswith("assay.toml: [compile] max_calls='5' must be an integer")
+    assert printed.endswith("assay.toml: [compile] max_calls: must be a valid integer, not '5'")
 
 
 def test_flags_override_the_project_file(project: Path) -> None:

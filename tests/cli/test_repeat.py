@@ -9,7 +9,7 @@ import pytest
 from assay.cli.flags import command_job
 from assay.cli.main import command_of
 from assay.cli.repeat import resume_command, rollout_command, run_command
-from assay.runs.project import COMMANDS
+from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.runs.settings import (
     CollectSettings,
     CompileSettings,

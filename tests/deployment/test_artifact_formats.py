@@ -9,7 +9,7 @@ from trusted_artifacts import shipped, with_source
 from trusted_artifacts import trust_list as trust_list
 
 import assay
-from assay.cli.main import exit_code, group
+from assay.cli.main import group
 from assay.deployment import FORMAT, load_artifact
 from assay.errors import ArtifactError, AssayError
 from assay.runs.loading import load_judge
@@ -51,5 +51,5 @@ def test_each_command_refuses_an_artifact_of_another_format(own_folder: Path, co
     (shipped(own_folder / "a", format=FORMAT - 1) / "card.json").write_text("{}")
     error = CliRunner().invoke(group, command).exception
     assert isinstance(error, AssayError)
-    assert exit_code(error) == 1
+    assert error.exit_code == 1
     assert "compile again" in str(error).lower()

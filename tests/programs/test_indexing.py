@@ -16,8 +16,8 @@ from indexed_documents import rows, sources
 from indexed_documents import url as url
 
 import assay
-from assay.api.index import IndexReport
 from assay.cli.main import group
+from assay.commands.index import IndexReport
 from assay.errors import ConfigError, StoreError
 from assay.programs import DocumentIndex
 from assay.programs.retrieval import folder as folders
@@ -27,7 +27,7 @@ from assay.traces.store.connection import open_engine
 
 
 def counts(report: IndexReport) -> tuple[int, int, int, int]:
-    counted = report.counts
+    counted = report
     return counted.added, counted.changed, counted.unchanged, counted.removed
 
 
@@ -54,7 +54,7 @@ def test_a_touched_file_is_compared_by_its_hash(url: str, docs: Path) -> None:
     assay.index(docs, store=url)
     os.utime(docs / "pump.md", (time.time() - 30, time.time() - 30))
     report = assay.index(docs, store=url)
-    assert (counts(report), report.counts.passages) == ((0, 0, 2, 0), 0)
+    assert (counts(report), report.passages_written) == ((0, 0, 2, 0), 0)
 
 
 def test_a_change_of_equal_size_within_the_time_stamp_is_noticed(url: str, docs: Path) -> None:
@@ -81,10 +81,10 @@ def test_files_that_are_not_text_are_skipped_and_counted(docs: Path) -> None:
     os.mkfifo(docs / "pipe")
     (docs / "big.txt").write_text("large text " * 200_000)
     report = assay.index(docs, store="s.db", max_file_mb=1)
-    assert dict(report.counts.skipped) == {
+    assert dict(report.skipped) == {
         "binary": 3, "hidden": 2, "link": 2, "special file": 1, "too large": 1,
     }  # fmt: skip
-    assert report.counts.examples == {"too large": ["big.txt"]}
+    assert report.examples == {"too large": ["big.txt"]}
     assert sources("s.db", "hidden large text unpacking") == []
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(docs: Path, monkeypa
 
     monkeypatch.setattr(folders.open_text, "blocks", blocks)
     report = assay.index(docs, store="s.db")
-    assert (counts(report), dict(report.counts.skipped)) == ((2, 0, 0, 0), {})
+    assert (counts(report), dict(report.skipped)) == ((2, 0, 0, 0), {})
     assert [p.text[:27] for p in DocumentIndex("s.db").search("pumps of Marlow")] == ["Now the pumps of Marlow are"]
     assert rows("s.db") == (2, 2, 0)
 
@@ -146,8 +146,8 @@ def test_a_file_that_never_stops_growing_keeps_its_former_passages(docs: Path, m
 
     monkeypatch.setattr(folders.open_text, "blocks", blocks)
     report = assay.index(docs, store="s.db")
-    assert (counts(report), dict(report.counts.skipped)) == ((0, 0, 1, 0), {"changing": 1})
-    assert report.counts.examples == {"changing": ["pump.md"]}
+    assert (counts(report), dict(report.skipped)) == ((0, 0, 1, 0), {"changing": 1})
+    assert report.examples == {"changing": ["pump.md"]}
     assert sources("s.db", "litres of Marlow") == ["pump.md"]
     assert rows("s.db") == (2, 2, 0)
 
@@ -202,8 +202,8 @@ def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
     before = rows("s.db")[0]
     assert 200 <= before < 3002
     report = assay.index(docs, store="s.db")
-    assert report.counts.added + report.counts.unchanged == report.documents == 3002
-    assert report.counts.unchanged >= 200
+    assert report.added + report.unchanged == report.documents == 3002
+    assert report.unchanged >= 200
     assert rows("s.db")[:2] == (report.documents, report.passages)
 
 
@@ -248,7 +248,7 @@ def test_indexes_and_folders_of_one_store_are_separate(url: str, docs: Path, tmp
     assert sorted(sources(url, "pumps")) == ["pump.md", "pump.md"]
     assert sources(url, "pumps", name="two") == ["pump.md"]
     report = assay.index(other, store=url, remove=True)
-    assert (report.counts.removed, report.documents) == (1, 2)
+    assert (report.removed, report.documents) == (1, 2)
     assert [p.text for p in DocumentIndex(url).search("pumps of Aske")] == [
         "# Pumps\n\nThe pumps of Marlow station lift 420 litres a second."
     ]
@@ -277,12 +277,12 @@ def test_an_empty_folder_does_not_empty_the_index(docs: Path) -> None:
 def test_wrong_use_says_what_to_do(docs: Path) -> None:
     for folder, options, message in (
         ("nowhere", {}, "no folder 'nowhere'"),
-        (docs / "pump.md", {}, "is a file: name the folder whose files"),
+        (docs / "pump.md", {}, "is a file. Name the folder whose files"),
         ("nowhere", {"remove": True}, "has no documents of the folder .*nowhere': it is empty"),
         (docs, {"name": "a/b"}, "name='a/b' must be"),
-        (docs, {"passage_chars": 5}, "passage_chars=5 must be between 100 and 20000"),
-        (docs, {"embedder": 3}, "embedder=3 must be a dspy.Embedder"),
-        (docs, {"embedder": "gone.py:embed"}, "no such file"),
+        (docs, {"passage_chars": 5}, "passage_chars: must be greater than or equal to 100, not 5"),
+        (docs, {"embedder": 3}, "embedder: must be a valid string or callable, not 3"),
+        (docs, {"embedder": "gone.py:embed"}, "there is no file"),
         (docs, {"remove": True, "embedder": len}, "no effect"),
     ):
         with pytest.raises(ConfigError, match=message):

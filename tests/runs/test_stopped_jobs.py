@@ -20,9 +20,9 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 import assay
-from assay.api.init import init_project
 from assay.api.rollouts import export_rollouts
 from assay.cli.main import group
+from assay.commands.init import init_project
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, StoreError, WriteFailed
 from assay.models.meter import NO_PRICE
 from assay.runs.ending import advised
@@ -354,7 +354,7 @@ def test_a_project_that_the_disk_does_not_take_is_not_there_in_part(tmp_path: Pa
     with largest_file(1000), pytest.raises(ConfigError, match="cannot write"):
         init_project(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
-    assert init_project(tmp_path / "new")
+    assert init_project(tmp_path / "new").files
 
 
 def test_an_export_of_spans_that_the_disk_does_not_take_is_not_there_in_part(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from assay.api.tune import tune
 from assay.cli.evaluate import command as evaluate_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
+from assay.commands.project import project_settings
 from assay.errors import ConfigError, ProjectError
 from assay.models import Thinking, get_lm
 from assay.programs import Classify
 from assay.runs.loading import load_judge
-from assay.runs.project import project_settings
 from assay.runs.settings import CompileSettings, JudgeCompileSettings
 from assay.testing import scripted_lm
 from rigs.serving import served

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
+from assay.commands.project import project_settings
 from assay.models.roles import is_loopback
-from assay.runs.project import project_settings
 from assay.sources import trust
 from assay.sources.trust import UntrustedArtifact
 

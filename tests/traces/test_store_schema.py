@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 import assay
-from assay.cli.main import exit_code, group
+from assay.cli.main import group
 from assay.errors import StoreError
 from assay.traces import Store
 from assay.traces.store.counts import file_stats
@@ -105,7 +105,7 @@ def test_each_command_refuses_a_store_of_another_version_and_names_the_way_out(
         db.commit()
     error = CliRunner().invoke(group, [*command, "--store", "old.db"]).exception
     assert isinstance(error, StoreError)
-    assert exit_code(error) == 1
+    assert error.exit_code == 1
     assert "old.db" in str(error)
     assert "name another store" in str(error).lower()
 

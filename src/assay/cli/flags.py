@@ -14,7 +14,8 @@ import click
 from assay.cli.options import Decorator, with_options
 from assay.cli.shared import json_or_text, pairs
 from assay.cli.value_types import Choice, Integer, Number
-from assay.runs.project import COMMANDS, demand_trust, read_project
+from assay.commands.former import FORMER_COMMANDS
+from assay.commands.project import demand_trust, read_project
 from assay.support.settings import Setting, settings_of
 from assay.support.terminal import echo
 
@@ -201,7 +202,7 @@ def of_project(*, only: Sequence[str] = (), without: Sequence[str] = ()) -> dict
         names.insert(0, str(context.info_name))
         context = context.parent
     command = " ".join(names)
-    path, values = read_project(command) if command in COMMANDS else (None, {})
+    path, values = read_project(command) if command in FORMER_COMMANDS else (None, {})
     if path is None:
         return {}
     if not context.meta.get("project_file"):

@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from assay import __version__
+from assay.cli.derived import derived_command, top_level
 from assay.support.dspy_versions import check_loaded
 from assay.support.numbers import counted
 from assay.support.refused import refused
 from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
-__all__ = ["command_of", "exit_code", "how_to_continue", "main"]
+__all__ = ["command_of", "how_to_continue", "main"]
 
 _COMMANDS = {
     "agent": "Run an agent for `assay train` on another machine.",
@@ -25,30 +26,32 @@ _COMMANDS = {
     "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
     "evaluate": "Score a program or an artifact.",
     "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
-    "index": "Index a folder of documents for agents that retrieve.",
-    "init": "Write a project: program, rubric, data and assay.toml.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",
     "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
-    "models": "List and fetch language models.",
     "registry": "Manage versions of agents, their aliases and feature flags.",
-    "rubric": "List what a rubric can use: the shipped checks with their arguments.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
     "runs": "List and inspect runs.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "traces": "List, inspect, rate, score, import and delete recorded rollouts.",
     "train": "Train weights on exported traces.",
-    "trust": "List and change which artifacts of others may run their code.",
     "tune": "Search the five agent parameters.",
     "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 
 
+def _listed() -> dict[str, str]:
+    """All commands and groups, with a line of help."""
+    return dict(sorted({**_COMMANDS, **top_level()}.items()))
+
+
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(_listed())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in top_level():
+            return derived_command(name)
         if name not in _COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"assay.cli.{name}").command
@@ -56,16 +59,16 @@ class _Lazy(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(_listed().items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and args[0] not in _COMMANDS:
+        if args and args[0] not in (listed := _listed()):
             import difflib
 
-            similar = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            similar = difflib.get_close_matches(args[0], listed, 1)
             ctx.fail(
                 f"no command is called {args[0]!r}."
-                + (f" Did you mean {similar[0]!r}?" if similar else f" There are {', '.join(_COMMANDS)}.")
+                + (f" Did you mean {similar[0]!r}?" if similar else f" There are {', '.join(listed)}.")
             )
         return super().resolve_command(ctx, args)
 
@@ -163,7 +166,7 @@ def main() -> None:
         code = error.exit_code
     except AssayError as error:
         echo(f"assay: {_reason_of(error)}", err=True)
-        code = exit_code(error)
+        code = error.exit_code
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         stopped = error.__cause__ if isinstance(error, click.Abort) and error.__cause__ else error
         reason = _reason_of(stopped) or "by the user"
@@ -181,14 +184,6 @@ def main() -> None:
         echo(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", err=True)
         code = 1
     _leave(code)
-
-
-def exit_code(error: Exception) -> int:
-    """2 for wrong usage, which includes a named file or folder that cannot be used; 1 for a failure."""
-    from assay.errors import ConfigError, DataError, NoArtifact, NoModelFile, NoStore, ProgramError, RubricError
-
-    wrong_usage = (ConfigError, DataError, NoArtifact, NoModelFile, NoStore, ProgramError, RubricError)
-    return 2 if isinstance(error, wrong_usage) else 1
 
 
 def command_of(arguments: list[str]) -> Any:

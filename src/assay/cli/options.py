@@ -29,6 +29,7 @@ __all__ = [
     "report_option",
     "resume_option",
     "rubric_option",
+    "stdout_apart",
     "store_option",
     "trust_option",
     "with_options",
@@ -162,7 +163,7 @@ def min_coverage_option() -> Decorator:
 
 
 @contextmanager
-def _stdout_apart() -> Iterator[TextIO]:
+def stdout_apart() -> Iterator[TextIO]:
     """Standard output as a file of its own; inside, file descriptor 1, which other processes inherit, is standard
     error.
     """
@@ -190,7 +191,7 @@ def json_option(help_text: str = "One JSON object on standard output, nothing el
 
     def redirect(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
         if value:
-            ctx.meta["stdout"] = ctx.with_resource(_stdout_apart())
+            ctx.meta["stdout"] = ctx.with_resource(stdout_apart())
             ctx.with_resource(redirect_stdout(sys.stderr))
         return value
 

@@ -9,7 +9,7 @@ import click
 
 from assay.cli.main import command_of
 from assay.cli.wording import in_flags
-from assay.runs.project import COMMANDS
+from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.runs.settings import ProgramSettings
 from assay.support.settings import Setting, settings_of
 

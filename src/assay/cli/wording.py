@@ -85,7 +85,9 @@ def message_of(error: Any, command: click.Command | None) -> str:
 
     if isinstance(error, ProjectError):  # it names keys of the file, not flags
         return str(error)
-    text = in_flags(str(error), command)
+    if error.field:
+        return str(error.text(error.names))
+    text = in_flags(error.text(error.names), command)
     missing = [part for part in error.flag.split(", ") if part and not _names(text, part)]
     return f"{text} [{', '.join(missing)}]" if missing else text
 

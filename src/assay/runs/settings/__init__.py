@@ -20,7 +20,6 @@ from assay.runs.settings.deploy import (
     SuiteSettings,
 )
 from assay.runs.settings.export import ExportSettings
-from assay.runs.settings.index import IndexSettings
 from assay.runs.settings.judge import (
     FidelitySettings,
     JudgeAuditSettings,
@@ -61,7 +60,6 @@ __all__ = [
     "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",
-    "IndexSettings",
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",

@@ -9,7 +9,6 @@ from typing import TypedDict
 
 __all__ = [
     "ExportOptions",
-    "IndexOptions",
     "PoolOptions",
     "ServeOptions",
     "SimulateOptions",
@@ -19,15 +18,6 @@ __all__ = [
     "TracesListOptions",
     "TracesScoreOptions",
 ]
-
-
-class IndexOptions(TypedDict, total=False):
-    """The keywords of `assay.index`, except `embedder`, which may be an object."""
-
-    name: str
-    passage_chars: int
-    max_file_mb: int
-    remove: bool
 
 
 class ExportOptions(TypedDict, total=False):

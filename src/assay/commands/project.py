@@ -4,114 +4,37 @@ The command line reads it; Python functions use it only through `assay.project_s
 else's, or that sends keys or data to another host, must be trusted (`assay.sources.trust`).
 """
 
-import functools
-import operator
 import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from assay.commands import COMMANDS, command_class
+from assay.commands.former import FORMER_COMMANDS, former_options
 from assay.datasets import SPLITS
-from assay.deployment.pool_settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.models.roles import PROVIDER, address_in, is_local, is_loopback
-from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
-from assay.runs.settings import (
-    AdvanceSettings,
-    AgentRunSettings,
-    CollectSettings,
-    CompareSettings,
-    CompileSettings,
-    EvaluateSettings,
-    ExportSettings,
-    FidelitySettings,
-    ImpactSettings,
-    ImproveSettings,
-    IndexSettings,
-    JudgeAuditSettings,
-    JudgeCompileSettings,
-    JudgeDriftSettings,
-    JudgeLabelSettings,
-    JudgeScoreSettings,
-    LoopInstallSettings,
-    RunSettings,
-    RunsListSettings,
-    ServeSettings,
-    SimulateSettings,
-    StartSettings,
-    TracesCloseSettings,
-    TracesExportSettings,
-    TracesForgetSettings,
-    TracesImportSettings,
-    TracesListSettings,
-    TracesRateSettings,
-    TracesScoreSettings,
-    TrainSettings,
-    TuneSettings,
-    ViewSettings,
-)
-from assay.runs.settings.export import OF_KIND, RowSettings
+from assay.runs.project_values import remember
 from assay.sources import trust
 from assay.sources.trust import hash_of_file, trusts
 from assay.support.keywords import takes
-from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
+from assay.support.options import Option, options_of
+from assay.support.settings import nearest
 
 __all__ = [
-    "FILE", "demand_trust", "find_project", "is_of_project", "project_settings", "read_project",
+    "FILE", "commands_with_settings", "demand_trust", "find_project", "project_settings", "read_project",
 ]  # fmt: skip
 
 FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
 _ROLE_KEYS = ("model", "api_base", "api_key_env", "thinking")
-_ROLE_SETTINGS = {name: (settings_of(RunSettings)[name],) for name in _ROLE_KEYS}
 _MOST_LISTED = 80  # names in a message; [defaults] has more than twice as many
-_EXPORTS = ("sft", "grpo", "preferences", "transitions")
-_NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
-COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "compile": (CompileSettings,),
-    "evaluate": (EvaluateSettings,),
-    "compare": (CompareSettings,),
-    "run": (RunSettings,),
-    "tune": (TuneSettings, ImpactSettings),
-    "collect": (CollectSettings,),
-    "improve": (ImproveSettings,),
-    "train sft": (SFTSettings,),
-    **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
-    **{f"export {kind}": (ExportSettings,) for kind in _EXPORTS},
-    "judge compile": (JudgeCompileSettings,),
-    "judge audit": (JudgeAuditSettings,),
-    "judge score": (JudgeScoreSettings,),
-    "judge drift": (JudgeDriftSettings,),
-    "judge fidelity": (FidelitySettings,),
-    "serve": (ServeSettings,),
-    "view": (ViewSettings,),
-    "index": (IndexSettings,),
-    "deploy simulate": (SimulateSettings,),
-    "deploy start": (StartSettings,),
-    "deploy advance": (AdvanceSettings,),
-    "loop pool": (PoolSettings,),
-    "loop install": (LoopInstallSettings,),
-    "judge label": (JudgeLabelSettings,),
-    "runs list": (RunsListSettings,),
-    "traces list": (TracesListSettings,),
-    "traces rate": (TracesRateSettings,),
-    "traces close": (TracesCloseSettings,),
-    "traces import": (TracesImportSettings,),
-    "traces export": (TracesExportSettings,),
-    "traces forget": (TracesForgetSettings,),
-    "traces score": (TracesScoreSettings,),
-    "agent run": (AgentRunSettings,),
-}
 _SIZE_KEYS = {f"{split}_size": split for split in SPLITS}
-_UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 _ROOTS = (".git", ".hg", ".svn", ".jj")  # in the root of a project under version control
 _LISTENS = ("host", "agent_listen", "allow_host")  # where requests are taken from, which use the user's key
 _HAVE_ADDRESS = re.compile(r"(?:.*_)?model|embedder|sft|grpo|optimizer_settings")  # settings besides those of a URL
-_read_values: set[tuple[str, str]] = set()  # name and `repr` of every setting that a project file has given
-GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 
 
 @takes()
@@ -142,21 +65,23 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
 
 def read_project(command: str, folder: str | Path = ".") -> tuple[Path | None, dict[str, Any]]:
     """The project file of a folder and its settings for a command, as `project_settings`. Demands no trust."""
-    if command not in COMMANDS:
-        raise ConfigError(f"there is no command {command!r} with settings; {_hint(str(command), COMMANDS)}")
+    if command not in (known := commands_with_settings()):
+        raise ConfigError(f"there is no command {command!r} with settings; {_hint(str(command), known)}")
     path = find_project(folder)
     if path is None:
         return None, {}
     tables = _read(path)
-    paths, merged = _keys(command), dict[str, Any]()
+    options, merged = _options(command), dict[str, Any]()
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
-            merged |= {name: value for name, value in values.items() if name in paths}
+            merged |= {name: value for name, value in values.items() if name in options}
     sizes = {split: merged.pop(key) for key, split in _SIZE_KEYS.items() if key in merged}
     if "size" in merged:
-        sizes[merged.get("split", _settings(command)["split"].default)] = merged.pop("size")
-    located = {name: _located(path.parent, paths[name], value) for name, value in merged.items()}
-    _read_values.update((name, repr(form)) for name, value in located.items() for form in _forms(name, value, command))
+        sizes[merged.get("split", options["split"].default)] = merged.pop("size")
+    located = {name: _located(path.parent, options[name].flag.path, value) for name, value in merged.items()}
+    for name, value in located.items():
+        for form in _forms(options.get(name), value):
+            remember(name, form)
     return path, located | ({"sizes": sizes} if sizes else {})
 
 
@@ -200,7 +125,7 @@ def _is_owned(path: Path) -> bool:
 
 def _places(command: str, values: Mapping[str, Any]) -> list[str]:
     """Hosts and variables of keys that settings choose, as `name='value'`."""
-    settings, places = _settings(command), list[str]()
+    options, places = _options(command), list[str]()
     for name, value in values.items():
         if name.endswith("api_key_env"):
             role = name.removesuffix("api_key_env")
@@ -209,8 +134,8 @@ def _places(command: str, values: Mapping[str, Any]) -> list[str]:
             address = values.get(f"{role}api_base") or values.get("api_base") or PROVIDER
             if address == PROVIDER and not _is_key_of(str(value), model.partition("/")[0]):
                 places.append(f"{name}={value!r}")
-        elif name in settings:
-            places += [f"{name}={address!r}" for address in _addresses(settings[name], value) if _leaves(address)]
+        elif name in options:
+            places += [f"{name}={address!r}" for address in _addresses(options[name], value) if _leaves(address)]
         if isinstance(value, Mapping):  # settings of a step
             keys = {key: part for key, part in value.items() if str(key).endswith("api_key_env")}
             places += [f"{name}.{key}={part!r}" for key, part in keys.items()]
@@ -222,17 +147,17 @@ def _is_key_of(variable: str, provider: str) -> bool:
     return provider.partition("_")[0].lower() in {*variable.lower().split("_")} - {"", "api", "key", "secret", "token"}
 
 
-def _addresses(setting: Setting, value: Any) -> list[str]:
+def _addresses(option: Option, value: Any) -> list[str]:
     """Addresses in a setting: of a server, of clients, in a model's name, or anywhere in the settings of a step."""
     if isinstance(value, Mapping):
-        return [address for item in value.values() for address in _addresses(setting, item)]
+        return [address for item in value.values() for address in _addresses(option, item)]
     if isinstance(value, list | tuple):
-        return [address for item in value for address in _addresses(setting, item)]
-    if setting.name == "allow_host" and is_local(str(value)):  # no page of the internet has such a name
+        return [address for item in value for address in _addresses(option, item)]
+    if option.name == "allow_host" and is_local(str(value)):  # no page of the internet has such a name
         return []
-    if setting.declared.metavar == "URL" or setting.name in _LISTENS:
+    if option.flag.metavar == "URL" or option.name in _LISTENS:
         return [str(value)]
-    found = address_in(value) if _HAVE_ADDRESS.fullmatch(setting.name) else None
+    found = address_in(value) if _HAVE_ADDRESS.fullmatch(option.name) else None
     return [] if found is None else [found]
 
 
@@ -241,23 +166,14 @@ def _leaves(address: str) -> bool:
     return not (address == PROVIDER or address.startswith("sqlite:") or is_loopback(address))
 
 
-def _forms(name: str, value: Any, command: str) -> list[Any]:
+def _forms(option: Option | None, value: Any) -> list[Any]:
     """A value as it is in the file and as a settings object stores it: of `thinking = 0` that is `off`."""
-    setting = _settings(command).get(name)
-    if setting is None or setting.declared.parse is None:
+    if option is None or option.parse is None:
         return [value]
     try:
-        return [value, setting.declared.parse(value)]
+        return [value, option.parse(value)]
     except (TypeError, ValueError):  # wrong for this command, which will refuse it
         return [value]
-
-
-def is_of_project(name: str, value: Any) -> bool:
-    """Whether `project_settings` has returned this value of a setting in this process.
-
-    A project file gives the models of all roles to all commands; one that a command has no use for is no mistake.
-    """
-    return (name, repr(value)) in _read_values
 
 
 def find_project(folder: str | Path = ".") -> Path | None:
@@ -266,36 +182,16 @@ def find_project(folder: str | Path = ".") -> Path | None:
     return next((place / FILE for place in (start, *start.parents) if (place / FILE).is_file()), None)
 
 
-def _settings(command: str) -> dict[str, Setting]:
-    """The settings that a command takes from the file, by key."""
-    settings = {
-        name: setting
-        for kind in COMMANDS[command]
-        for name, setting in settings_of(kind).items()
-        if setting.declared.project
-    }
-    if settings.pop("sizes", None) is not None:
-        settings |= {key: Setting(key, int, None, Declared(ge=1)) for key in _size_keys(command, settings)}
-    if command.startswith("export "):
-        others = settings_of(RowSettings).keys() - OF_KIND[command.split()[1]]
-        return {name: setting for name, setting in settings.items() if name not in others}
-    if command.startswith("train "):
-        return {name: setting for name, setting in settings.items() if name not in _NOT_OF_TRAIN}
-    return settings
+def commands_with_settings() -> list[str]:
+    """The commands that take settings from the file, by their words."""
+    return [*FORMER_COMMANDS, *(words for words in COMMANDS if _options(words))]
 
 
-def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
-    """The keys for numbers of tasks: the names of the command's flags."""
-    if command in _UNSIZED:
-        return ()
-    if "split" in settings:
-        return ("size",)
-    return [key for key in _SIZE_KEYS if key != "gate_size" or not command.startswith("train ")]
-
-
-def _keys(command: str) -> dict[str, bool]:
-    """The keys that a command takes, and whether their values may be paths."""
-    return {name: setting.declared.file or name == "program" for name, setting in _settings(command).items()}
+def _options(command: str) -> dict[str, Option]:
+    """The options that a command takes from the file, by key."""
+    if command in FORMER_COMMANDS:
+        return former_options(command)
+    return {name: option for name, option in options_of(command_class(command)).items() if option.flag.key}
 
 
 def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -309,7 +205,8 @@ def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, An
 
 def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The models of the roles as settings of a command; a judge without a model uses the program's."""
-    default_role = next((getattr(kind, "ROLE", "program") for kind in COMMANDS[command]), "program")
+    kinds = FORMER_COMMANDS[command] if command in FORMER_COMMANDS else (command_class(command),)
+    default_role = next((getattr(kind, "ROLE", "program") for kind in kinds), "program")
     # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
     if command.startswith("export") or command == "serve":
         return []
@@ -341,7 +238,7 @@ def _read(path: Path) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProjectError(f"{path} cannot be read: {error}") from error
-    commands = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    commands = tuple(dict.fromkeys(name.split()[0] for name in commands_with_settings()))
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise ProjectError(
@@ -357,39 +254,40 @@ def _check_table(path: Path, name: str, table: Mapping[str, Any]) -> None:
     """Raises `ProjectError` for a key that no command of the table has, or a value that none of them takes."""
     commands = [
         command
-        for command in COMMANDS
+        for command in commands_with_settings()
         if name == "defaults" or command == name or (command.startswith(f"{name} ") and name not in ROLES)
     ]
-    known = _ROLE_SETTINGS if name in ROLES else {}
+    known: dict[str, tuple[Option, ...]] = {}
     for command in commands:
-        for key, setting in _settings(command).items():
-            known = {**known, key: (*known.get(key, ()), setting)}
-    inner = [command.split()[1] for command in COMMANDS if command.startswith(f"{name} ")]
+        for key, option in _options(command).items():
+            known[key] = (*known.get(key, ()), option)
+    if name in ROLES:
+        known = {key: (option,) for key, option in _options("run").items() if key in _ROLE_KEYS}
+    inner = [command.split()[1] for command in commands_with_settings() if command.startswith(f"{name} ")]
     for key, value in table.items():
         if key in inner and isinstance(value, dict):
             _check_keys(
-                f"{path}: [{name}.{key}]", value, {k: (setting,) for k, setting in _settings(f"{name} {key}").items()}
+                f"{path}: [{name}.{key}]", value, {k: (option,) for k, option in _options(f"{name} {key}").items()}
             )
         else:
             _check_keys(f"{path}: [{name}]", {key: value}, known, inner)
 
 
 def _check_keys(
-    where: str, table: Mapping[str, Any], known: Mapping[str, Sequence[Setting]], also: Sequence[str] = ()
+    where: str, table: Mapping[str, Any], known: Mapping[str, Sequence[Option]], also: Sequence[str] = ()
 ) -> None:
     """Commands may declare a setting differently; a value is wrong if it fits none of the declarations."""
     for key, value in table.items():
         if key not in known:
             raise ProjectError(f"{where} has no setting {key!r}; {_hint(key, [*known, *also])}")
-        errors = [error for setting in known[key] if (error := _misfit(setting, value)) is not None]
+        errors = [error for option in known[key] if (error := _misfit(option, value)) is not None]
         if len(errors) == len(known[key]):
             raise ProjectError(f"{where} {errors[0]}")
 
 
-def _misfit(setting: Setting, value: Any) -> str | None:
-    kinds = [kind for kind in members_of_type(setting.type) if kind is not type(None)]  # TOML has no None
+def _misfit(option: Option, value: Any) -> str | None:
     try:
-        check_value(replace(setting, type=functools.reduce(operator.or_, kinds)), value)
+        option.checked(value)
     except ConfigError as error:
         return str(error)
     return None

@@ -1,0 +1,299 @@
+"""The command line, made from the settings classes of `assay.commands`: click splits words, and checks nothing."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import MISSING, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+import click
+from click.core import ParameterSource
+
+from assay.cli.options import stdout_apart
+from assay.cli.shared import Console, echo_line, print_json
+from assay.cli.value_types import Choice
+from assay.commands import COMMANDS, GROUPS, SHORT_FORMS, command_class, short_forms
+from assay.errors import AssayError, ConfigError, Names, spoken
+from assay.support.terminal import echo
+
+if TYPE_CHECKING:
+    from assay.reports.report import Report
+    from assay.support.options import Option
+
+__all__ = ["derived_command", "top_level"]
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_COLUMN = 26  # width of the names of options in help, one for all groups; a longer name has a line of its own
+
+
+class _Failure(click.ClickException):
+    """A command whose report says that it has failed."""
+
+    def show(self, file: Any = None) -> None:
+        echo(f"assay: {self.message}", err=True)
+
+
+def top_level() -> dict[str, str]:
+    """The first words of the commands, with a line of help."""
+    lines = {words.split()[0]: COMMANDS[words][1] for words in COMMANDS}
+    return lines | {words: text.partition("\n")[0] for words, text in GROUPS.items()}
+
+
+def derived_command(words: str) -> click.Command | None:
+    """The command or group with these words; None if there is none."""
+    if words in GROUPS:
+        return _Group(words, help=GROUPS[words], epilog=short_forms(words), context_settings=_HELP)
+    return _command(words) if words in COMMANDS else None
+
+
+class _Group(click.Group):
+    """Commands by their words. The module of a command is imported when it is used, not to list it."""
+
+    def inner(self, items: Iterable[str]) -> list[str]:
+        """The names that words have in this group, without those of other groups."""
+        start = f"{self.name} "
+        return list(dict.fromkeys(item.removeprefix(start).split()[0] for item in items if item.startswith(start)))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return self.inner(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return derived_command(f"{self.name} {cmd_name}")
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if form := SHORT_FORMS.get(f"{self.name} {args[0]}"):
+            args = [*form.removeprefix(f"{self.name} ").split(), *args[1:]]
+        elif args[0] not in (known := self.inner([*COMMANDS, *SHORT_FORMS])):
+            from assay.support.settings import nearest
+
+            hint = f"Did you mean {near!r}?" if (near := nearest(args[0], known)) else f"There are {', '.join(known)}."
+            ctx.fail(f"no command is called {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[f"{self.name} {name}"][1]) for name in self.list_commands(ctx)])
+
+
+class _Command(click.Command):
+    """A command whose help shows its options by group: first its own, last those of all commands."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                groups.setdefault(getattr(parameter, "group", "Output"), []).append(record)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl([(names.ljust(_COLUMN), text) for names, text in records], _COLUMN)
+
+
+def _command(words: str) -> click.Command:
+    from assay.commands.groups import Output
+    from assay.support.options import options_of
+
+    command = command_class(words)
+    output = getattr(command, "OUTPUT", Output)
+    own = {name: option for name, option in options_of(command).items() if option.flag.shown}
+    takes_keys = any(option.flag.key for option in own.values())
+    path, stored, broken = _project(words) if takes_keys else (None, {}, None)
+    options = {**own, **{name: replace(option, group="Output") for name, option in options_of(output).items()}}
+    parameters = [_parameter(option, options, stored, wanted=broken is None) for option in options.values()]
+
+    def run(**values: Any) -> None:
+        _run(words, command, output, options, path, stored, broken, values)
+
+    text = (command.__doc__ or "").partition("\n    Raises:")[0]
+    return _Command(
+        words, callback=run, params=parameters, help=text, epilog=short_forms(words), context_settings=_HELP
+    )
+
+
+def _project(words: str) -> tuple[Path | None, dict[str, Any], AssayError | None]:
+    """The project file, what it sets for a command, and what is wrong with it: help does not depend on the file."""
+    from assay.commands.project import find_project, read_project
+
+    if find_project() is None:
+        return None, {}, None
+    try:
+        return *read_project(words), None
+    except AssayError as error:
+        return None, {}, error
+
+
+def _run(
+    words: str,
+    command: Any,
+    output_kind: Any,
+    options: Mapping[str, "Option"],
+    path: Path | None,
+    stored: Mapping[str, Any],
+    broken: AssayError | None,
+    values: Mapping[str, Any],
+) -> None:
+    from assay.commands.project import demand_trust
+    from assay.sources.trust import trusting
+    from assay.support.options import options_of
+    from assay.traces.store.location import default_store
+
+    context = click.get_current_context()
+    typed = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    given = {name: value for name, value in values.items() if context.get_parameter_source(name) in typed}
+    used = {name: value for name, value in stored.items() if name not in given}
+
+    def names(name: str) -> str:
+        return f"{name} in {path}" if name in used else _flag(options, name)
+
+    with ExitStack() as stack:
+        try:
+            parsed = {name: _value_of(options[name], value) for name, value in given.items()}
+            output = output_kind(**{name: parsed.pop(name) for name in options_of(output_kind) if name in parsed})
+            as_json = getattr(output, "json", False)
+            if as_json:
+                context.meta["stdout"] = stack.enter_context(stdout_apart())
+                stack.enter_context(redirect_stdout(sys.stderr))
+            stack.enter_context(trusting(bool(parsed.get("trust"))))
+            if broken is not None:
+                raise broken
+            if path is not None:
+                echo(f"settings: {path}", err=True)
+                demand_trust(path, words, used)
+            if store := parsed.get("store"):
+                stack.enter_context(default_store(str(store)))
+            shown = {"progress": Console()} if "progress" in options_of(command) else {}
+            settings = command(**{**used, **parsed, **shown})
+            stack.enter_context(settings.scope())
+            report = settings.run()
+            _show(report, names, as_json=as_json)
+        except AssayError as error:
+            error.names = names
+            raise
+        if report.failure:
+            raise _Failure(spoken(report.failure, names))
+
+
+def _show(report: "Report", names: Names, *, as_json: bool) -> None:
+    """Writes a report to standard output."""
+    if as_json:
+        print_json(report.to_dict())
+        return
+    lines = [spoken(line, names) for line in report.lines()]
+    if not lines and report.none:
+        echo(report.none, err=True)
+    for line in lines:
+        (echo_line if report.is_list else echo)(line)
+
+
+def _flag(options: Mapping[str, "Option"], name: str) -> str:
+    return options[name].flag_name if name in options else name
+
+
+def _parameter(
+    option: "Option", options: Mapping[str, "Option"], stored: Mapping[str, Any], *, wanted: bool
+) -> click.Parameter:
+    """An option for click, which only splits the words: values are checked where the Python function checks them."""
+    default = stored.get(option.name, option.default)
+    required = wanted and option.required and option.name not in stored
+    shown = "" if default in (None, MISSING, False, (), [], {}) else f"default: {_default(option, default)}"
+    extras = "; ".join(filter(None, (option.rule, shown)))
+    text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")
+    parameter: click.Parameter
+    if option.positional:
+        many = get_origin(option.type) is Sequence
+        parameter = click.Argument(
+            [option.name],
+            required=required,
+            nargs=-1 if many else 1,
+            metavar=_positional(option, required=required, many=many),
+        )
+    elif option.type is bool:
+        parameter = click.Option([_switch(option), option.name], is_flag=True, help=text)
+    else:
+        flags = (option.flag.name or option.flag_name).split("/")
+        parameter = click.Option(
+            [*flags, option.name],
+            type=Choice(option.choices) if option.choices else None,
+            multiple=get_origin(option.type) in (Sequence, Mapping) and not option.flag.commas,
+            required=required,
+            envvar=option.flag.env or None,
+            show_envvar=True,
+            metavar=option.flag.metavar or _metavar(option),
+            help=text,
+        )
+    vars(parameter)["group"] = option.group or "Options"
+    return parameter
+
+
+def _positional(option: "Option", *, required: bool, many: bool) -> str | None:
+    name = option.flag.metavar
+    if not name:
+        return None
+    return f"{name}..." if many and required else name if required else f"[{name}]"
+
+
+def _default(option: "Option", value: Any) -> Any:
+    if option.type is bool:
+        return (option.flag_name if value else _switch(option).rpartition("/")[2]).removeprefix("--")
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _switch(option: "Option") -> str:
+    """The words of a switch; two where it is on by default, so that it can be turned off and, over a file, on."""
+    return option.flag.name or (
+        f"{option.flag_name}/--no-{option.flag_name[2:]}" if option.default else option.flag_name
+    )
+
+
+def _metavar(option: "Option") -> str | None:
+    if get_origin(option.type) is Mapping:
+        return "NAME=VALUE"
+    if get_origin(option.type) is Sequence and not option.flag.commas:
+        return option.flag_name.removeprefix("--").replace("-", "_").upper()
+    return {int: "INTEGER", float: "NUMBER"}.get(option.type)
+
+
+def _value_of(option: "Option", value: Any) -> Any:
+    """What was typed, as a number where the setting takes one and as a mapping of NAME=VALUE pairs."""
+    kind = get_origin(option.type)
+    if kind is Mapping:
+        return _pairs(option, value)
+    members = {option.type, *get_args(option.type)}
+    if kind is Sequence and option.flag.commas:
+        value = [word.strip() for word in value.split(",") if word.strip()]
+    if not members & {int, float}:
+        return list(value) if kind is Sequence else value
+    return [_number(item) for item in value] if kind is Sequence else _number(value)
+
+
+def _pairs(option: "Option", words: Iterable[str]) -> dict[str, Any]:
+    from assay.support.options import Pair
+
+    kind = get_args(option.type)[1]
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"must be NAME=VALUE, not {word!r}", field=option.name)
+        if name in values:
+            raise ConfigError(f"gives {name!r} twice", field=option.name)
+        low, _, high = text.partition(":")
+        is_text, is_pair = kind is str, kind == Pair
+        values[name] = text if is_text else (_number(low), _number(high)) if is_pair else _literal(text)
+    return values
+
+
+def _number(text: Any) -> Any:
+    for kind in (int, float):
+        with suppress(ValueError, TypeError):
+            return kind(text)
+    return text
+
+
+def _literal(text: str) -> Any:
+    """A value as JSON if it is JSON, otherwise as text."""
+    with suppress(ValueError):
+        return json.loads(text)
+    return text

@@ -1,0 +1,46 @@
+"""The commands by their words, with the class that declares each and a line of help; groups and short forms.
+
+A module of this package is imported when its command is used, never to list the commands.
+"""
+
+import importlib
+from typing import Any
+
+__all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
+
+COMMANDS = {
+    "index": ("index.Index", "Index a folder of documents for agents that retrieve."),
+    "init": ("init.Init", "Write a project: program, rubric, data and assay.toml."),
+    "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
+    "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),
+    "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
+    "trust list": ("trust.ListTrusted", "List what is trusted."),
+    "trust add": ("trust.AddTrust", "Trust the content of artifacts and files as it is now."),
+    "trust remove": ("trust.RemoveTrust", "Remove trust."),
+}
+GROUPS = {
+    "models": "List and fetch language models.",
+    "rubric": "List what a rubric can use.",
+    "trust": """Manage which artifacts that others have compiled may run their code, and which project files are read.
+
+    An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded
+    only once you have trusted its content: with --trust on the command that loads it, or with `assay trust add`. So is
+    an assay.toml that is outside of your project, and a file that sends keys or data to another host than the
+    provider's.
+    """,
+}
+SHORT_FORMS: dict[str, str] = {}
+
+
+def command_class(words: str) -> Any:
+    """The settings class of a command."""
+    module, _, name = COMMANDS[words][0].partition(".")
+    return getattr(importlib.import_module(f"assay.commands.{module}"), name)
+
+
+def short_forms(words: str) -> str:
+    """The short forms of a command, or of the commands in a group, as one line; empty if there are none."""
+    start = f"{words} "
+    pairs = [(key, form) for key, form in SHORT_FORMS.items() if form.startswith(start)]
+    listed = ", ".join(f"{key.removeprefix(start)} for {form.removeprefix(start)}" for key, form in pairs)
+    return f"Short forms: {listed}." if pairs else ""

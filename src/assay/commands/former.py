@@ -1,0 +1,137 @@
+"""Commands whose options the former settings classes declare, seen as options. It goes with the last of them."""
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from assay.datasets import SPLITS
+from assay.deployment.pool_settings import PoolSettings
+from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
+from assay.runs.settings import (
+    AdvanceSettings,
+    AgentRunSettings,
+    CollectSettings,
+    CompareSettings,
+    CompileSettings,
+    EvaluateSettings,
+    ExportSettings,
+    FidelitySettings,
+    ImpactSettings,
+    ImproveSettings,
+    JudgeAuditSettings,
+    JudgeCompileSettings,
+    JudgeDriftSettings,
+    JudgeLabelSettings,
+    JudgeScoreSettings,
+    LoopInstallSettings,
+    RunSettings,
+    RunsListSettings,
+    ServeSettings,
+    SimulateSettings,
+    StartSettings,
+    TracesCloseSettings,
+    TracesExportSettings,
+    TracesForgetSettings,
+    TracesImportSettings,
+    TracesListSettings,
+    TracesRateSettings,
+    TracesScoreSettings,
+    TrainSettings,
+    TuneSettings,
+    ViewSettings,
+)
+from assay.runs.settings.export import OF_KIND, RowSettings
+from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
+from assay.support.settings import Setting, members_of_type, settings_of
+
+__all__ = ["FORMER_COMMANDS", "former_options"]
+
+_EXPORTS = ("sft", "grpo", "preferences", "transitions")
+_NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
+_UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
+FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
+    "compile": (CompileSettings,),
+    "evaluate": (EvaluateSettings,),
+    "compare": (CompareSettings,),
+    "run": (RunSettings,),
+    "tune": (TuneSettings, ImpactSettings),
+    "collect": (CollectSettings,),
+    "improve": (ImproveSettings,),
+    "train sft": (SFTSettings,),
+    **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
+    **{f"export {kind}": (ExportSettings,) for kind in _EXPORTS},
+    "judge compile": (JudgeCompileSettings,),
+    "judge audit": (JudgeAuditSettings,),
+    "judge score": (JudgeScoreSettings,),
+    "judge drift": (JudgeDriftSettings,),
+    "judge fidelity": (FidelitySettings,),
+    "serve": (ServeSettings,),
+    "view": (ViewSettings,),
+    "deploy simulate": (SimulateSettings,),
+    "deploy start": (StartSettings,),
+    "deploy advance": (AdvanceSettings,),
+    "loop pool": (PoolSettings,),
+    "loop install": (LoopInstallSettings,),
+    "judge label": (JudgeLabelSettings,),
+    "runs list": (RunsListSettings,),
+    "traces list": (TracesListSettings,),
+    "traces rate": (TracesRateSettings,),
+    "traces close": (TracesCloseSettings,),
+    "traces import": (TracesImportSettings,),
+    "traces export": (TracesExportSettings,),
+    "traces forget": (TracesForgetSettings,),
+    "traces score": (TracesScoreSettings,),
+    "agent run": (AgentRunSettings,),
+}
+
+
+def former_options(command: str) -> dict[str, Option]:
+    """The settings that a command takes from the project file, by key."""
+    settings = {
+        name: setting
+        for kind in FORMER_COMMANDS[command]
+        for name, setting in settings_of(kind).items()
+        if setting.declared.project
+    }
+    sized = settings.pop("sizes", None) is not None
+    options = {name: _as_option(setting) for name, setting in settings.items()}
+    if sized:
+        options |= {key: option_of(key, Positive, None) for key in _size_keys(command, settings)}
+    hidden: Sequence[str] = _NOT_OF_TRAIN if command.startswith("train ") else ()
+    if command.startswith("export "):
+        hidden = [name for name in settings_of(RowSettings) if name not in OF_KIND[command.split()[1]]]
+    return {name: option for name, option in options.items() if name not in hidden}
+
+
+def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
+    """The keys for numbers of tasks: the names of the command's flags."""
+    if command in _UNSIZED:
+        return ()
+    if "split" in settings:
+        return ("size",)
+    return [f"{split}_size" for split in SPLITS if split != "gate" or not command.startswith("train ")]
+
+
+def _as_option(setting: Setting) -> Option:
+    declared = setting.declared
+    ends = ((Ge, declared.ge), (Gt, declared.gt), (Le, declared.le), (Lt, declared.lt))
+    bounds = [kind(end) for kind, end in ends if end is not None]
+    is_path = declared.file or setting.name == "program"
+    extras: list[Any] = [Flag(metavar=declared.metavar or "", path=is_path)]
+    extras += [OneOf(declared.choices)] if declared.choices else []
+    extras += [Parse(declared.parse)] if declared.parse else []
+    kinds = [_with_bounds(kind, bounds) for kind in members_of_type(setting.type)]
+    annotation: Any = functools.reduce(operator.or_, kinds)
+    for extra in extras:
+        annotation = Annotated[annotation, extra]
+    return option_of(setting.name, annotation, setting.default, declared.help)
+
+
+def _with_bounds(kind: Any, bounds: Sequence[Any]) -> Any:
+    if kind in (int, float):
+        for bound in bounds:
+            kind = Annotated[kind, bound]
+    return Mapping[str, Pair] if kind == Mapping[str, tuple[float, float]] else kind

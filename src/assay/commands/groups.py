@@ -1,0 +1,58 @@
+"""Groups of settings that several commands share. A command inherits those that it needs."""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from assay.support.options import Flag, Settings
+
+if TYPE_CHECKING:
+    from assay.evaluation import Progress
+else:
+    Progress = Any  # so that the types of the fields can be read without the heavy packages
+
+__all__ = ["InStore", "NoJson", "Output", "Reported", "Trusting"]
+
+
+class Output(Settings):
+    """Output."""
+
+    json: bool = False
+    """One JSON object on standard output, nothing else."""
+
+
+class NoJson(Settings):
+    """Output of a command that changes something and reports a line."""
+
+
+class InStore(Settings):
+    """Store."""
+
+    store: Annotated[str | Path | None, Flag(key=False)] = None
+    """Database of traces; by default .assay/assay.db or $ASSAY_STORE."""
+
+
+class Trusting(Settings):
+    """Trust."""
+
+    trust: Annotated[bool, Flag(key=False)] = False
+    """Permanently trust the artifacts given here, so that their code may be run. See assay trust."""
+
+    def scope(self) -> AbstractContextManager[None]:
+        from assay.sources.trust import trusting
+
+        return trusting(self.trust)
+
+
+class Reported(Settings):
+    """Progress."""
+
+    progress: Annotated[Progress | None, Flag(key=False, shown=False)] = None
+    """Reports how far the command is; by default nothing."""
+
+    @property
+    def reporter(self) -> Progress:
+        """The given progress; by default bars in a notebook, and nothing elsewhere."""
+        from assay.evaluation import default_progress
+
+        return default_progress(self.progress)

@@ -1,0 +1,60 @@
+"""`assay rubric`: what a rubric can use."""
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from assay.reports.report import Report
+from assay.support.options import Settings, function_of
+
+_GIVEN = frozenset({"task", "prediction", "rollout"})
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CheckListing(Report):
+    """The checks that a rubric can name.
+
+    Attributes:
+        checks: each with its `name`, a `summary` and its `arguments` (`with` in YAML). An argument has a `name`, a
+            `type`, whether it is `required`, and its `default`.
+    """
+
+    checks: tuple[dict[str, Any], ...]
+
+    def lines(self) -> Iterator[str]:
+        for check in self.checks:
+            yield f"{check['name']}: {check['summary']}"
+            for argument in check["arguments"]:
+                default = "required" if argument["required"] else f"default {json.dumps(argument['default'])}"
+                yield f"    {argument['name']}: {argument['type']}, {default}"
+
+
+class ListChecks(Settings):
+    """List the shipped checks with their arguments, which a criterion sets in `with`."""
+
+    def run(self) -> CheckListing:
+        from assay.rubrics.loading import SHIPPED_CHECKS
+
+        return CheckListing(checks=tuple(_described(name, check) for name, check in SHIPPED_CHECKS.items()))
+
+
+def _described(name: str, check: Any) -> dict[str, Any]:
+    arguments = [item for item in inspect.signature(check).parameters.values() if item.name not in _GIVEN]
+    return {
+        "name": name,
+        "summary": " ".join((inspect.getdoc(check) or "").partition("\n\n")[0].split()),
+        "arguments": [
+            {
+                "name": item.name,
+                "type": inspect.formatannotation(item.annotation).replace("collections.abc.", ""),
+                "required": item.default is item.empty,
+                "default": None if item.default is item.empty else item.default,
+            }
+            for item in arguments
+        ],
+    }
+
+
+list_checks = function_of(ListChecks, "list_checks")

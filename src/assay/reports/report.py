@@ -1,0 +1,33 @@
+"""Reports of commands: the fields are the JSON object, the lines are what people read.
+
+Texts name settings in backticks, see `assay.errors.spoken`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from assay.support.reprs import ReportRepr
+from assay.support.values import json_value
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(ReportRepr):
+    """What a command returns."""
+
+    is_list: ClassVar[bool] = False  # each line is an item; in a terminal it is cut at the right edge
+    none: ClassVar[str] = ""  # said where there are no lines
+
+    def to_dict(self) -> dict[str, Any]:
+        return {field.name: json_value(getattr(self, field.name)) for field in fields(self)}
+
+    def lines(self) -> Iterator[str]:
+        """What people see of the report, in order."""
+        yield from ()
+
+    @property
+    def failure(self) -> str:
+        """Why the command line ends with code 1; empty if it does not."""
+        return ""
