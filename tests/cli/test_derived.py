@@ -72,3 +72,10 @@ def test_help_does_not_depend_on_a_broken_project_file(folder: Path) -> None:
     (folder / "assay.toml").write_text("[index")
     assert ended("index", "--help")[0] == 0
     assert ended("index", "docs")[0] == 2
+
+
+def test_a_store_that_does_not_exist_is_named_by_its_flag(folder: Path) -> None:
+    for words in (("runs", "list"), ("runs", "show", "r")):
+        code, text = ended(*words, "--store", "none.db")
+        assert (code, "--store" in text) == (1, True)
+    assert not (folder / "none.db").exists()

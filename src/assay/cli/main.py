@@ -31,7 +31,6 @@ _COMMANDS = {
     "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
     "registry": "Manage versions of agents, their aliases and feature flags.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
-    "runs": "List and inspect runs.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "traces": "List, inspect, rate, score, import and delete recorded rollouts.",
     "train": "Train weights on exported traces.",

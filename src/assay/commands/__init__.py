@@ -14,6 +14,8 @@ COMMANDS = {
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
     "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),
     "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
+    "runs list": ("runs.ListRuns", "List the newest runs, one per line."),
+    "runs show": ("runs.ShowRun", "Show one run: its settings, rollouts by phase and result."),
     "trust list": ("trust.ListTrusted", "List what is trusted."),
     "trust add": ("trust.AddTrust", "Trust the content of artifacts and files as it is now."),
     "trust remove": ("trust.RemoveTrust", "Remove trust."),
@@ -21,6 +23,7 @@ COMMANDS = {
 GROUPS = {
     "models": "List and fetch language models.",
     "rubric": "List what a rubric can use.",
+    "runs": "List and inspect runs of commands: compile, evaluate, tune, …",
     "trust": """Manage which artifacts that others have compiled may run their code, and which project files are read.
 
     An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded

@@ -8,10 +8,11 @@ from assay.support.options import Flag, Settings
 
 if TYPE_CHECKING:
     from assay.evaluation import Progress
+    from assay.traces.store import Store
 else:
     Progress = Any  # so that the types of the fields can be read without the heavy packages
 
-__all__ = ["InStore", "NoJson", "Output", "Reported", "Trusting"]
+__all__ = ["InExistingStore", "InStore", "NoJson", "Output", "Reported", "Trusting"]
 
 
 class Output(Settings):
@@ -30,6 +31,23 @@ class InStore(Settings):
 
     store: Annotated[str | Path | None, Flag(key=False)] = None
     """Database of traces; by default .assay/assay.db or $ASSAY_STORE."""
+
+
+class InExistingStore(InStore):
+    """Store."""
+
+    def opened(self) -> "Store":
+        """The store, opened. Raises `StoreError` where there is none, instead of creating it."""
+        from assay.errors import StoreError
+        from assay.traces.store import Store
+        from assay.traces.store.location import store_file
+
+        file = store_file(self.store)
+        if file is not None and not file.is_file():
+            raise StoreError(
+                f"there is no store at {file}: no command has written one yet", hint="Name it with `store`"
+            )
+        return Store(self.store)
 
 
 class Trusting(Settings):

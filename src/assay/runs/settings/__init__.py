@@ -33,7 +33,6 @@ from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
 from assay.runs.settings.traces import (
     OfRunSettings,
-    RunsListSettings,
     StoredJudgeSettings,
     TracesCloseSettings,
     TracesExportSettings,
@@ -71,7 +70,6 @@ __all__ = [
     "RegisterSettings",
     "RouteSettings",
     "RunSettings",
-    "RunsListSettings",
     "ServeSettings",
     "SimulateSettings",
     "StartSettings",

@@ -24,7 +24,6 @@ from assay.support.settings import Settings, setting
 
 __all__ = [
     "OfRunSettings",
-    "RunsListSettings",
     "TracesCloseSettings",
     "TracesExportSettings",
     "TracesForgetSettings",
@@ -37,13 +36,6 @@ __all__ = [
 SPLITS = ("train", "val", "gate", "test")
 STATUSES = ("done", "failed", "error", "running")
 FAILURES = tuple(kind.value for kind in FailureKind)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunsListSettings(Settings):
-    """Settings of `assay runs list`."""
-
-    limit: int = limit_of("runs to list")
 
 
 @dataclass(frozen=True, kw_only=True)
