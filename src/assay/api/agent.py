@@ -13,7 +13,7 @@ from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
 from assay.programs.foreign.runners import CallableRunner, runner_of
 from assay.programs.loading import full_name
-from assay.runs.project_values import is_of_project
+from assay.runs.project_file import is_of_project
 from assay.runs.settings import AgentRunSettings, TrainSettings
 from assay.sources.modules import qualified_name
 from assay.support.keywords import takes

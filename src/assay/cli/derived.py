@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from assay.cli.options import stdout_apart
-from assay.cli.shared import Console, echo_line, print_json
-from assay.cli.value_types import Choice
 from assay.commands import COMMANDS, GROUPS, SHORT_FORMS, command_class, short_forms
 from assay.errors import AssayError, ConfigError, Names, spoken
 from assay.support.terminal import echo
@@ -114,10 +111,12 @@ def _command(words: str) -> click.Command:
 
 def _project(words: str) -> tuple[Path | None, dict[str, Any], AssayError | None]:
     """The project file, what it sets for a command, and what is wrong with it: help does not depend on the file."""
-    from assay.commands.project import find_project, read_project
+    from assay.runs.project_file import find_project
 
     if find_project() is None:
         return None, {}, None
+    from assay.commands.project import read_project
+
     try:
         return *read_project(words), None
     except AssayError as error:
@@ -134,6 +133,8 @@ def _run(
     broken: AssayError | None,
     values: Mapping[str, Any],
 ) -> None:
+    from assay.cli.options import stdout_apart
+    from assay.cli.shared import Console
     from assay.commands.project import demand_trust
     from assay.sources.trust import trusting
     from assay.support.options import options_of
@@ -177,6 +178,8 @@ def _run(
 
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     """Writes a report to standard output."""
+    from assay.cli.shared import echo_line, print_json
+
     if as_json:
         print_json(report.to_dict())
         return
@@ -195,6 +198,8 @@ def _parameter(
     option: "Option", options: Mapping[str, "Option"], stored: Mapping[str, Any], *, wanted: bool
 ) -> click.Parameter:
     """An option for click, which only splits the words: values are checked where the Python function checks them."""
+    from assay.cli.value_types import Choice
+
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
     shown = "" if default in (None, MISSING, False, (), [], {}) else f"default: {_default(option, default)}"

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.commands import COMMANDS, command_class
-from assay.commands.former import FORMER_COMMANDS, former_options
 from assay.datasets import SPLITS
 from assay.errors import ConfigError, ProjectError
 from assay.models.roles import PROVIDER, address_in, is_local, is_loopback
-from assay.runs.project_values import remember
+from assay.runs.project_file import find_project, remember
 from assay.sources import trust
 from assay.sources.trust import hash_of_file, trusts
 from assay.support.keywords import takes
@@ -24,10 +23,9 @@ from assay.support.options import Option, options_of
 from assay.support.settings import nearest
 
 __all__ = [
-    "FILE", "commands_with_settings", "demand_trust", "find_project", "project_settings", "read_project",
+    "commands_with_settings", "demand_trust", "project_settings", "read_project",
 ]  # fmt: skip
 
-FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
 _ROLE_KEYS = ("model", "api_base", "api_key_env", "thinking")
 _MOST_LISTED = 80  # names in a message; [defaults] has more than twice as many
@@ -176,20 +174,18 @@ def _forms(option: Option | None, value: Any) -> list[Any]:
         return [value]
 
 
-def find_project(folder: str | Path = ".") -> Path | None:
-    """The project file of a folder: in it, or in the nearest folder above it."""
-    start = Path(folder).resolve()
-    return next((place / FILE for place in (start, *start.parents) if (place / FILE).is_file()), None)
-
-
 def commands_with_settings() -> list[str]:
     """The commands that take settings from the file, by their words."""
+    from assay.commands.former import FORMER_COMMANDS
+
     return [*FORMER_COMMANDS, *(words for words in COMMANDS if _options(words))]
 
 
 def _options(command: str) -> dict[str, Option]:
     """The options that a command takes from the file, by key."""
-    if command in FORMER_COMMANDS:
+    if command not in COMMANDS:
+        from assay.commands.former import former_options  # they load all settings classes
+
         return former_options(command)
     return {name: option for name, option in options_of(command_class(command)).items() if option.flag.key}
 
@@ -205,7 +201,9 @@ def _of_command(command: str, tables: Mapping[str, Any]) -> list[Mapping[str, An
 
 def _of_roles(command: str, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The models of the roles as settings of a command; a judge without a model uses the program's."""
-    kinds = FORMER_COMMANDS[command] if command in FORMER_COMMANDS else (command_class(command),)
+    from assay.commands.former import FORMER_COMMANDS
+
+    kinds = FORMER_COMMANDS.get(command) or (command_class(command),)
     default_role = next((getattr(kind, "ROLE", "program") for kind in kinds), "program")
     # the model of an export is the one to be trained; a gateway behind an upstream records whichever model answered
     if command.startswith("export") or command == "serve":

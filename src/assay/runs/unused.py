@@ -16,7 +16,7 @@ from assay.optimizers.prompts.teleprompters import writes_instructions
 from assay.programs.loading import BuiltFromTasks
 from assay.rubrics import Rubric
 from assay.runs.jobs import Job
-from assay.runs.project_values import is_of_project
+from assay.runs.project_file import is_of_project
 
 __all__ = ["settings_of_another_job", "unused_settings"]
 

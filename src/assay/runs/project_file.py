@@ -1,0 +1,28 @@
+"""The project file: where it is, and which values it has given in this process.
+
+It gives the models of all roles to all commands; one that a command has no use for is no mistake.
+"""
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FILE", "find_project", "is_of_project", "remember"]
+
+FILE = "assay.toml"
+_read_values: set[tuple[str, str]] = set()  # name and `repr`
+
+
+def remember(name: str, value: Any) -> None:
+    """Remembers the value of a setting, in the form of the file or of a settings object."""
+    _read_values.add((name, repr(value)))
+
+
+def is_of_project(name: str, value: Any) -> bool:
+    """Whether a project file has given this value of a setting in this process."""
+    return (name, repr(value)) in _read_values
+
+
+def find_project(folder: str | Path = ".") -> Path | None:
+    """The project file of a folder: in it, or in the nearest folder above it."""
+    start = Path(folder).resolve()
+    return next((place / FILE for place in (start, *start.parents) if (place / FILE).is_file()), None)
