@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
-from dataclasses import MISSING, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -100,9 +100,7 @@ def _command(words: str) -> click.Command:
     options = {**own, **{name: replace(option, group="Output") for name, option in options_of(output).items()}}
     parameters = [_parameter(option, options, stored, wanted=broken is None) for option in options.values()]
 
-    def run(**values: Any) -> None:
-        _run(words, command, output, options, path, stored, broken, values)
-
+    run = _Run(words, command, output, options, path, stored, broken)
     text = (command.__doc__ or "").partition("\n    Raises:")[0]
     return _Command(
         words, callback=run, params=parameters, help=text, epilog=short_forms(words), context_settings=_HELP
@@ -123,57 +121,68 @@ def _project(words: str) -> tuple[Path | None, dict[str, Any], AssayError | None
         return None, {}, error
 
 
-def _run(
-    words: str,
-    command: Any,
-    output_kind: Any,
-    options: Mapping[str, "Option"],
-    path: Path | None,
-    stored: Mapping[str, Any],
-    broken: AssayError | None,
-    values: Mapping[str, Any],
-) -> None:
-    from assay.cli.options import stdout_apart
-    from assay.cli.shared import Console
-    from assay.commands.project import demand_trust
-    from assay.sources.trust import trusting
-    from assay.support.options import options_of
-    from assay.traces.store.location import default_store
+@dataclass(frozen=True)
+class _Run:
+    """The function of a click command.
 
-    context = click.get_current_context()
-    typed = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    given = {name: value for name, value in values.items() if context.get_parameter_source(name) in typed}
-    used = {name: value for name, value in stored.items() if name not in given}
+    Attributes:
+        words: of the command.
+        command: its settings class.
+        output: the class of what only the command line has, such as `--json`.
+        options: those of both, by name.
+        path: the project file, if there is one; `stored` is what it sets, `broken` what is wrong with it.
+    """
 
-    def names(name: str) -> str:
-        return f"{name} in {path}" if name in used else _flag(options, name)
+    words: str
+    command: Any
+    output: Any
+    options: Mapping[str, "Option"]
+    path: Path | None
+    stored: Mapping[str, Any]
+    broken: AssayError | None
 
-    with ExitStack() as stack:
-        try:
-            parsed = {name: _value_of(options[name], value) for name, value in given.items()}
-            output = output_kind(**{name: parsed.pop(name) for name in options_of(output_kind) if name in parsed})
-            as_json = getattr(output, "json", False)
-            if as_json:
-                context.meta["stdout"] = stack.enter_context(stdout_apart())
-                stack.enter_context(redirect_stdout(sys.stderr))
-            stack.enter_context(trusting(bool(parsed.get("trust"))))
-            if broken is not None:
-                raise broken
-            if path is not None:
-                echo(f"settings: {path}", err=True)
-                demand_trust(path, words, used)
-            if store := parsed.get("store"):
-                stack.enter_context(default_store(str(store)))
-            shown = {"progress": Console()} if "progress" in options_of(command) else {}
-            settings = command(**{**used, **parsed, **shown})
-            stack.enter_context(settings.scope())
-            report = settings.run()
-            _show(report, names, as_json=as_json)
-        except AssayError as error:
-            error.names = names
-            raise
-        if report.failure:
-            raise _Failure(spoken(report.failure, names))
+    def __call__(self, **values: Any) -> None:
+        from assay.cli.options import stdout_apart
+        from assay.cli.shared import Console
+        from assay.commands.project import demand_trust
+        from assay.sources.trust import trusting
+        from assay.support.options import options_of
+        from assay.traces.store.location import default_store
+
+        context = click.get_current_context()
+        typed = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+        given = {name: value for name, value in values.items() if context.get_parameter_source(name) in typed}
+        used = {name: value for name, value in self.stored.items() if name not in given}
+
+        def names(name: str) -> str:
+            return f"{name} in {self.path}" if name in used else _flag(self.options, name)
+
+        with ExitStack() as stack:
+            try:
+                parsed = {name: _value_of(self.options[name], value) for name, value in given.items()}
+                output = self.output(**{name: parsed.pop(name) for name in options_of(self.output) if name in parsed})
+                as_json = getattr(output, "json", False)
+                if as_json:
+                    context.meta["stdout"] = stack.enter_context(stdout_apart())
+                    stack.enter_context(redirect_stdout(sys.stderr))
+                stack.enter_context(trusting(bool(parsed.get("trust"))))
+                if self.broken is not None:
+                    raise self.broken
+                if self.path is not None:
+                    echo(f"settings: {self.path}", err=True)
+                    demand_trust(self.path, self.words, used)
+                if store := parsed.get("store"):
+                    stack.enter_context(default_store(str(store)))
+                shown = {"progress": Console()} if "progress" in options_of(self.command) else {}
+                settings = self.command(**{**used, **parsed, **shown})
+                stack.enter_context(settings.scope())
+                report = settings.run()
+                _show(report, names, as_json=as_json)
+            except AssayError as error:
+                error.names = names
+                raise
+            if report.failure:
+                raise _Failure(spoken(report.failure, names))
 
 
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
