@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from assay.datasets import iter_rows
-from assay.datasets.bfcl import CATEGORIES
 from assay.errors import DataError
 from assay.programs.loading import SHIPPED as PROGRAMS
 from assay.rubrics import (
@@ -26,7 +25,6 @@ from assay.rubrics import (
     environments,
     load_rubric,
     rubric_schema,
-    sql,
     steps,
     tested,
     tools,
@@ -34,6 +32,10 @@ from assay.rubrics import (
 from assay.rubrics.code import RULES
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.loading import SHIPPED as RUBRICS
+from assay.shipped.programs.experiment import checks as experiment_checks
+from assay.shipped.programs.nim import checks as nim_checks
+from assay.shipped.programs.text_to_sql import checks as sql_checks
+from assay.shipped.programs.tool_user.bfcl import CATEGORIES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -183,7 +185,10 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
     pages = _reference().pages()
     assert [
         name
-        for module in (checks, code_checks, conversations, documents, environments, sql, steps, tested, tools)
+        for module in (
+            *(checks, code_checks, conversations, documents, environments, steps, tested, tools),
+            *(experiment_checks, nim_checks, sql_checks),
+        )
         for name in module.__all__
         if f"### {name}\n" not in pages["reference/checks.md"]
     ] == []

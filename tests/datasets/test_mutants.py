@@ -12,17 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import assay
 from assay.datasets import iter_rows, load_tasks, make_task
-from assay.datasets.mutants import mutant_rows
-from assay.datasets.mutants.inputs import call_expressions, similar_calls
-from assay.datasets.mutants.jobs import Job, outcomes
-from assay.datasets.mutants.modules import module_files
-from assay.datasets.mutants.mutations import KINDS, mutations
-from assay.datasets.mutants.slices import slices
 from assay.errors import DataError
 from assay.programs import sandbox
 from assay.rubrics.code import find_hacks, minimal_diff
+from assay.shipped.programs.code_repair.calls import call_expressions, similar_calls
+from assay.shipped.programs.code_repair.functions import module_files, slices
+from assay.shipped.programs.code_repair.jobs import Job, outcomes
+from assay.shipped.programs.code_repair.mutations import KINDS, mutations
+from assay.shipped.programs.code_repair.tasks import mutant_rows
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.available("bubblewrap")), reason="bubblewrap does not work here")
 TOOLS = textwrap.dedent('''
@@ -299,10 +297,7 @@ def test_a_file_without_testable_functions_is_refused(tmp_path: Path) -> None:
         list(mutant_rows(str(tmp_path / "same.py"), size=5, seed=0, run=sandbox.run))
 
 
-def test_mutants_are_registered_after_any_import() -> None:
-    from assay.datasets.specs import registered
+def test_every_generator_is_found_by_its_kind() -> None:
+    from assay.datasets.specs import GENERATORS, generator_of
 
-    assert assay.__version__
-    reader = registered("mutants")
-    assert reader is not None
-    assert reader.__module__ == "assay.api.mutants"
+    assert all(callable(generator_of(kind)) for kind in GENERATORS)

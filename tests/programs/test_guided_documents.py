@@ -12,8 +12,8 @@ from assay.models import Caps, Meter
 from assay.optimizers.prompts.demonstrations import explore, with_demos
 from assay.programs import AnswerFromDocuments
 from assay.programs.agent import GUIDE
-from assay.programs.document_answers import ABSTAINED
 from assay.rubrics import load_rubric
+from assay.shipped.programs.answer_from_documents.program import ABSTAINED
 from assay.testing import scripted_lm
 from assay.traces import Recorder
 

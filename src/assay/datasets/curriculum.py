@@ -6,11 +6,11 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import DataError
+from assay.support.package import CONTENT
 from assay.support.settings import nearest
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def load_curriculum(source: str | Path) -> Curriculum:
 
     path, label = Path(source), str(source)
     if label in SHIPPED:
-        path, label = Path(str(resources.files("assay.datasets"))) / "shipped" / f"{source}.yaml", f"{source}.yaml"
+        path, label = CONTENT / "programs" / "tool_user" / f"{source}.yaml", f"{source}.yaml"
     elif not path.exists() and path.suffix.lower() not in (".yaml", ".yml", ".json"):
         near = nearest(label, SHIPPED)
         raise DataError(

@@ -31,7 +31,7 @@ def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
     Raises:
         ArtifactError: it is neither.
     """
-    if name in SHIPPED or name in travelling:
+    if name in SHIPPED or name in SHIPPED.values() or name in travelling:
         return
     module, colon, attribute = name.rpartition(":")
     if module.endswith(".py"):

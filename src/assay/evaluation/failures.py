@@ -17,7 +17,7 @@ from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
 from assay.evaluation.predictions import result_of
 from assay.programs.foreign.tasks import AgentFailed
-from assay.support.package import FOLDER
+from assay.support.package import OWN_FOLDERS
 
 __all__ = ["FirstRuns", "Place", "place_of", "program_traceback", "require_answers"]
 
@@ -26,7 +26,7 @@ _FEWEST = 3  # runs below which a job is never stopped
 _EMPTY = (
     ". The answer of `forward` needs a value: return a dspy.Prediction (or a mapping) with fields that are not empty"
 )
-_LIBRARIES = (str(FOLDER), str(Path(dspy.__file__).parent), str(Path(inspect.__file__).parent))
+_LIBRARIES = (*map(str, OWN_FOLDERS), str(Path(dspy.__file__).parent), str(Path(inspect.__file__).parent))
 
 
 class FirstRuns:

@@ -7,7 +7,7 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,7 +15,7 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
+from assay.rubrics import checks, conversations, documents, environments, steps, tested, tools
 from assay.rubrics.calling import as_check, definition_of
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
@@ -36,6 +36,7 @@ from assay.rubrics.rubric import Rubric
 from assay.rubrics.yaml_files import read_text, read_yaml
 from assay.sources.modules import attribute_of, qualified_name
 from assay.sources.naming import why_not_imported
+from assay.support.package import CONTENT
 from assay.support.places import no_such_file
 from assay.support.settings import nearest
 
@@ -70,9 +71,13 @@ RubricSource: TypeAlias = str | Path | Rubric | Callable[..., Any]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
+_OF_PROGRAMS = [import_module(f"assay.shipped.programs.{name}.checks") for name in ("experiment", "nim", "text_to_sql")]
 SHIPPED_CHECKS: Mapping[str, Check] = {
     name: getattr(module, name)
-    for module in (checks, code_checks, tested, tools, steps, conversations, documents, environments, sql)
+    for module in (
+        *(checks, code_checks, tested, tools, steps, conversations, documents, environments),
+        *_OF_PROGRAMS,
+    )
     for name in module.__all__
     if "task" in inspect.signature(getattr(module, name)).parameters
 }
@@ -294,8 +299,7 @@ def rubric_text(source: str | Path) -> tuple[str, str, Path | None]:
     """
     name = str(source)
     if name in SHIPPED:
-        path = Path(str(resources.files("assay.rubrics"))) / "shipped" / f"{name}.yaml"
-        return path.read_text(encoding="utf-8"), f"{name}.yaml", None
+        return (CONTENT / "rubrics" / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml", None
     if name in SHIPPED_CHECKS:
         if name in (*_PITFALLS, *_OF_STEPS):
             kind = "a pitfall, whose weight is negative" if name in _PITFALLS else "a check of single LM calls"
