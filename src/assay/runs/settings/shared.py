@@ -23,6 +23,7 @@ from assay.runs.settings.fields import (
     rubric_of,
     thinking_of,
 )
+from assay.support.presets import apply_preset
 from assay.support.settings import LARGEST_SEED, Settings, named_setting, setting, settings_of
 from assay.support.values import json_text
 
@@ -328,7 +329,8 @@ class PromptSettings(SearchSettings, ReflectionSettings, DecisionSettings):
     optimizer: Any = setting(
         "auto",
         "Optimizer: auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, "
-        "optuna, a class of DSPy such as SIMBA, or the class, function or object package.module:NAME or file.py:NAME.",
+        "optuna, a class of DSPy such as SIMBA, or the class, function or object package.module:NAME or file.py:NAME. "
+        "Also a preset: light, or a .toml file of settings such as optimizers/gepa.toml.",
         parse=optimizer_of,
         file=True,
     )
@@ -349,6 +351,10 @@ class PromptSettings(SearchSettings, ReflectionSettings, DecisionSettings):
         why="how much expected score fewer tokens may cost",
         job=RESUMED,
     )
+
+    def __post_init__(self) -> None:
+        apply_preset(self, "optimizer", PromptSettings)
+        super().__post_init__()
 
     @property
     def shown_demos(self) -> int:
