@@ -15,97 +15,22 @@ from assay.errors import DataError
 
 __all__ = ["fact_rows", "rows"]
 
-_NAMES = [
-    "Aldermoor",
-    "Brindle",
-    "Carrow",
-    "Dunleigh",
-    "Elmscar",
-    "Farthing",
-    "Garnock",
-    "Hollin",
-    "Ivelet",
-    "Jarrow",
-    "Kelmarsh",
-    "Lorton",
-    "Marlow",
-    "Nettlebed",
-    "Orrest",
-    "Penhale",
-    "Quarley",
-    "Ravenby",
-    "Selside",
-    "Tarnbeck",
-    "Ulverley",
-    "Varden",
-    "Wastdale",
-    "Yarrowby",
-    "Ashgill",
-    "Birkrigg",
-    "Coldbeck",
-    "Dacrefell",
-    "Eskmere",
-    "Foxfield",
-    "Grasby",
-    "Haverthwaite",
-]
-_KINDS = [
-    "mill",
-    "lighthouse",
-    "weir",
-    "observatory",
-    "quarry",
-    "foundry",
-    "orchard",
-    "chapel",
-    "bridge",
-    "granary",
-    "brewery",
-    "windmill",
-    "ferry",
-    "station",
-    "library",
-    "museum",
-    "tower",
-    "harbour",
-    "inn",
-]
-_PEOPLE = [
-    "Agnes",
-    "Bertram",
-    "Cora",
-    "Desmond",
-    "Edith",
-    "Fergus",
-    "Greta",
-    "Hector",
-    "Ines",
-    "Jonas",
-    "Klara",
-    "Lionel",
-    "Mabel",
-    "Norris",
-    "Olga",
-    "Percy",
-]
-_FAMILIES = [
-    "Ash",
-    "Blythe",
-    "Crane",
-    "Dale",
-    "Ember",
-    "Flint",
-    "Gale",
-    "Heath",
-    "Irwin",
-    "Joyce",
-    "Kerr",
-    "Lowe",
-    "Marsh",
-    "North",
-    "Oakley",
-    "Pike",
-]
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_NAMES = _words(
+    "Aldermoor Brindle Carrow Dunleigh Elmscar Farthing Garnock Hollin Ivelet Jarrow Kelmarsh Lorton Marlow "
+    "Nettlebed Orrest Penhale Quarley Ravenby Selside Tarnbeck Ulverley Varden Wastdale Yarrowby Ashgill "
+    "Birkrigg Coldbeck Dacrefell Eskmere Foxfield Grasby Haverthwaite"
+)
+_KINDS = _words(
+    "mill lighthouse weir observatory quarry foundry orchard chapel bridge granary brewery windmill ferry "
+    "station library museum tower harbour inn"
+)
+_PEOPLE = _words("Agnes Bertram Cora Desmond Edith Fergus Greta Hector Ines Jonas Klara Lionel Mabel Norris Olga Percy")
+_FAMILIES = _words("Ash Blythe Crane Dale Ember Flint Gale Heath Irwin Joyce Kerr Lowe Marsh North Oakley Pike")
 _MATERIALS = ["slate", "granite", "oak", "brick", "limestone", "sandstone", "flint", "cedar", "copper", "basalt"]
 _COLOURS = ["green", "crimson", "yellow", "violet", "white", "black", "orange", "turquoise", "grey", "maroon"]
 _DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]

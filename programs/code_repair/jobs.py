@@ -4,11 +4,12 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from assay.errors import DataError
+from assay.programs.sandbox import run
 
-__all__ = ["Job", "Outcomes", "RunResult", "Runner", "outcomes"]
+__all__ = ["Job", "Outcomes", "outcomes"]
 
 _CALL_S = 0.1  # of processor time for one call, so that a busy machine gives the same tasks
 _START_S, _JOB_S = 20.0, 4.0  # by the clock for a batch, and for each function in it
@@ -17,19 +18,6 @@ _MEMORY_MB = 512
 Outcomes = list[
     list[str | None] | None
 ]  # [source][call]: repr of a plain result, or None; None for a source that hangs
-
-
-class RunResult(Protocol):
-    """What a run printed."""
-
-    @property
-    def output(self) -> str: ...
-
-
-class Runner(Protocol):
-    """Runs untrusted Python code under limits, without access to files and network."""
-
-    def __call__(self, code: str, *, timeout_s: float, memory_mb: int, isolation: str) -> RunResult: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +88,7 @@ for number, job in enumerate(json.loads(JOBS)):
 """
 
 
-def outcomes(jobs: Sequence[Job], run: Runner, isolation: str) -> list[Outcomes | None]:
+def outcomes(jobs: Sequence[Job], isolation: str) -> list[Outcomes | None]:
     """Results of the calls for each job; None for a job that ended its process or took too long.
 
     Raises:
@@ -110,7 +98,7 @@ def outcomes(jobs: Sequence[Job], run: Runner, isolation: str) -> list[Outcomes 
     waiting = [list(range(len(jobs)))]
     while waiting:
         batch = waiting.pop()
-        done = _run([jobs[index] for index in batch], run, isolation)
+        done = _run([jobs[index] for index in batch], isolation)
         results.update((batch[number], rows) for number, rows in done.items())
         # the first one without a result is the cause; the rest are run again
         if len(done) < len(batch) and len(batch) > 1:
@@ -119,7 +107,7 @@ def outcomes(jobs: Sequence[Job], run: Runner, isolation: str) -> list[Outcomes 
     return [results.get(index) for index in range(len(jobs))]
 
 
-def _run(jobs: Sequence[Job], run: Runner, isolation: str) -> dict[int, Outcomes]:
+def _run(jobs: Sequence[Job], isolation: str) -> dict[int, Outcomes]:
     nonce = secrets.token_hex(8)
     data = json.dumps([{"sources": list(job.sources), "calls": list(job.calls)} for job in jobs])
     head = f"CALL_S = {_CALL_S}\nNONCE = {nonce!r}\nJOBS = {data!r}\n"

@@ -14,16 +14,15 @@ from itertools import islice
 
 from assay.datasets.specs import Row, number_of, options_of
 from assay.errors import DataError
-from assay.programs.sandbox import run
 from assay.programs.sandbox.isolation import ISOLATIONS
 from assay.support.settings import one_of
 
 from .calls import call_expressions, similar_calls
 from .functions import Slice, module_files, slices
-from .jobs import Job, Runner, outcomes
+from .jobs import Job, outcomes
 from .mutations import Mutation, mutations
 
-__all__ = ["mutant_rows", "rows"]
+__all__ = ["rows"]
 
 _CANDIDATES = 100  # calls tried per function, in each of two rounds
 _CALLS = 16  # calls kept
@@ -46,6 +45,11 @@ class _Subject:
 def rows(spec: str) -> Iterator[Row]:
     """Rows of `mutants:` and the rest of the spec; fewer than `size` (default 500) if the functions give no more.
 
+    A row has the inputs `function`, `code` (the broken source) and `visible_tests`, expects `reference` (the fixed
+    source), and has `hidden_tests` in its metadata, where neither prompts nor demonstrations show them. A test is
+    `[expression, repr of the result]`. The broken source fails at least one visible and one hidden test; the reference
+    passes all. Each function gives one task before any gives a second one.
+
     Raises:
         DataError: an unknown option, no such file, or no function that can be tested.
         SandboxError: no sandbox works here; `isolation=none` runs without one.
@@ -55,36 +59,14 @@ def rows(spec: str) -> Iterator[Row]:
     isolation = options.get("isolation", "auto")
     if isolation not in ("auto", *ISOLATIONS):
         raise DataError(f"mutants: isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
-    return mutant_rows(
-        name,
-        size=number_of(options, "size", 500, at_least=1),
-        seed=number_of(options, "seed", 0),
-        run=run,
-        isolation=isolation,
-    )
-
-
-def mutant_rows(name: str, *, size: int, seed: int, run: Runner, isolation: str = "auto") -> Iterator[Row]:
-    """Rows, each with its place, until there are `size` of them or no more.
-
-    A row has the inputs `function`, `code` (the broken source) and `visible_tests`, expects `reference` (the fixed
-    source), and has `hidden_tests` in its metadata, where neither prompts nor demonstrations show them. A test is
-    `[expression, repr of the result]`. The broken source fails at least one visible and one hidden test; the reference
-    passes all. Each function gives one task before any gives a second one.
-
-    Args:
-        name: see `assay.shipped.programs.code_repair.functions.module_files`.
-        run: runs the functions, their mutants and the made-up calls; `assay.programs.sandbox.run`.
-    Raises:
-        DataError: no file, or no function in it that can be tested.
-    """
+    size, seed = number_of(options, "size", 500, at_least=1), number_of(options, "seed", 0)
     parts = _all_slices(name)
     random.Random(seed).shuffle(parts)
     tried = min(_MUTANTS[1], max(_MUTANTS[0], 8 * size // len(parts)))
     count, later = 0, list[list[Row]]()
     for start in range(0, len(parts), _BATCH):
         subjects = [_subject(part, seed, tried) for part in parts[start : start + _BATCH]]
-        for rows in _batch(subjects, run, isolation):
+        for rows in _batch(subjects, isolation):
             if rows:
                 count += 1
                 yield rows[0]
@@ -125,42 +107,40 @@ def _subject(part: Slice, seed: int, tried: int) -> _Subject:
     return _Subject(part, seed, call_expressions(part, rng, _CANDIDATES), mutations(part.code, rng, tried))
 
 
-def _batch(subjects: Sequence[_Subject], run: Runner, isolation: str) -> Iterator[list[Row]]:
+def _batch(subjects: Sequence[_Subject], isolation: str) -> Iterator[list[Row]]:
     chosen = []
-    for subject, expected in zip(subjects, _calls(subjects, run, isolation), strict=True):
+    for subject, expected in zip(subjects, _calls(subjects, isolation), strict=True):
         if len(set(expected.values())) >= _FEWEST_RESULTS:
             chosen.append((subject, expected))
     jobs = [
         Job([s.part.code, *(mutant.code for mutant in s.mutants)], list(reversed(expected))) for s, expected in chosen
     ]  # another process and another order: results that depend on either are dropped
-    for (subject, expected), results in zip(chosen, outcomes(jobs, run, isolation), strict=True):
+    for (subject, expected), results in zip(chosen, outcomes(jobs, isolation), strict=True):
         yield list(_rows(subject, expected, results)) if results else []
 
 
-def _calls(subjects: Sequence[_Subject], run: Runner, isolation: str) -> list[dict[str, str]]:
+def _calls(subjects: Sequence[_Subject], isolation: str) -> list[dict[str, str]]:
     """Calls with their results for each function. The second round varies the calls that gave results."""
-    first = _evaluated([s.part for s in subjects], [s.calls for s in subjects], run, isolation)
+    first = _evaluated([s.part for s in subjects], [s.calls for s in subjects], isolation)
     again = [index for index, expected in enumerate(first) if expected and len(set(expected.values())) < _CALLS]
     rngs = (random.Random(f"{subjects[index].seed}:{subjects[index].part.name}:again") for index in again)
     more = [
         similar_calls(subjects[index].part, rng, first[index], _CANDIDATES)
         for index, rng in zip(again, rngs, strict=True)
     ]
-    second = _evaluated([subjects[index].part for index in again], more, run, isolation)
+    second = _evaluated([subjects[index].part for index in again], more, isolation)
     better = dict(zip(again, second, strict=True))
     return [_selected(better.get(index, expected)) for index, expected in enumerate(first)]
 
 
-def _evaluated(
-    parts: Sequence[Slice], calls: Sequence[Sequence[str]], run: Runner, isolation: str
-) -> list[dict[str, str]]:
+def _evaluated(parts: Sequence[Slice], calls: Sequence[Sequence[str]], isolation: str) -> list[dict[str, str]]:
     """The calls of each function that give a plain result, with it."""
     jobs = [Job([part.code], listed) for part, listed in zip(parts, calls, strict=True)]
     return [
         {call: text for call, text in zip(job.calls, rows[0], strict=True) if text is not None}
         if rows and rows[0]
         else {}
-        for job, rows in zip(jobs, outcomes(jobs, run, isolation), strict=True)
+        for job, rows in zip(jobs, outcomes(jobs, isolation), strict=True)
     ]
 
 
