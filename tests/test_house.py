@@ -276,6 +276,18 @@ def test_the_store_needs_no_dspy() -> None:
     assert loaded_by("from assay.traces.store import Store") & {"dspy", "litellm", "numpy", "pydantic"} == set()
 
 
+def test_modules_that_windows_lacks_are_imported_where_they_are_used() -> None:
+    lacking = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
+    inside_the_sandbox = {"assay.programs.sandbox.launcher"}
+    at_the_top = {
+        module
+        for module, path in MODULES.items()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Import) and lacking & {alias.name for alias in node.names}
+    }
+    assert at_the_top == inside_the_sandbox
+
+
 def test_statistics_packages_load_where_they_are_used() -> None:
     assert (
         loaded_by("import assay.api.compile, assay.judges, assay.cli.main") & {"scipy", "sklearn", "torch", "optuna"}

@@ -7,6 +7,7 @@ caught would not stop the run.
 from enum import StrEnum
 
 __all__ = [
+    "DISTRIBUTION",
     "ArtifactError",
     "AssayError",
     "BudgetExceeded",
@@ -39,6 +40,8 @@ __all__ = [
     "Unscored",
     "WriteFailed",
 ]
+
+DISTRIBUTION = "dspy-assay"  # its name in the package index; the package is imported as `assay`
 
 
 class FailureKind(StrEnum):
@@ -196,7 +199,7 @@ class MissingExtra(AssayError, ImportError):
     """A package of an optional extra is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package!r} is not installed. Install it with: pip install 'assay[{extra}]'")
+        super().__init__(f"{package!r} is not installed. Install it with: pip install '{DISTRIBUTION}[{extra}]'")
         self._of = (package, extra)
 
     def __reduce__(self) -> tuple[type["MissingExtra"], tuple[str, str]]:

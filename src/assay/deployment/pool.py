@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from assay.datasets.tasks import SPLITS, Task, task_key, written_outputs
 from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
-from assay.errors import ConfigError, DataError
+from assay.errors import DISTRIBUTION, ConfigError, DataError
 from assay.support.formats import check_format
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
@@ -157,7 +157,7 @@ def write_pool(
     if run.hider.state == FAILED:
         raise DataError(
             f"the anonymization of the pool is incomplete: {run.hider.missing}. Nothing was written; leave these task "
-            "types out, or install assay[privacy]"
+            f"types out, or install {DISTRIBUTION}[privacy]"
         )
     return report if out is None else _written(store, run, rows, report, out)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from assay.errors import DISTRIBUTION
 from assay.traces.export.declared import DeclaredValues
 from assay.traces.export.gates import FAILED, OFF, PATTERNS, VERIFIED
 from assay.traces.export.turns import Turn
@@ -116,7 +117,7 @@ class Hider:
         ]
         untested = ", ".join(f"{language} ({count} rows)" for language, count in self.canaries.not_tested.items())
         parts = [
-            "" if self.anonymizer.finds_names else "names were not detected; install 'assay[privacy]'",
+            "" if self.anonymizer.finds_names else f"names were not detected; install '{DISTRIBUTION}[privacy]'",
             f"planted values found, lower bound of the recall below {REQUIRED_RECALL:g}: {'; '.join(low)}"
             if low
             else "",
