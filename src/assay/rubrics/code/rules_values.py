@@ -8,9 +8,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from assay.rubrics.code.difference import FUNCTIONS, arguments_of
 from assay.rubrics.code.facts import Facts, is_plain, literal
 from assay.rubrics.code.folding import folded
-from assay.rubrics.code.scopes import FUNCTIONS, arguments_of
 from assay.rubrics.code.sites import Site, header
 
 __all__ = ["hard_coded", "lookup_table", "special_case"]
@@ -23,7 +23,8 @@ _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 def hard_coded(site: Site, facts: Facts) -> Hits:
     """A result that is a value that the visible tests expect."""
     alone = _is_whole_function(site)
-    old = [value for value, _ in _results(site.before)] if site.before is not None else []
+    replaced = site.before is not None and _targets(site.before) == _targets(site.node)
+    old = [value for value, _ in _results(site.before)] if replaced and site.before is not None else []
     constants = [value for is_literal, value in map(literal, old) if is_literal]
     if constants and not (alone and all(map(is_plain, constants))):
         return  # one constant in place of another
@@ -39,6 +40,12 @@ def hard_coded(site: Site, facts: Facts) -> Hits:
             yield repr(result)[:60]
         elif alone and not guards and not constants and facts.is_expected(result, plain=True):
             yield f"{result!r} for every input"[:60]
+
+
+def _targets(node: ast.AST) -> list[str]:
+    """What a statement gives values to; nothing for one that returns or yields them."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [ast.dump(target) for target in targets if target is not None]
 
 
 def _is_expected(result: Any, facts: Facts) -> bool:
