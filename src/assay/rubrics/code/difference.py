@@ -52,7 +52,7 @@ class Statement:
     text: str
     node: ast.AST
     parent: "Statement | None" = None
-    parameters: Names = field(default_factory=dict)
+    parameters: Mapping[str, Local] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Source:
                 added = self._statement(node, tokens, parent)
                 if isinstance(node, FUNCTIONS):
                     passed = [argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]]
-                    added.parameters = {name: inner[name] for name in passed if name in inner}
+                    added.parameters = {name: token for name in passed if isinstance(token := inner.get(name), tuple)}
                 result.append(added)
                 for block in _BLOCKS:
                     if isinstance(listed := getattr(node, block, None), list):
@@ -348,7 +348,8 @@ def _bodies(before: Source, after: Source, old: Sequence[ast.stmt], new: Sequenc
 
 def _definitions(nodes: Sequence[ast.stmt]) -> dict[tuple[bool, str, int], ast.stmt]:
     """Functions and classes by kind, name and occurrence (a property is defined several times)."""
-    counts, result = Counter[tuple[bool, str]](), {}
+    counts = Counter[tuple[bool, str]]()
+    result: dict[tuple[bool, str, int], ast.stmt] = {}
     for node in nodes:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             key = (isinstance(node, ast.ClassDef), node.name)
@@ -394,7 +395,7 @@ def _label(token: Token, name: Token | None) -> str:
     return token if isinstance(token, str) else str(name or "new")
 
 
-def _nearest(statement: Statement, paired: Container[Statement]) -> Statement | None:
+def _nearest(statement: Statement, paired: Container[Any]) -> Statement | None:
     """The nearest statement around one that is in both blocks: around it, an inserted `if` moves nothing."""
     parent = statement.parent
     while parent is not None and parent not in paired:
