@@ -143,7 +143,7 @@ class Source:
     @cached_property
     def _functions(self) -> dict[tuple[str, int], symtable.Function]:
         try:
-            tables = _with_inner(symtable.symtable(self.text, "source", "exec"))
+            tables = _with_inner(symtable.symtable(self.text, "<unknown>", "exec"))
         except SyntaxError:  # it can be parsed, and not compiled: all of its names count
             return {}
         functions = [table for table in tables if isinstance(table, symtable.Function)]
@@ -452,8 +452,10 @@ def _matched_names(old: Sequence[Statement], new: Sequence[Statement]) -> dict[T
         for name in a.parameters.keys() & b.parameters.keys():
             votes[a.parameters[name], b.parameters[name]] += _PARAMETER_VOTES
     matched: dict[Token, Local] = {}
+    taken = set[Local]()
     for (s, t), _ in votes.most_common():
-        if t not in matched and s not in matched.values():
+        if t not in matched and s not in taken:
+            taken.add(s)
             matched[t] = s
     return matched
 
