@@ -74,6 +74,11 @@ def test_changed_statements(after: str, changed: int) -> None:
     assert result.changed == changed, [str(edit) for edit in result.edits]
 
 
+def test_the_docstring_of_a_module_is_no_statement() -> None:
+    assert minimal_diff('"""A."""\nx = 1\n', '"""B."""\nx = 1\n').changed == 0
+    assert minimal_diff("x = 1\n", '"""B."""\nx = 1\n').changed == 0
+
+
 def test_a_moved_function_is_one_change() -> None:
     head, grow, shrink = BASE.partition("    def grow")[0], BASE.partition("    def grow")[2], ""
     grow, shrink = grow.split("    def shrink")
@@ -236,6 +241,9 @@ def test_the_order_of_imports_of_one_name_is_a_change() -> None:
         ("def f():\n    x = 1\n    return eval('x')", "def f():\n    y = 1\n    return eval('x')"),
         ("def f(x):\n    return [x for x in x]", "def f(x):\n    return [y for y in y]"),
         ("x = 1", "y = 1"),
+        ("def f(x=x, /):\n    return x", "def f(y=y, /):\n    return y"),
+        ("def f(a):\n    return [0 for a[i] in a]", "def f(a):\n    return [0 for a[j] in a]"),
+        ("def f():\n    x = 1\n    class C:\n        x = x", "def f():\n    y = 1\n    class C:\n        y = y"),
         (
             "def f():\n    x = 1\n    def g():\n        x = 2",
             "def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 2",
