@@ -1,23 +1,34 @@
-"""Messages for problems of a YAML file: where they are, what is wrong, and the nearest valid name.
-
-Does not read files: `assay.rubrics.yaml_files` does.
-"""
+"""Reads YAML files into pydantic models. All problems of a file are reported at once, with their lines and the nearest
+valid names."""
 
 import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 import yaml
 
+from assay.errors import AssayError
 from assay.support.settings import nearest
+from assay.support.yaml_files import read_yaml
 
-__all__ = ["Problem", "as_text", "corrected_key", "did_you_mean", "duplicate_keys", "line_of", "model_problems"]
+__all__ = [
+    "Problem",
+    "StrictModel",
+    "as_text",
+    "corrected_key",
+    "did_you_mean",
+    "line_of",
+    "parse_yaml",
+    "read_mapping",
+    "validated",
+]
 
 Problem = tuple[int, str]  # line (from 1) and message
 Location = tuple[Any, ...]  # keys and positions, as in pydantic's errors
 
+_ENTRIES = {"criteria": "criterion", "stages": "stage"}  # list of a file -> what its entries are called
 # Names of the Python classes and of other tools, and the keys that they have in a file.
 _OTHER_NAMES = {"arguments": "with", "args": "with", "kwargs": "with", "prompt": "text", "question": "text"}
 _KINDS = {
@@ -33,6 +44,52 @@ _KINDS = {
     "bool_parsing": "true or false",
 }
 _MOST_SHOWN = 100
+
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+class StrictModel(pydantic.BaseModel):
+    """Base of the models of files; unknown keys are errors."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
+
+
+def parse_yaml(
+    text: str, source: str, model: type[Model], expected: str, error: type[AssayError]
+) -> tuple[Model, yaml.Node | None]:
+    """Validates YAML text against a model. Returns the instance and the YAML node, which has line numbers.
+
+    Args:
+        source: file name, for error messages.
+        expected: description of the expected mapping, for the error message.
+        error: raised for invalid YAML, an unknown or repeated key, or an invalid value; each with its line.
+    """
+    data, node = read_mapping(text, source, expected, error)
+    parsed, problems = validated(data, node, model)
+    if problems or parsed is None:
+        raise error(as_text(source, problems))
+    return parsed, node
+
+
+def read_mapping(
+    text: str, source: str, expected: str, error: type[AssayError]
+) -> tuple[dict[str, Any], yaml.Node | None]:
+    """The unvalidated content of a file and its YAML node; see `parse_yaml`."""
+    data, node = read_yaml(text, source, error)
+    if not isinstance(data, dict):
+        found = "an empty file" if node is None else type(data).__name__
+        raise error(f"{source}:1: {expected}, found {found}")
+    return data, node
+
+
+def validated(data: dict[str, Any], node: yaml.Node | None, model: type[Model]) -> tuple[Model | None, list[Problem]]:
+    """The model instance, or None if the content is invalid, and all problems, each with its line."""
+    problems = list(_duplicate_keys(node))
+    try:
+        return model.model_validate(data), problems
+    except pydantic.ValidationError as error:
+        return None, [*_model_problems(error, data, node, model), *problems]
 
 
 def as_text(source: str, problems: Iterable[Problem]) -> str:
@@ -52,7 +109,7 @@ def did_you_mean(near: str | None) -> str:
     return f" Did you mean {near!r}?" if near else ""
 
 
-def model_problems(
+def _model_problems(
     error: pydantic.ValidationError, data: Mapping[str, Any], node: yaml.Node | None, model: type[pydantic.BaseModel]
 ) -> Iterator[Problem]:
     """The problems that a model found in the content of a file."""
@@ -85,8 +142,8 @@ def _message(problem: Any, location: Location, data: Any, model: type[pydantic.B
     if problem["type"] == "missing":
         return f"{where}the key {key!r} is missing"
     name = f"entry {key + 1}" if isinstance(key, int) else str(key)
-    if len(location) == 2 and location[0] == "criteria":
-        where, name = "", f"criterion {key + 1}"
+    if len(location) == 2 and location[0] in _ENTRIES:
+        where, name = "", f"{_ENTRIES[location[0]]} {key + 1}"
     value = repr(problem["input"])
     value = value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}…"
     return f"{where}{name} {_rule(problem, either=either)}, found {value}{_hint(problem, location, model)}"
@@ -121,10 +178,10 @@ def _rule(problem: Any, *, either: bool) -> str:
 def _place(location: Location, data: Any) -> str:
     """Where in a file a key is, before a message: `criterion 'right': judge: `."""
     words: list[str] = []
-    if len(location) > 1 and location[0] == "criteria":
-        entry = data["criteria"][location[1]]
+    if len(location) > 1 and (kind := _ENTRIES.get(location[0])) is not None:
+        entry = data[location[0]][location[1]]
         name = entry.get("name") if isinstance(entry, Mapping) else None
-        words.append(f"criterion {name!r}" if isinstance(name, str) else f"criterion {location[1] + 1}")
+        words.append(f"{kind} {name!r}" if isinstance(name, str) else f"{kind} {location[1] + 1}")
         location = location[2:]
     words += [f"entry {part + 1}" if isinstance(part, int) else str(part) for part in location]
     return "".join(f"{word}: " for word in words)
@@ -157,7 +214,7 @@ def _model_in(kind: Any) -> type[pydantic.BaseModel] | None:
     return next((inner for part in typing.get_args(kind) if (inner := _model_in(part)) is not None), None)
 
 
-def duplicate_keys(node: yaml.Node | None) -> Iterator[Problem]:
+def _duplicate_keys(node: yaml.Node | None) -> Iterator[Problem]:
     """Keys that occur twice in one mapping, with the second one's line. PyYAML silently uses the last."""
     if isinstance(node, yaml.MappingNode):
         keys = set()
@@ -165,10 +222,10 @@ def duplicate_keys(node: yaml.Node | None) -> Iterator[Problem]:
             if key.value in keys:
                 yield key.start_mark.line + 1, f"duplicate key {key.value!r}"
             keys.add(key.value)
-            yield from duplicate_keys(value)
+            yield from _duplicate_keys(value)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from duplicate_keys(item)
+            yield from _duplicate_keys(item)
 
 
 def line_of(node: yaml.Node | None, location: Location) -> int:
