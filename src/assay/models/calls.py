@@ -6,8 +6,6 @@ from typing import Any
 
 from assay.errors import FailureKind
 
-__all__ = ["Call", "Observer", "call_to_dict"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Call:

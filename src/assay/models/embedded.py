@@ -31,16 +31,6 @@ from assay.models.thinking import Thinking, llama_request, template_thinks
 from assay.models.tool_calls import with_tool_calls
 from assay.models.watching import LOOP, watched_reply
 
-__all__ = [
-    "LINES",
-    "LlamaBackend",
-    "PolicyBackend",
-    "busy_cores",
-    "loaded_models",
-    "server_url",
-    "unload",
-]
-
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up
 # by default llama.cpp samples from the 40 likeliest tokens, of those with 0.05 times the first one's probability

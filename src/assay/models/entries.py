@@ -22,8 +22,6 @@ from assay.support.values import json_text
 if TYPE_CHECKING:
     from assay.models.thinking import Thinking
 
-__all__ = ["Entry", "Opened", "current_entry", "entered", "seed_of", "wrapped"]
-
 _SAMPLES = 1_000_003  # a prime above the number of samples that a run has
 
 

@@ -8,18 +8,6 @@ from typing import Protocol
 from assay.errors import EnvironmentFailed, FailureKind, LoopStopped, ModelError, SandboxError, StopRun, Unscored
 from assay.models.tool_limits import ToolOverTime
 
-__all__ = [
-    "MODEL_FAILURES",
-    "FinishedCall",
-    "failure_of_call",
-    "failure_of_program",
-    "failure_of_run",
-    "is_agent_failure",
-    "is_refused",
-    "stop_in",
-    "unanswered",
-]
-
 MODEL_FAILURES = frozenset({FailureKind.MODEL, FailureKind.TIMEOUT})  # failures of the model's server
 _AGENTS = frozenset({FailureKind.PARSE, FailureKind.CONTEXT, FailureKind.AGENT, FailureKind.TOOL, FailureKind.LOOP})
 

@@ -23,32 +23,6 @@ from typing import Any, TypeVar
 from assay.errors import ConfigError
 from assay.models.threads import pin_place
 
-__all__ = [
-    "DEFAULT_S",
-    "LAST_CALLS_S",
-    "STOP_AGAIN_S",
-    "TOOL_SHARE",
-    "Abandoned",
-    "LimitedCall",
-    "OverTime",
-    "RaisedInside",
-    "StoppableThread",
-    "asking_model",
-    "check_limit",
-    "current_limit",
-    "current_tool_limit",
-    "given_up",
-    "giving_up",
-    "innermost",
-    "inside",
-    "is_overdue",
-    "leave_if_abandoned",
-    "limited",
-    "run_of",
-    "uninterrupted",
-    "within_limit",
-]
-
 DEFAULT_S = 600.0
 LAST_CALLS_S = 30.0  # for the answers to calls in flight when a run is stopped; a second Ctrl-C ends at once
 STOP_AGAIN_S = 5.0  # time for the `finally` clauses of an abandoned call

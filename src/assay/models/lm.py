@@ -32,19 +32,6 @@ from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.thinking import Thinking, ThinkingError
 from assay.support.settings import nearest
 
-__all__ = [
-    "CLIENT_KEYS",
-    "LanguageModel",
-    "call_of",
-    "check_thinking",
-    "get_lm",
-    "has_provider",
-    "lm_over",
-    "sibling",
-    "supports",
-    "with_recording",
-]
-
 _PROVIDERS = ("anthropic", "azure", "gemini", "hosted_vllm", "lm_studio", "ollama", "ollama_chat", "openai")
 _REASONS = "max_completion_tokens"  # DSPy sets it for reasoning models that take no temperature
 _ADDRESS = ("api_key", "api_base", "base_url")

@@ -20,8 +20,6 @@ from assay.models.ledger import Ledger, Sent
 from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
 from assay.support.numbers import counted
 
-__all__ = ["NO_PRICE", "Caps", "Meter", "Reservation", "Usage", "spent_before"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:

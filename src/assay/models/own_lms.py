@@ -32,8 +32,6 @@ from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.support.scrubbing import add_secrets, fields
 
-__all__ = ["RecordedCall", "arun_recorded", "is_observed", "recorded_call", "replaced_call", "run_recorded"]
-
 _SAMPLING = (
     *("temperature", "max_tokens", "max_completion_tokens", "top_p", "stop", "seed", "presence_penalty"),
     *("frequency_penalty", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format", "reasoning_effort"),

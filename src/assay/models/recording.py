@@ -45,8 +45,6 @@ from assay.models.transports import accounted, went_by
 from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
 
-__all__ = ["NOT_KNOWN", "AsyncRecordingEngine", "RecordingEngine", "ServerRefused", "bill_answered"]
-
 NOT_KNOWN = 1.0  # marks a missing log-probability, which is never above 0: DSPy accepts no NaN
 
 

@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
-__all__ = ["no_redirects"]
-
 _refused: ContextVar[bool] = ContextVar("assay_no_redirects", default=False)
 _installed = False
 

@@ -8,23 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = [
-    "alternatives_of",
-    "current_answers",
-    "current_field",
-    "current_prices",
-    "current_repeats",
-    "current_sample",
-    "looping_answers_as_text",
-    "loops_are_text",
-    "refusals_end_at_once",
-    "repeats_numbered",
-    "sample_scope",
-    "spending",
-    "waits_for_servers",
-    "without_answers_of",
-]
-
 current_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
 current_field: ContextVar[str | None] = ContextVar("assay_field", default=None)
 current_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)

@@ -16,16 +16,6 @@ from typing import Any
 
 from assay.models.scope import current_repeats, current_sample
 
-__all__ = [
-    "accounted_calls",
-    "current_place",
-    "follow",
-    "leave_place",
-    "open_place",
-    "pin_place",
-    "settings_for_threads",
-]
-
 accounted_calls: ContextVar[int] = ContextVar("assay_accounted", default=0)
 _place: ContextVar[Any] = ContextVar("assay_place", default=None)
 # marks a job that was submitted outside of any place, whatever the pool's thread was started for

@@ -25,8 +25,6 @@ from typing import Any
 from assay.models.dspy_seam import TRANSPORTS
 from assay.models.threads import accounted_calls, follow
 
-__all__ = ["accounted", "asking", "blind_clients", "is_lm_request", "watch", "went_by"]
-
 _asking: ContextVar[tuple[Callable[[int], None], ...]] = ContextVar("assay_asking", default=())
 _on_call: Callable[[], None] | None = None  # called for each LM call that is not accounted
 _on_blind: Callable[[str], None] | None = None  # called with a description of what cannot be inspected

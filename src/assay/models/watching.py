@@ -16,8 +16,6 @@ from assay.models.loops import Loop, LoopDetector, find_final_loop
 if TYPE_CHECKING:
     from dspy import lm15
 
-__all__ = ["LOOP", "stopped_loop", "watched_reply"]
-
 LOOP = "assay_loop"  # key of a stopped reply: the loop's kind, and the words it repeated
 
 

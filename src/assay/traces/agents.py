@@ -10,8 +10,6 @@ import dspy
 
 from assay.traces.records import check_agent_name
 
-__all__ = ["acting_as", "current_agent"]
-
 _KEY = "assay_agent"
 
 

@@ -30,10 +30,6 @@ from assay.models.threads import accounted_calls, current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
 from assay.traces.replaying import ToolReplay, has_side_effects
 
-__all__ = [
-    "Listener", "Recording", "has_listeners", "listeners", "listening", "replacing", "run_tool", "with_lm",
-]  # fmt: skip
-
 _KEY = "assay_listeners"
 _REPLACEMENT = "assay_replacement"  # DSPy setting: the model that is called in place of those that a program made
 _lock = threading.Lock()

@@ -17,18 +17,6 @@ from assay.traces.records import Rollout
 from assay.traces.shown import Carried
 from assay.traces.unrecorded import UnrecordedCalls
 
-__all__ = [
-    "OpenRollout",
-    "Outside",
-    "current_missed_calls",
-    "current_open_rollout",
-    "current_rollout",
-    "opened",
-    "opened_outside",
-    "others_open",
-    "rollouts_of",
-]
-
 _KEY = "assay_rollout"
 _open: list["OpenRollout"] = []  # in this process
 

@@ -41,8 +41,6 @@ from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.unrecorded import UnrecordedCalls, watch_calls
 
-__all__ = ["Recorder", "aside", "checking", "current_rollout", "note_failure", "note_isolation"]
-
 _TEXT = 20_000  # maximum stored characters of a tool result
 
 

@@ -10,21 +10,6 @@ from typing import Any
 
 from assay.errors import ConfigError, FailureKind
 
-__all__ = [
-    "NOT_AGENTS",
-    "RUN_FIELDS",
-    "Rollout",
-    "ToolCall",
-    "Transition",
-    "Verdict",
-    "check_agent_name",
-    "new_id",
-    "of_tenant",
-    "person_digest",
-    "subject_digest",
-    "subject_digests",
-]
-
 RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
 """Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
 

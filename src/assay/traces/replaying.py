@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 from assay.support.values import json_text
 from assay.traces.records import ToolCall
 
-__all__ = ["NotInRecording", "RecordedToolError", "ToolReplay", "has_side_effects", "side_effects"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "assay_side_effects"
 

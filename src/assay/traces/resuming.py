@@ -15,8 +15,6 @@ from assay.traces.recorder import Recorder
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 
-__all__ = ["close_running", "drop_cut_off", "end_on_full_disk", "opened_ledger"]
-
 _REASON = "interrupted: the process ended before the rollout did"
 
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 from assay.models.transports import blind_clients, watch
 from assay.traces.missed import NOTHING, Unrecorded
 
-__all__ = ["UnrecordedCalls", "watch_calls"]
-
 
 class UnrecordedCalls:
     """Count of a recorder, or of one of its rollouts.

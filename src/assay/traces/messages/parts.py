@@ -8,19 +8,6 @@ from typing import Any
 from assay.support.values import json_text
 from assay.traces.records import ToolCall
 
-__all__ = [
-    "MAPPING",
-    "Answer",
-    "Message",
-    "chat_call",
-    "content_of",
-    "count_of",
-    "each",
-    "hashed",
-    "object_of",
-    "part_texts",
-]
-
 Message = dict[str, Any]
 _LISTS, MAPPING = (list, tuple), (dict, Mapping)  # `dict` first: isinstance with `Mapping` alone is slow
 

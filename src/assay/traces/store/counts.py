@@ -12,8 +12,6 @@ from typing import Any
 from assay.traces.missed import Unrecorded
 from assay.traces.store.location import REVISION
 
-__all__ = ["file_stats", "stats"]
-
 # (statement with :names, values by name) -> all rows
 Execute = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 

@@ -17,11 +17,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.location import store_file
 from assay.traces.store.rows import rollout_of
 
-__all__ = [
-    "FAILURE", "check_run", "failure_of", "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs",
-    "phases_of", "result_of", "run_folder", "show_run",
-]  # fmt: skip
-
 FAILURE = "failure.txt"  # in the folder of a run that did not end well: why
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds
 _SEARCH = (

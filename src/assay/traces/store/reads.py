@@ -18,8 +18,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.rows import rollout_of, transition_of
 
-__all__ = ["QUESTION", "Forgotten", "StoreReads"]
-
 QUESTION = "question:"  # prefix of keys in `meta`
 _LAST = "\U0010ffff"  # the greatest code point: sorts after every other character
 

@@ -9,8 +9,6 @@ import sqlalchemy as sa
 
 from assay.traces.store import tables as schema
 
-__all__ = ["RecalledFacts", "fact_line", "recalled_facts"]
-
 _BATCH = 400  # rows that are read at once
 _FEWEST_CHARS = 12  # of a fact; a shorter text, such as `likes tea`, is in prompts that are not about the person
 
