@@ -9,7 +9,7 @@ from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.models.cache import ResponseCache
-    from assay.models.calls import Call, call_to_dict
+    from assay.models.calls import Call
     from assay.models.line_grammar import LINES
     from assay.models.lm import LanguageModel, get_lm, sibling, supports, with_recording
     from assay.models.meter import Caps, Meter, Usage
@@ -22,7 +22,7 @@ else:
         __name__,
         {
             "cache": "ResponseCache",
-            "calls": "Call call_to_dict",
+            "calls": "Call",
             "line_grammar": "LINES",
             "token_counts": "count_tokens",
             "lm": "LanguageModel get_lm sibling supports with_recording",
@@ -44,7 +44,6 @@ __all__ = [
     "ResponseCache",
     "Thinking",
     "Usage",
-    "call_to_dict",
     "count_tokens",
     "find_model",
     "get_lm",

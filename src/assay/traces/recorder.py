@@ -335,28 +335,11 @@ class Recorder:
         with self._lock:
             self.demonstrated_tasks.update(shown_tasks)
             transition = Transition(
+                **vars(call),
                 t=len(rollout.transitions),
-                model=call.model,
-                weights=call.weights,
-                adapters=call.adapters,
-                request=call.request,
-                response=call.response,
-                output=call.text,
-                error=call.error,
-                failure=call.failure,
-                constrained=call.constrained,
-                cached=call.cached,
-                prompt_tokens=call.prompt_tokens,
-                completion_tokens=call.completion_tokens,
-                thinking_tokens=call.thinking_tokens,
-                token_ids=call.token_ids,
-                logprobs=call.logprobs,
+                tools=_requested_tools(call.response),
                 shown_tasks=shown_tasks,
                 agent=current_agent(),
-                latency_ms=call.latency_ms,
-                cost_usd=call.cost_usd,
-                started_at=call.started_at,
-                tools=_requested_tools(call.response),
             )
             rollout.transitions.append(transition)
             if not rollout.model:
