@@ -168,11 +168,7 @@ def final_answer(transitions: Sequence[Transition]) -> Ending:
 def _answer(transition: Transition) -> Answer | None:
     response = transition.response
     if not isinstance(response, Mapping):
-        if not transition.output:
-            return None
-        answer = Answer()
-        answer.text = transition.output
-        return answer
+        return Answer(text=transition.output) if transition.output else None
     dialect = transition.request.get("dialect")
     body = response.get("body", response) if dialect else response
     return answer_of(dialect, body) if isinstance(body, Mapping) else None
