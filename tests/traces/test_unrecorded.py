@@ -25,8 +25,8 @@ from unrecorded_clients import server as server
 
 import assay
 from assay.models import get_lm, with_recording
+from assay.models.unrecorded import Unrecorded
 from assay.traces import Recorder, Rollout
-from assay.traces.missed import Unrecorded
 
 REASONS = {"process": "a process was started", "socket": "a client that is not known opened a connection"}
 

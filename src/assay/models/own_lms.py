@@ -13,7 +13,6 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,21 +39,6 @@ _lock = threading.Lock()
 _backends: "weakref.WeakKeyDictionary[Any, tuple[Any, HostedBackend]]" = weakref.WeakKeyDictionary()
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedCall:
-    """A call of a public method of a model, as it is made instead.
-
-    Attributes:
-        lm: the model to call.
-        context: opens the context of the call.
-        done: called with the result.
-    """
-
-    lm: Any
-    context: Callable[[], AbstractContextManager[Any]]
-    done: Callable[[Any], None] | None = None
-
-
 def is_observed(lm: Any, by: Observer | None = None) -> bool:
     """Whether the calls of a model are passed to an observer, or to any."""
     engine = engine_of(lm)
@@ -69,7 +53,7 @@ def recorded_call(
     observer: Observer,
     meter: Meter,
     cache: ResponseCache | None = None,
-) -> RecordedCall:
+) -> Opened:
     """A call of a model whose requests are counted by a meter and passed to an observer.
 
     Args:
@@ -82,7 +66,7 @@ def recorded_call(
         engine = copy.copy(lm.recording)
         engine.meter, engine.observers = meter, (observer,)
         set_engines(recorded, engine, AsyncRecordingEngine(engine))
-        return RecordedCall(recorded, nullcontext)
+        return Opened(recorded)
     make: Any = functools.partial(
         RecordingEngine, model=lm.model, cache=cache, meter=meter, observers=(observer,), as_requested=True
     )
@@ -109,7 +93,7 @@ def recorded_call(
         if not entry.reached:
             engine.answered_elsewhere(_request(lm, args, kwargs), response_of(_name(lm), result))
 
-    return RecordedCall(recorded, lambda: entered(entry), done)
+    return Opened(recorded, lambda: entered(entry), done)
 
 
 def replaced_call(lm: LanguageModel, args: list[Any], kwargs: dict[str, Any]) -> Opened:

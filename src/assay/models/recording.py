@@ -40,7 +40,7 @@ from assay.models.scope import (
 )
 from assay.models.streaming import events_in_pieces
 from assay.models.thinking import thought_tokens
-from assay.models.transports import accounted, went_by
+from assay.models.unrecorded import accounted, went_by
 from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
 

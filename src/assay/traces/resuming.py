@@ -10,7 +10,7 @@ from assay.errors import FailureKind
 from assay.models import ResponseCache
 from assay.models.ledger import Ledger
 from assay.models.recording import bill_answered
-from assay.traces.missed import Unrecorded
+from assay.models.unrecorded import Unrecorded
 from assay.traces.recorder import Recorder
 from assay.traces.store import Store
 from assay.traces.store import tables as schema

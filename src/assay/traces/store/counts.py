@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from assay.traces.missed import Unrecorded
+from assay.models.unrecorded import Unrecorded
 from assay.traces.store.location import REVISION
 
 # (statement with :names, values by name) -> all rows

@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import DataError, StoreError
+from assay.models.unrecorded import Unrecorded
 from assay.support.names import is_name, place_in
-from assay.traces.missed import Unrecorded
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError, UnknownRollout
 from assay.models.meter import Usage
-from assay.traces.missed import Unrecorded
+from assay.models.unrecorded import Unrecorded
 from assay.traces.records import Rollout, of_tenant
 from assay.traces.store import counts
 from assay.traces.store import tables as schema

@@ -17,9 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import ConfigError, StoreError
+from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.support.refused import add_refused_rows, note_full_disk
 from assay.support.scrubbing import add_secrets, fields, message
-from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.buffer import Keeper
