@@ -1,7 +1,7 @@
 """llama.cpp in process, behind DSPy's engine contract.
 
-One server per model file and process; copies of a language model share it. Concurrent calls use the server's slots and
-reuse each other's prompt prefixes. Constrained output: llama.cpp compiles JSON schemas to grammars; a schema marked
+One server per model file and process; copies of a language model share it. Concurrent calls use the server's slots
+and reuse each other's prompt prefixes. Constrained output: llama.cpp compiles JSON schemas to grammars; a schema marked
 `LINES` becomes a grammar of `name: value` lines, for prompt formats that write those.
 """
 

@@ -1,8 +1,8 @@
 """Watches an embedded model's generation as it is made, and stops it if it repeats itself.
 
 The reply is assembled from its chunks. Text, usage and finish reason are those of an unwatched call, but llama.cpp
-reports no log-probability for the token that ends the turn, and none for tokens whose text it holds back for a moment:
-their ids are then unknown.
+reports no log-probability for the token that ends the turn, and none for tokens whose text it holds back for a
+moment: their ids are then unknown.
 """
 
 import json

@@ -32,7 +32,6 @@ from assay.traces.store.spill import Spill, leftover_batches, spill_path
 from assay.traces.store.upserts import upsert
 from assay.traces.store.writer import Rows, Writer
 
-_LAST = "\U0010ffff"  # sorts behind every other character
 MAX_SPILL_BYTES = 1 << 30  # bytes that may wait in a file while the database is unreachable
 PATIENCE_S = 0.3  # of retries before the database counts as unreachable
 _FULL_S = 3.0  # of waiting for a full disk
