@@ -32,7 +32,8 @@ from assay.programs.simulated_users import (
 from assay.programs.thinking import thought_field
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
-from assay.traces.recorder import aside, current_rollout
+from assay.traces.places import current_rollout
+from assay.traces.recorder import aside
 from assay.traces.records import Rollout
 from assay.traces.store.rows import clean
 

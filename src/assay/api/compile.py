@@ -23,6 +23,7 @@ from assay.evaluation import Gain, Progress, RecordedProgram, default_progress
 from assay.evaluation.session import Measured
 from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
+from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
 from assay.optimizers.prompts.given import title_of
@@ -45,7 +46,6 @@ from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
-from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.store.sealing import Openings, openings_line
 
 __all__ = ["CompileReport", "compile"]

@@ -20,10 +20,10 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.threads import as_finished
 from assay.models.limits import LAST_CALLS_S
 from assay.models.meter import Usage
+from assay.models.unrecorded import Unrecorded
 from assay.programs.wrapping import wrapped
 from assay.sources.modules import is_private
 from assay.traces import Rollout, Transition
-from assay.traces.missed import Unrecorded
 
 __all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
 

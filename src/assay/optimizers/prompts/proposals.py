@@ -135,8 +135,8 @@ class InstructionCheck:
 
     def store_truncated(self, call: Call) -> None:
         """Stores the end of an answer that was truncated at its token limit."""
-        if (call.response or {}).get("finish_reason") == "length" and call.text:
-            self.cut.append(call.text.rstrip()[-_TAIL:])
+        if (call.response or {}).get("finish_reason") == "length" and call.output:
+            self.cut.append(call.output.rstrip()[-_TAIL:])
 
     @contextmanager
     def listening(self, *lms: Any) -> Iterator[None]:

@@ -13,7 +13,7 @@ from assay.errors import FailureKind, MissingExtra
 from assay.models.failures import failure_of_call
 from assay.models.prices import Price
 from assay.models.redirects import no_redirects
-from assay.models.transports import accounted
+from assay.models.unrecorded import accounted
 from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
 from assay.support.values import json_text
 from assay.traces.gateway.embedded_chat import chunks_of

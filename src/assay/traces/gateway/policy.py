@@ -24,7 +24,7 @@ from assay.models.limits import asking_model
 from assay.models.lm import LanguageModel
 from assay.models.prices import FREE
 from assay.models.roles import is_embedded
-from assay.models.transports import accounted
+from assay.models.unrecorded import accounted
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces.gateway.access import Access

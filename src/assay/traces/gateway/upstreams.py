@@ -21,7 +21,7 @@ from yarl import URL
 from assay.errors import ConfigError
 from assay.models.prices import FREE, Price
 from assay.models.roles import check_address, check_variables, is_embedded
-from assay.models.transports import accounted
+from assay.models.unrecorded import accounted
 from assay.support.scrubbing import MARK, add_secrets, is_maskable
 from assay.traces.gateway.connections import keep_alive
 from assay.traces.gateway.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of

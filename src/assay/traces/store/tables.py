@@ -8,12 +8,6 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.types import UserDefinedType
 
-__all__ = [
-    "CONTENT", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments", "documents",
-    "facts", "forgotten", "known_tasks", "labels", "loop_steps", "loops", "made_from", "meta", "metadata",
-    "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
-]  # fmt: skip
-
 CONTENT = 1  # raise it if a column's content changes and its definition does not: older stores are then refused
 
 metadata = MetaData()
