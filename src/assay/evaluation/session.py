@@ -210,6 +210,17 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         finally:
             self.fixed_version = None
 
+    def around(self, program: dspy.Module, *, prompt_format: str | None = None) -> "RecordedProgram":
+        """Another program under the same recording, with this one's temperature.
+
+        Args:
+            prompt_format: None is this one's.
+        """
+        prompt_format = self.settings["adapter"] if prompt_format is None else prompt_format
+        other = RecordedProgram(program, self.session, prompt_format=prompt_format)
+        other.temperature = self.temperature
+        return other
+
     def another(self, sample: int) -> "RecordedProgram":
         """The same program with a sample number; the cache keeps samples, and those of different tasks, apart."""
         other = copy.copy(self)

@@ -38,7 +38,7 @@ from assay.models.hosted import HostedBackend
 from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once, without_answers_of
-from assay.optimizers.prompts.estimate import price_of
+from assay.optimizers.budget import price_of
 from assay.programs.foreign.tasks import AgentFailed, RunnerLost
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of

@@ -5,7 +5,7 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,12 +18,12 @@ from assay.evaluation.session import CONTINUES, RecordedProgram, Session, acting
 from assay.evaluation.threads import in_order
 from assay.programs import Agent, ToolAgent
 from assay.programs.agent import GUIDE
-from assay.programs.compose import ends
+from assay.programs.compose import ends, input_key
 from assay.programs.isolation import copied
 from assay.support.values import value_text
 from assay.traces.messages.prompts import sent_formats
 
-__all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
+__all__ = ["Demonstration", "Exploration", "choose", "explore", "pool_of", "shape", "with_demos"]
 
 _BATCH = 4
 _ALPHA = 0.1
@@ -48,6 +48,11 @@ class Demonstration:
     score: float
     failures: int = 0
     prompt_format: str | None = None
+
+    @classmethod
+    def of_label(cls, task: Task, predictors: Sequence[str]) -> "Demonstration":
+        """The expected outputs of a task, as if each of the predictors had given them."""
+        return cls(task, tuple((name, dict(task.inputs), dict(task.expected)) for name in predictors), 1.0)
 
 
 @dataclass
@@ -309,20 +314,29 @@ def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = 
     return chosen
 
 
-def with_demos(
-    student: RecordedProgram, demonstrations: Sequence[Demonstration], *, prompt_format: str | None
-) -> RecordedProgram:
+def pool_of(demonstrations: Sequence[Demonstration]) -> list[dict[str, Any]]:
+    """Demonstrations as the pool of `NearestDemos`."""
+    return [
+        {"key": input_key(dict(demonstration.task.inputs)), "demos": _calls(demonstration)}
+        for demonstration in demonstrations
+    ]
+
+
+def _calls(demonstration: Demonstration) -> dict[str, list[dict[str, Any]]]:
+    """What each predictor was given and gave, by its name, in order."""
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for name, inputs, output in demonstration.steps:
+        calls.setdefault(name, []).append({**inputs, **output})
+    return calls
+
+
+def with_demos(program: dspy.Module, demonstrations: Sequence[Demonstration]) -> dspy.Module:
     """A copy of the program that shows these runs. A predictor that was called several times in a run shows the first
     and the last of these calls: how the work begins and how it ends."""
-    compiled = RecordedProgram(copied(student.program), student.session, prompt_format=prompt_format)
-    compiled.temperature = student.temperature
-    demos: Mapping[str, list[dspy.Example]] = defaultdict(list)
+    compiled, demos = copied(program), defaultdict[str, list[dspy.Example]](list)
     for demonstration in demonstrations:
-        calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for name, inputs, output in demonstration.steps:
-            calls[name].append({**inputs, **output})
-        for name, runs in calls.items():
-            demos[name] += [dspy.Example(augmented=True, **fields) for fields in ends(runs)]
-    for name, predictor in compiled.program.named_predictors():
+        for name, calls in _calls(demonstration).items():
+            demos[name] += [dspy.Example(augmented=True, **fields) for fields in ends(calls)]
+    for name, predictor in compiled.named_predictors():
         predictor.demos = list(demos[name])
     return compiled
