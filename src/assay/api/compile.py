@@ -58,8 +58,6 @@ from assay.support.reprs import ReportRepr
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.store.sealing import Openings, openings_line
 
-__all__ = ["CompileReport", "compile"]
-
 
 @dataclass(repr=False)
 class CompileReport(ReportRepr):

@@ -24,8 +24,6 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import Gain, differences_of, paired_gain
 from assay.support.numbers import counted, figure, signed
 
-__all__ = ["Comparison", "compare", "gains_by_criterion", "losses_behind_gain", "what_would_decide"]
-
 
 @dataclass(frozen=True)
 class Comparison:

@@ -24,8 +24,6 @@ from assay.sources import trust
 from assay.sources.artifact_code import around
 from assay.support.settings import nearest
 
-__all__ = ["AnyJudge", "load_judge", "members_of"]
-
 AnyJudge = Judge | ListwiseJudge
 Find = Callable[[str], AnyJudge]
 _KEYWORDS = (*JudgeFields.__annotations__, "source", "own_model", "trust")  # of `assay.load_judge`

@@ -37,37 +37,6 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.programs import ToolAgent
 from assay.support.numbers import counted
 
-__all__ = [
-    "AUTO_SEARCH_CALLS",
-    "CAPS",
-    "Decisions",
-    "Estimate",
-    "ImprovePlan",
-    "ReportPlan",
-    "StepPlan",
-    "Turn",
-    "announce_splits",
-    "calls_per_run",
-    "cost_text",
-    "decision_tasks",
-    "estimated",
-    "forecast_pair",
-    "minutes_text",
-    "of_all",
-    "pair_of",
-    "plan_report",
-    "plan_steps",
-    "price_of",
-    "remaining_caps",
-    "run_calls",
-    "search_cap",
-    "search_runs",
-    "spent_in",
-    "too_few_to_score",
-    "too_small",
-    "training_runs",
-]
-
 AUTO_SEARCH_CALLS = 300  # of `auto`, where no cap is set
 CAPS = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "cost_usd"}  # setting of a cap -> what it limits
 _UNITS = {"calls": "calls", "tokens": "tokens", "cost_usd": "dollars"}

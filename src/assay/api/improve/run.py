@@ -45,10 +45,9 @@ from assay.optimizers.budget import (
     remaining_caps,
     spent_in,
 )
-from assay.optimizers.finetuning import SFTSettings
 from assay.optimizers.finetuning.comparison import compared
 from assay.optimizers.finetuning.run_folder import remove_training, training_folder
-from assay.optimizers.finetuning.settings import PolicySettings, settings_from
+from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.programs.loading import full_name
 from assay.reports.markdown import models_text, with_interval
 from assay.reports.training import interval

@@ -22,17 +22,6 @@ from assay.runs.settings.shared import PromptSettings
 from assay.sources.artifact_files import read_manifest
 from assay.support.settings import nearest
 
-__all__ = [
-    "STATE",
-    "STEPS",
-    "adapter_names",
-    "check_improvement",
-    "check_name",
-    "program_name",
-    "start_model_of",
-    "steps_of",
-]
-
 STATE = "state.json"  # of an unfinished improvement, in its folder
 STEPS = ("prompts", "sft", "grpo")
 

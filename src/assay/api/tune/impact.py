@@ -37,8 +37,6 @@ from assay.traces.store.sealing import resolve_salt
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["ImpactReport", "parameter_impact"]
-
 
 @dataclass(repr=False)
 class ImpactReport(ReportRepr):

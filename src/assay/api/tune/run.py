@@ -66,8 +66,6 @@ from assay.support.numbers import counted, figure
 from assay.traces import url_without_password
 from assay.traces.store.sealing import resolve_salt
 
-__all__ = ["tune"]
-
 _SIDES = ("default", "tuned")
 
 

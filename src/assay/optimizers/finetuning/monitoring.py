@@ -8,8 +8,6 @@ import numpy as np
 
 from assay.reports.training_log import TrainingLog
 
-__all__ = ["TrainingMonitor"]
-
 _WINDOW = 10  # steps of each window of the convergence rule
 _CONVERGED = 0.1  # largest half width of the interval of the difference, in units of the reward
 _SMALL = 0.05  # a significant change of the mean reward that a longer training is not worth

@@ -37,8 +37,6 @@ from assay.optimizers.finetuning.trl_settings import make_trainer
 from assay.reports.training import curves_of
 from assay.support.values import json_text
 
-__all__ = ["train_policy"]
-
 _HEADING_EVERY = 20  # lines between two headings of the printed table
 _NOTES = "assay.json"  # our state in a checkpoint folder, next to the files of TRL
 

@@ -27,27 +27,6 @@ from assay.support.names import check_name
 from assay.support.values import json_value
 from assay.traces.records import new_id
 
-__all__ = [
-    "POLICY_MEMORY",
-    "SFT_MEMORY",
-    "check_free",
-    "keep_trained",
-    "last_good",
-    "model_path",
-    "rank",
-    "ready",
-    "remove_training",
-    "report_agreement",
-    "restored",
-    "save_adapter",
-    "stoppable",
-    "training_folder",
-    "training_id",
-    "wait_for_all",
-    "working_folder",
-    "world",
-]
-
 Messages = list[dict[str, Any]]
 _TOKENS = 32  # length of the greedy texts compared between torch and llama.cpp
 

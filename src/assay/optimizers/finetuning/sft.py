@@ -34,8 +34,6 @@ from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 from assay.traces.export.rendering import RowRenderer
 
-__all__ = ["SFTReport", "fitting_rows", "make_trainer", "to_dataset", "train_sft", "with_labels"]
-
 _PROMPTS = 4  # prompts whose greedy texts are compared between torch and llama.cpp
 _MOST_ROWS = 4  # rows of a forward pass at most; the rest of a batch is accumulated
 

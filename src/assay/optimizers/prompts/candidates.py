@@ -22,8 +22,6 @@ from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import EnsembleProgram, NearestDemos, ends, without_nearest
 from assay.programs.isolation import copied
 
-__all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel", "searched_program", "with_models_of"]
-
 EXISTING = "own"  # the demonstrations that the program already has
 NEAREST = "nearest"
 _POOL = 500  # demonstrations among which the nearest are searched; all of them are stored in the artifact

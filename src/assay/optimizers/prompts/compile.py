@@ -24,7 +24,6 @@ from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, spread_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import FEWEST, Gain, differences_of, paired_gain
 from assay.optimizers.budget import (
-    AUTO_SEARCH_CALLS,
     Decisions,
     ReportPlan,
     forecast_pair,
@@ -39,7 +38,7 @@ from assay.optimizers.prompts.teleprompters import too_few_calls
 from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
 
-__all__ = ["AUTO_SEARCH_CALLS", "CompileConfig", "CompileOutcome", "compile_prompts"]
+__all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
 
 _SIDES = ("baseline", "compiled")
 

@@ -8,8 +8,6 @@ from assay.errors import ConfigError
 from assay.optimizers.budget import Decisions
 from assay.optimizers.prompts.teleprompters import check_optimizer, shows_demos
 
-__all__ = ["CompileConfig"]
-
 _DEMOS = 16
 
 

@@ -15,8 +15,6 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.optimizers.budget import run_calls
 from assay.optimizers.prompts.demonstrations import Exploration, explore
 
-__all__ = ["Proposal", "to_examples"]
-
 
 @dataclass
 class Proposal:

@@ -36,10 +36,9 @@ from assay.optimizers.prompts.thinking import fit, fits_thinking, refinement_in
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram
 from assay.rubrics.dspy_metric import example_fields
+from assay.rubrics.scoring import ScoredRun
 from assay.support.places import write_whole
 from assay.support.values import json_text
-
-__all__ = ["PromptSearch"]
 
 _BOOTSTRAPPED = 4  # bootstrapped demonstrations that a named optimizer shows, as in DSPy
 _EXPLORED = 24  # successful runs after which exploring ends
@@ -172,9 +171,9 @@ class PromptSearch:
             return
         evaluation = Evaluation()
         for example, prediction, _ in result.results:
-            task = self.session.tasks.find(*example_fields(example))
-            if task is not None and hasattr(prediction, "_result"):
-                evaluation.add_run(task, prediction)
+            task, run = self.session.tasks.find(*example_fields(example)), ScoredRun.of(prediction)
+            if task is not None and run is not None and run.result is not None:
+                evaluation.add_run(task, run)
         if not len(evaluation):  # the traced batches of GEPA: their predictions are pairs with traces
             return
         self.session.progress.say(

@@ -31,20 +31,6 @@ from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.isolation import copied
 
-__all__ = [
-    "OPTIMIZERS",
-    "auto_prompt_formats",
-    "check_made",
-    "check_optimizer",
-    "least_runs",
-    "named_val",
-    "propose",
-    "shows_demos",
-    "too_few_calls",
-    "writes_instructions",
-]
-
-
 _CALLS_FOR_XML = 200  # of a search
 _FEWEST_VAL = 4  # tasks on which a named optimizer's proposal is compared
 _PROPOSING = 0.9  # of the calls left, for runs; the rest is for proposals

@@ -20,20 +20,6 @@ from assay.programs.isolation import copied
 from assay.programs.refinement import Halting
 from assay.support.numbers import signed
 
-__all__ = [
-    "FULL",
-    "POLICIES",
-    "Fitted",
-    "fit",
-    "fits_thinking",
-    "fitted_policy",
-    "haltings",
-    "never_revises",
-    "refinement_in",
-    "why_none",
-    "with_halting",
-]
-
 ALL_ROUNDS = "all rounds"
 _HALT_AT = (0.7, 0.5, 0.3)  # probabilities that are tried besides the program's own, where they are lower
 _MIN_GAIN = (0.01, 0.05, 0.1, 0.2)
