@@ -27,6 +27,8 @@ from assay.support.numbers import figure
 from assay.support.reprs import ReportRepr, measure_text
 from assay.traces import Rollout
 
+_BY_TASK = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
+
 
 @dataclass(repr=False)
 class Evaluation(ReportRepr):
@@ -84,30 +86,14 @@ class Evaluation(ReportRepr):
         grades = [(name, figure(grade)) for name, grade in self.criteria().items()]
         return [("score", score), *grades, ("tasks", str(len(self))), ("unscored", str(self.unscored))]
 
-    def add(self, other: "Evaluation") -> None:
-        """Takes in the results of other tasks."""
-        self.results.update(other.results)
-        self.task_types.update(other.task_types)
-        self.tokens.update(other.tokens)
-        self.prompt_tokens.update(other.prompt_tokens)
-        self.calls.update(other.calls)
-        self.cost_usd.update(other.cost_usd)
-        self.unpriced |= other.unpriced
-        self.runs.update(other.runs)
-        self._samples.update(other._samples)
-
     def only(self, task_ids: Collection[str]) -> "Evaluation":
         """The results of some of the tasks."""
         selected = set(task_ids)
-        parts = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
-        parts_of = {
-            name: {key: value for key, value in getattr(self, name).items() if key in selected} for name in parts
+        by_task = {
+            name: {key: value for key, value in getattr(self, name).items() if key in selected} for name in _BY_TASK
         }
-        return Evaluation(
-            **parts_of,
-            unpriced=self.unpriced & selected,
-            runs={key: run for key, run in self.runs.items() if key[0] in selected},
-        )
+        runs = {key: run for key, run in self.runs.items() if key[0] in selected}
+        return Evaluation(**by_task, unpriced=self.unpriced & selected, runs=runs)
 
     def add_run(self, task: Task, scored_run: ScoredRun) -> None:
         """Takes in a run of one task; another one of the same task is another sample."""
@@ -139,15 +125,7 @@ class Evaluation(ReportRepr):
     def arrange(self, order: Sequence[str]) -> None:
         """Puts tasks into this order, whichever were done first; others stay before them."""
         last = {task_id: place for place, task_id in enumerate(order)}
-        for by_task in (
-            self.results,
-            self.task_types,
-            self.tokens,
-            self.prompt_tokens,
-            self.calls,
-            self.cost_usd,
-            self._samples,
-        ):
+        for by_task in (getattr(self, name) for name in _BY_TASK):
             _reorder(by_task, sorted(by_task, key=lambda task_id: last.get(task_id, -1)))
         _reorder(self.runs, sorted(self.runs, key=lambda key: (key[1], last.get(key[0], -1))))
 
