@@ -191,7 +191,8 @@ def test_budgets_follow_from_the_cap() -> None:
         session = SimpleNamespace(
             meter=Meter(Caps(search_calls=cap)), measured=Measured(calls=2, judge_calls=1, tokens=None, latency_s=None)
         )
-        return Proposal(None, [], [None] * 10, session)  # type: ignore[arg-type, list-item]
+        student: Any = SimpleNamespace(program=None)
+        return Proposal(student, [], [None] * 10, session)  # type: ignore[arg-type, list-item]
 
     assert (defaults_at(None).runs(40), defaults_at(None).passes(7, most=30)) == (40, 7)
     assert (defaults_at(300).runs(40), defaults_at(300).passes(7, most=30)) == (

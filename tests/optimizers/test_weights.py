@@ -263,7 +263,7 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     config = SFTSettings(epochs=1, batch=2, lora_r=2, max_length=64, evaluations=1, eval_fraction=0.2)
     uninterrupted = train_sft(path, "whole", config)
     with monkeypatch.context() as patch:
-        patch.setattr("assay.optimizers.finetuning.sft.report_agreement", killed)
+        patch.setattr("assay.optimizers.finetuning.run_folder.report_agreement", killed)
         with pytest.raises(Killed):
             train_sft(path, "cut", config)
     marker = Path(".assay/adapters/cut", MARKER)

@@ -16,8 +16,8 @@ from assay.evaluation import evaluate as run_evaluation
 from assay.evaluation.notes import overridden_format, run_notes
 from assay.models import Meter
 from assay.models.unrecorded import NOTHING, Unrecorded
-from assay.optimizers.prompts.halting import never_revises
-from assay.optimizers.prompts.reserve import too_few_to_score
+from assay.optimizers.budget import too_few_to_score
+from assay.optimizers.prompts.thinking import never_revises
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program

@@ -25,8 +25,6 @@ from assay.support.settings import nearest
 from assay.support.yaml_files import read_text
 from assay.support.yaml_models import StrictModel, parse_yaml
 
-__all__ = ["AnyJudge", "load_judge", "members_of"]
-
 AnyJudge = Judge | ListwiseJudge
 Find = Callable[[str], AnyJudge]
 _KEYWORDS = (*JudgeFields.__annotations__, "source", "own_model", "trust")  # of `assay.load_judge`

@@ -10,8 +10,6 @@ from assay.models.defaults import DEFAULT_MODEL
 from assay.support.presets import apply_preset
 from assay.support.settings import LARGEST_SEED, Settings, nearest, setting, settings_of
 
-__all__ = ["ALGORITHMS", "LOSSES", "RETURNS", "PolicySettings", "SFTSettings", "settings_from"]
-
 T = TypeVar("T", bound=Settings)
 
 ALGORITHMS = ("grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo")

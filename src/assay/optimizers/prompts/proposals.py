@@ -16,8 +16,6 @@ from assay.datasets.overlap import overlap
 from assay.models import count_tokens
 from assay.models.calls import Call
 
-__all__ = ["MOST_TOKENS", "Finding", "InstructionCheck", "broken", "lint_instructions"]
-
 MOST_TOKENS = 2000  # of an instruction: more is paid for in every call
 _COPIED = 0.1  # share of an instruction's runs of words in training tasks from which it is reported
 _TAIL = 60  # characters at the end of an answer that was cut off

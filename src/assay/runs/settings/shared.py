@@ -29,7 +29,7 @@ from assay.support.values import json_text
 
 if TYPE_CHECKING:
     from assay.models import Caps
-    from assay.optimizers.prompts.reserve import Decisions
+    from assay.optimizers.budget import Decisions
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -211,7 +211,7 @@ class ProgramSettings(JudgeModelSettings, CommonSettings):
     @property
     def decisions(self) -> "Decisions":
         """How gate and test are sized and decided."""
-        from assay.optimizers.prompts.reserve import Decisions
+        from assay.optimizers.budget import Decisions
 
         return Decisions(sized=frozenset(self.sizes))
 
@@ -281,7 +281,7 @@ class ReflectionSettings(CommonSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSettings(ProgramSettings):
-    """Settings of the gate, the sealed test (`assay.optimizers.prompts.reserve.Decisions`) and the artifact."""
+    """Settings of the gate, the sealed test (`assay.optimizers.budget.Decisions`) and the artifact."""
 
     difference: float = setting(
         0.1,
@@ -311,7 +311,7 @@ class DecisionSettings(ProgramSettings):
 
     @property
     def decisions(self) -> "Decisions":
-        from assay.optimizers.prompts.reserve import Decisions
+        from assay.optimizers.budget import Decisions
 
         return Decisions(difference=self.difference, early_stop=self.early_stop, sized=frozenset(self.sizes))
 
