@@ -10,7 +10,8 @@ from typing import Any
 
 from assay.models.tool_calls import with_tool_calls
 from assay.traces.gateway.translation_gemini import chat_of, error_of, untranslatable
-from assay.traces.messages.dialects import Message, chat_messages, chat_tools, each, part_texts
+from assay.traces.messages.dialects import Message, chat_messages, chat_tools, part_texts
+from assay.traces.messages.parts import each
 from assay.traces.messages.requested import insisted_tool, must_call, output_schema
 
 __all__ = ["as_called", "chat_request", "chunks_of", "error_body", "refused", "stream_of"]

@@ -19,6 +19,7 @@ from functools import lru_cache
 import regex
 
 from assay.traces.privacy.matches import EntityMatch, normal
+from assay.traces.privacy.numbers import national_numbers
 from assay.traces.privacy.patterns import is_reckoned
 
 __all__ = ["FINDERS"]
@@ -368,4 +369,4 @@ def _streets(text: str, lower: str) -> Iterator[EntityMatch]:
                     yield EntityMatch("address", m.start(), m.end(), normal("address", m[0]))
 
 
-FINDERS = (_phones, _dates, _streets)
+FINDERS = (national_numbers, _phones, _dates, _streets)
