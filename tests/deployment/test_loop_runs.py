@@ -157,20 +157,20 @@ def test_the_loop_runs_from_production_to_promotion_and_starts_again(agent: Path
 KILLED = """
 import os, signal, sys
 from unittest import mock
-from assay.deployment.loops import Lease
+from assay.deployment.loops import Loops
 step, moment = sys.argv[1:3]
-begin, end = Lease.begin, Lease.end
+begin, end = Loops.begin, Loops.end
 
 def dies(kind, original):
-    def call(self, cycle, name, *rest):
+    def call(self, lease, agent, cycle, name, *rest):
         if moment == "before" and kind == "end" and name == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        original(self, cycle, name, *rest)
+        original(self, lease, agent, cycle, name, *rest)
         if name == step and moment == ("begun" if kind == "begin" else "after"):
             os.kill(os.getpid(), signal.SIGKILL)
     return call
 
-Lease.begin, Lease.end = dies("begin", begin), dies("end", end)
+Loops.begin, Loops.end = dies("begin", begin), dies("end", end)
 from assay.api.loop.run import run_loop
 run_loop("support")
 """
@@ -226,11 +226,11 @@ def test_a_cycle_waits_for_budget_interval_and_new_tasks(agent: Path, monkeypatc
         Deployments(store.engine).order("support", "rollback", reason="test")
     assert "the next cycle is due at" in run("run", "support")["reason"]
     now = time.time
-    monkeypatch.setattr("assay.deployment.loops.time.time", lambda: now() + 6.9 * 86400)
+    monkeypatch.setattr("time.time", lambda: now() + 6.9 * 86400)
     assert "the next cycle is due at" in run("run", "support")["reason"]
-    monkeypatch.setattr("assay.deployment.loops.time.time", lambda: now() - 86400)  # the clock is set back
+    monkeypatch.setattr("time.time", lambda: now() - 86400)  # the clock is set back
     assert run("run", "support")["reason"] == "the budget of seven days is used up (max_calls, max_cost_usd)"
-    monkeypatch.setattr("assay.deployment.loops.time.time", lambda: now() + 7.1 * 86400)
+    monkeypatch.setattr("time.time", lambda: now() + 7.1 * 86400)
     assert run("run", "support")["reason"] == "new tasks are 0, 1 are required"
     serve(30, 1)
     assert run("run", "support")["action"] == "cycle"

@@ -28,10 +28,10 @@ from assay.deployment.registry import (
     retired_in,
 )
 from assay.deployment.rollout_values import arms_of, pairs_of, recorded_covariate, requests_of, units_of
-from assay.deployment.writing import writing
 from assay.errors import ConfigError, DeploymentError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
 
 __all__ = ["Deployment", "Deployments"]

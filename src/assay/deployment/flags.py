@@ -19,9 +19,9 @@ import sqlalchemy as sa
 
 from assay.deployment.assignment import unit_digest
 from assay.deployment.registry import Registry, current_user
-from assay.deployment.writing import writing
 from assay.errors import ConfigError
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import writing
 from assay.traces.store.rows import clean
 
 __all__ = ["flag_history", "flags_of", "matching", "set_flag", "write_flag"]

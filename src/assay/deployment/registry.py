@@ -15,12 +15,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.writing import writing
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import unproven_note, verified
 from assay.support.names import check_name
 from assay.support.settings import nearest
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
 
 __all__ = [

@@ -85,8 +85,7 @@ def loop_file(loops: Loops, agent: str, file: str | Path | None = None) -> LoopS
     Raises:
         DeploymentError: the agent has no loop, or the file is missing or another one than at the start.
     """
-    if (loop := loops.get(agent)) is None:
-        raise DeploymentError(f"agent {agent!r} has no loop: assay loop start {agent} --file FILE starts one")
+    loop = loops.known(agent)
     path = Path(loop.file if file is None else file)
     if not path.is_file():
         raise DeploymentError(
