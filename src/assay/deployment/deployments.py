@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.covariates import Covariate
+from assay.deployment.covariates import Covariate, recorded_covariate
 from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision, State
 from assay.deployment.evidence import Arms
 from assay.deployment.plan import Metric, Plan
@@ -27,7 +27,7 @@ from assay.deployment.registry import (
     retire_in,
     retired_in,
 )
-from assay.deployment.rollout_values import arms_of, pairs_of, recorded_covariate, requests_of, units_of
+from assay.deployment.rollout_values import arms_of, pairs_of, requests_of, units_of
 from assay.errors import ConfigError, DeploymentError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
@@ -36,8 +36,6 @@ from assay.traces.store.rows import as_json, clean
 
 __all__ = ["Deployment", "Deployments"]
 
-_MOST_COVARIATES = 32  # covariates in memory, of at most some 10,000 numbers each
-_COVARIATES: dict[tuple[str, str], Covariate] = {}
 ENDED = (PROMOTED, ROLLED_BACK, "stopped")
 
 
@@ -221,23 +219,13 @@ class Deployments:
 
     def evidence(self, name: str, metric: Metric, now: float) -> Arms:
         deployment = self.get(name)
-        covariate = self._covariate(deployment, metric) if deployment.plan.covariate else None
-        return arms_of(self.engine, deployment.id, metric, now, covariate)
-
-    def _covariate(self, deployment: Deployment, metric: Metric) -> Covariate:
-        """The covariate of a metric. After the shadow step it is read once by each process: it does not change."""
-        key = (deployment.id, metric.name)
-        if (covariate := _COVARIATES.get(key)) is not None:
-            return covariate
-        covariate = recorded_covariate(
-            self.engine, deployment.id, metric, champion=f"{deployment.agent}@{deployment.champion}",
-            before=deployment.started_at,
-        )  # fmt: skip
-        if not deployment.plan.steps[deployment.state.step].shadow:
-            while len(_COVARIATES) >= _MOST_COVARIATES:
-                _COVARIATES.pop(next(iter(_COVARIATES)), None)
-            _COVARIATES[key] = covariate
-        return covariate
+        covariate = Covariate()
+        if deployment.plan.covariate:
+            covariate = recorded_covariate(
+                self.engine, deployment.id, metric, champion=f"{deployment.agent}@{deployment.champion}",
+                before=deployment.started_at, fixed=not deployment.plan.steps[deployment.state.step].shadow,
+            )  # fmt: skip
+        return arms_of(self.engine, deployment.id, metric, now, covariate.of)
 
     def shadow(self, name: str, metric: Metric) -> Paired:
         return pairs_of(self.engine, self.get(name).id, metric)
