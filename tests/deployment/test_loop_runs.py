@@ -283,18 +283,18 @@ def test_a_read_only_store_is_an_error_and_nothing_is_begun(agent: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rubric: r\nmethod: train", "must be compile, improve or FILE.py:FUNCTION"),
-        ("rubric: r\noptions: {optimiser: auto}", "Did you mean 'optimizer'"),
-        ("rubric: r\npool: {min_point: 3}", "has no field 'min_point'"),
-        ("rubric: r\nlimits: {live: 2}", "live=2 must be between 0 and 1"),
-        ("rubric: r\nlease_s: 0", "lease_s=0 must be between 1 and 3600"),
-        ("rubric: r\nscoring: {judge: x}", "scoring has no setting 'judge'"),
-        ("rubric: r\nevents: [{command: []}]", "needs one of url, url_env and command"),
+        ("rubric: r\nmethod: train", "loop.yaml: method='train'"),
+        ("rubric: r\noptions: {optimiser: auto}", "'optimizer'"),
+        ("rubric: r\npool:\n  min_point: 3", "loop.yaml:3: pool: .*'min_points'"),
+        ("rubric: r\nlimits: {live: 2}", "loop.yaml:2: limits: live=2"),
+        ("rubric: r\nlease_s: 0", "loop.yaml:2: lease_s=0"),
+        ("rubric: r\nscoring: {judge: x}", "'judge'"),
+        ("rubric: r\nevents:\n- {url: 'http://h'}\n- {command: []}", "loop.yaml:4: events.1: "),
         ("method: compile", "rubric"),
-        ("- 1", "is a mapping with rubric"),
+        ("- 1", "loop.yaml: "),
     ],
 )
-def test_mistakes_in_the_file_are_named(agent: Path, text: str, message: str) -> None:
+def test_mistakes_in_the_file_are_named_with_their_line(agent: Path, text: str, message: str) -> None:
     (agent / "loop.yaml").write_text(text)
     with pytest.raises(assay.AssayError, match=message):
         run("start", "support", "--file", "loop.yaml")

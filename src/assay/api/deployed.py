@@ -43,8 +43,6 @@ from assay.traces.listening import listening, replacing
 from assay.traces.records import new_id
 from assay.traces.replaying import ToolReplay
 
-__all__ = ["DeployedAgent", "LoadedVersion", "deployed"]
-
 _LOG = logging.getLogger("assay.deployed")
 _QUIET_S = 60.0  # between two events that a version fell back
 

@@ -19,8 +19,6 @@ from assay.deployment.plan import Metric
 from assay.deployment.rollout_values import SHADOW, columns_of, value_of
 from assay.traces.store.tables import rollouts
 
-__all__ = ["FEWEST", "Covariate", "Effects", "Known", "covariate_of", "fitted", "recorded_covariate"]
-
 FEWEST = 100  # recorded rollouts below which there is no covariate
 _LEAST = 10.0  # explained share of their variance times their number that is no chance: about the square of a t value
 _FOLDS = 5

@@ -26,8 +26,6 @@ from assay.deployment.readings import (
 from assay.deployment.sequences import betting, obrien_fleming
 from assay.support.numbers import signed
 
-__all__ = ["Decision", "Records", "State", "advance", "decide", "readings_now"]
-
 RUNNING, PAUSED, PROMOTED, ROLLED_BACK = "running", "paused", "promoted", "rolled_back"
 _FEWEST_RUNNING = 5  # rollouts of the candidate that hang, from which on a step does not end
 _RATIO_ALPHA = 0.001  # of the check that units arrive in the planned ratio

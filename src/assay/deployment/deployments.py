@@ -34,8 +34,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
 
-__all__ = ["Deployment", "Deployments"]
-
 ENDED = (PROMOTED, ROLLED_BACK, "stopped")
 
 

@@ -24,8 +24,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.leases import writing
 from assay.traces.store.rows import clean
 
-__all__ = ["flag_history", "flags_of", "matching", "set_flag", "write_flag"]
-
 _KINDS = ("kill", "percentage", "pin:unit:NAME", "pin:tenant:NAME", "exclude:unit:NAME", "exclude:tenant:NAME")
 _LONGEST = 300  # width of the column
 

@@ -14,8 +14,6 @@ from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.watches import JUDGE_DRIFT, Watch
 from assay.support.numbers import signed
 
-__all__ = ["BEGUN", "DONE", "FAILED", "due_replays", "judge_alarm", "judge_watches", "write_replay"]
-
 BEGUN, DONE, FAILED = "begun", "done", "failed"
 _ALPHA = 0.01  # of a false alarm of one watch, over all of its replays
 _LOST = 0.05  # share of anchors without a verdict above which the judge counts as not working

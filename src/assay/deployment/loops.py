@@ -20,8 +20,6 @@ from assay.traces.store.leases import Lease, seconds, writing
 from assay.traces.store.rows import as_json, clean
 from assay.traces.store.upserts import upsert
 
-__all__ = ["DONE", "ENDED", "FAILED", "RUNNING", "STEPS", "WAITING", "Loop", "LoopStep", "Loops"]
-
 STEPS = ("pool", "gates", "improve", "register", "deploy")  # of a cycle, in order
 RUNNING, DONE, WAITING, ENDED, FAILED = "running", "done", "waiting", "ended", "failed"
 _LOOPS, _STEPS = schema.loops, schema.loop_steps

@@ -25,8 +25,6 @@ from assay.deployment.loops import ENDED as STEP_ENDED
 from assay.deployment.loops import FAILED as STEP_FAILED
 from assay.traces.store import tables as schema
 
-__all__ = ["Figure", "deployment_success", "live_scores", "loop_figures"]
-
 _ROLLOUTS = schema.rollouts.c
 _SURE = 1.96  # standard errors
 

@@ -23,20 +23,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
 
-__all__ = [
-    "RETIRED",
-    "Alias",
-    "Registry",
-    "Version",
-    "aliases_in",
-    "check_not_retired_in",
-    "current_user",
-    "lock_version",
-    "move_alias",
-    "retire_in",
-    "retired_in",
-]
-
 RETIRED = "retired:"  # prefix of a flag; the number of the version follows
 _LONGEST = 200  # of a user's name, the width of its column
 

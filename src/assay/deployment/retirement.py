@@ -6,8 +6,6 @@ from typing import Any
 from assay.deployment.deployments import Deployments
 from assay.deployment.registry import Version
 
-__all__ = ["POLICIES", "versions_holding", "versions_of_erased"]
-
 POLICIES = ("name", "retire")
 
 

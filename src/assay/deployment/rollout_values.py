@@ -15,17 +15,6 @@ from assay.deployment.plan import Metric
 from assay.deployment.readings import Paired
 from assay.traces.store import tables as schema
 
-__all__ = [
-    "LOST_S",
-    "SHADOW",
-    "arms_of",
-    "columns_of",
-    "pairs_of",
-    "requests_of",
-    "units_of",
-    "value_of",
-]
-
 SHADOW = "shadow"  # phase of replayed rollouts; their group is the id of the recorded one
 LOST_S = 600.0  # after which a rollout that has not ended is missing; the default time limit of a rollout
 _BATCH = 5000

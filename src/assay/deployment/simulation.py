@@ -18,8 +18,6 @@ from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 from assay.support.reprs import ReportRepr
 
-__all__ = ["SimulatedDeployment", "SimulationReport", "simulate"]
-
 _ARMS = (CHAMPION, CANDIDATE)
 _SECONDS = 1.0  # between two requests
 

@@ -13,8 +13,6 @@ from assay.errors import BudgetExceeded
 from assay.evaluation.progress import Progress
 from assay.support.scrubbing import error_text
 
-__all__ = ["replay_judges"]
-
 _LOG = logging.getLogger("assay.deployed")
 
 

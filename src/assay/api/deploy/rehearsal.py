@@ -28,8 +28,6 @@ from assay.traces import Rollout, Store
 from assay.traces.replaying import ToolReplay
 from assay.traces.store import tables as schema
 
-__all__ = ["CHECK", "Rehearsal", "rehearse", "replay_rubric"]
-
 CHECK = "check"  # phase of these rollouts; they have no version, so that no figure of production counts them
 _NEWEST = 1000  # recorded rollouts that the replayed ones are chosen from
 

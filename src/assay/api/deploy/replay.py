@@ -21,8 +21,6 @@ from assay.traces import Rollout
 from assay.traces.replaying import ToolReplay
 from assay.traces.store import tables as schema
 
-__all__ = ["replay"]
-
 _HUNG = 3  # rollouts over the time limit, after which a call of `replay` ends
 
 

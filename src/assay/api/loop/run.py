@@ -34,8 +34,6 @@ from assay.support.settings import settings_of
 from assay.traces import Store
 from assay.traces.store.leases import Lease, LostLease, seconds
 
-__all__ = ["LoopRunReport", "run_loop"]
-
 _JUDGE = tuple(settings_of(AdvanceSettings))  # of the scoring settings: the model of the rubric's judges
 
 

@@ -15,8 +15,6 @@ from assay.support.places import no_such_file
 from assay.traces import Store
 from assay.traces.store.location import store_file
 
-__all__ = ["has_loop", "loop_file", "start_loop", "stop_loop"]
-
 
 @takes()
 def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None) -> dict[str, Any]:

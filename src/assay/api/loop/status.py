@@ -17,8 +17,6 @@ from assay.support.reprs import ReportRepr
 from assay.traces import Store
 from assay.traces.store.leases import seconds
 
-__all__ = ["LoopStatusReport", "loop_status"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LoopStatusReport(ReportRepr):

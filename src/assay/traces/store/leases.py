@@ -18,8 +18,6 @@ from assay.errors import StoreError
 from assay.traces.records import new_id
 from assay.traces.store.tables import leases
 
-__all__ = ["Lease", "LostLease", "acquire", "holder_of", "seconds", "writing"]
-
 _RENEWALS = 5  # in the length of a lease
 
 
