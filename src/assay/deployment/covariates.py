@@ -148,8 +148,8 @@ def fitted(known: Known, *, tasks: int, units: int) -> Effects | None:
         return None
     folds = np.full(len(recorded), -1)
     folds[recorded] = np.random.default_rng(0).integers(0, _FOLDS, len(own))
-    of_tasks = _Sums(known.tasks, deviations, folds, tasks)
-    of_units = _Sums(known.units[recorded], own, folds[recorded], units)
+    of_tasks = _FoldSums(known.tasks, deviations, folds, tasks)
+    of_units = _FoldSums(known.units[recorded], own, folds[recorded], units)
     best = _best(of_tasks, of_units, own)
     if (1 - best.left / whole) * len(own) < _LEAST:
         return None
@@ -160,7 +160,7 @@ def fitted(known: Known, *, tasks: int, units: int) -> Effects | None:
     )
 
 
-class _Sums:
+class _FoldSums:
     """Sums of deviations by task or unit, and those of all folds but the own one for each recorded value."""
 
     def __init__(self, numbers: np.ndarray, values: np.ndarray, folds: np.ndarray, size: int) -> None:
@@ -179,7 +179,7 @@ class _Fit:
     shrinkages: tuple[float, float]
 
 
-def _best(tasks: _Sums, units: _Sums, values: np.ndarray) -> _Fit:
+def _best(tasks: _FoldSums, units: _FoldSums, values: np.ndarray) -> _Fit:
     """The fit that leaves the smallest sum of squares."""
     from scipy import optimize
 

@@ -6,7 +6,7 @@ behind the Protocol `Records`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from assay.deployment.assignment import CANDIDATE
@@ -131,13 +131,10 @@ def _after(plan: Plan, state: State, decision: Decision, now: float) -> State:
         return state
     status = {"promote": PROMOTED, "rollback": ROLLED_BACK, "pause": PAUSED}.get(decision.action, RUNNING)
     moved = decision.action == "next"
-    return State(
-        step=state.step + moved,
-        status=status,
-        started_at=now if moved else state.started_at,
-        version=state.version + 1,
-        evaluations=state.evaluations + decision.evaluated,
-    )
+    return replace(
+        state, step=state.step + moved, status=status, started_at=now if moved else state.started_at,
+        version=state.version + 1, evaluations=state.evaluations + decision.evaluated,
+    )  # fmt: skip
 
 
 def decide(plan: Plan, state: State, name: str, records: Records, now: float) -> Decision:

@@ -34,7 +34,7 @@ from assay.traces.store import tables as schema
 from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
 
-ENDED = (PROMOTED, ROLLED_BACK, "stopped")
+ENDED_STATUSES = (PROMOTED, ROLLED_BACK, "stopped")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Deployment:
         """Share of the units on the candidate now."""
         if self.state.status == PROMOTED:
             return 1.0
-        return 0.0 if self.state.status in ENDED else self.plan.steps[self.state.step].share
+        return 0.0 if self.state.status in ENDED_STATUSES else self.plan.steps[self.state.step].share
 
 
 class Deployments:
@@ -180,10 +180,7 @@ class Deployments:
             if before.status not in allowed and not undo:
                 raise DeploymentError(f"deployment {current.id} is {before.status}: {action} is not possible")
             status = {"pause": PAUSED, "resume": RUNNING, "promote": PROMOTED, "rollback": ROLLED_BACK}[action]
-            after = State(
-                step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
-                evaluations=before.evaluations,
-            )  # fmt: skip
+            after = replace(before, status=status, version=before.version + 1)
             decision = Decision(action=action, rule="order", reason=reason or "requested by a person", step=before.step)
             if self._write(current, decision, before, after, by or current_user()):
                 return decision
@@ -257,7 +254,7 @@ class Deployments:
             .where(table.c.id == deployment.id, table.c.decided == before.version, table.c.status == before.status)
             .values(
                 status=after.status, stage=after.step, stage_at=after.started_at, decided=after.version,
-                evaluations=after.evaluations, active=None if after.status in ENDED else deployment.agent,
+                evaluations=after.evaluations, active=None if after.status in ENDED_STATUSES else deployment.agent,
             )
         )  # fmt: skip
         readings = [reading.to_dict() for reading in decision.readings]
@@ -284,13 +281,6 @@ class Deployments:
                 why = f"deployment {deployment.id}: {decision.reason}"
                 move_alias(connection, deployment.agent, alias, 0 if number in retired else number, by=by, why=why)
         return True
-
-    def versions(self, deployment: Deployment) -> dict[str, Version]:
-        """The two versions, by arm."""
-        return {
-            "champion": self.registry.version(f"{deployment.agent}@{deployment.champion}"),
-            "candidate": self.registry.version(f"{deployment.agent}@{deployment.candidate}"),
-        }
 
 
 def _moves(deployment: Deployment, before: State, after: State) -> dict[str, int]:

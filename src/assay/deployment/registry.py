@@ -248,11 +248,6 @@ class Registry:
         with self.engine.connect() as connection:
             return retired_in(connection, agent)
 
-    def check_not_retired(self, version: Version) -> None:
-        """Raises `DeploymentError` if a version is retired."""
-        with self.engine.connect() as connection:
-            check_not_retired_in(connection, version.agent, version.number)
-
     def problem_of(self, version: Version) -> str | None:
         """Why a version cannot be loaded on this machine: its folder is not there, or was changed; None if it can."""
         try:
