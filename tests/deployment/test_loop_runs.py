@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from production import artifact
 
 import assay
+from assay.api.loop.state import start_loop
 from assay.cli.main import group
 from assay.deployment.deployments import Deployments
 from assay.deployment.loops import STEPS, Loops
@@ -239,7 +240,7 @@ def test_a_cycle_waits_for_budget_interval_and_new_tasks(agent: Path, monkeypatc
 def test_a_second_machine_finds_the_lease_of_the_loop_taken(agent: Path) -> None:
     run("start", "support", "--file", "loop.yaml")
     with Store() as store:
-        lease = Loops(store.engine).acquire("support", lease_s=1.0)
+        lease = Loops(store.engine).acquire("support", lease_s=60.0)
         assert lease is not None
         with lease:
             held = run("run", "support")
@@ -294,10 +295,10 @@ def test_a_read_only_store_is_an_error_and_nothing_is_begun(agent: Path) -> None
         ("- 1", "loop.yaml: "),
     ],
 )
-def test_mistakes_in_the_file_are_named_with_their_line(agent: Path, text: str, message: str) -> None:
-    (agent / "loop.yaml").write_text(text)
+def test_mistakes_in_the_file_are_named_with_their_line(own_folder: Path, text: str, message: str) -> None:
+    (own_folder / "loop.yaml").write_text(text)
     with pytest.raises(assay.AssayError, match=message):
-        run("start", "support", "--file", "loop.yaml")
+        start_loop("support", "loop.yaml")
 
 
 @pytest.mark.slow
