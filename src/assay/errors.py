@@ -76,7 +76,13 @@ class AssayError(Exception):
 
 
 class ConfigError(AssayError, ValueError):
-    """A setting is out of range, unknown, or would be silently ignored."""
+    """A setting is out of range, unknown, or would be silently ignored.
+
+    Attributes:
+        where: keys and positions that lead to it in the nested settings of a file.
+    """
+
+    where: tuple[str | int, ...] = ()
 
 
 class ProjectError(ConfigError):

@@ -199,8 +199,7 @@ def _hostile_store(file: Path) -> None:
                 "numbers_json": "{}", "at": 1.0, "by": word,
             }),
             (schema.loops, {
-                "agent": word, "file": word, "sha256": word, "enabled": True, "holder": word, "beats": 1,
-                "changed_at": 1.0, "changed_by": word,
+                "agent": word, "file": word, "sha256": word, "enabled": True, "changed_at": 1.0, "changed_by": word,
             }),
             (schema.loop_steps, {
                 "agent": word, "cycle": 1, "step": "pool", "status": "failed", "attempts": 1, "started_at": 1.0,

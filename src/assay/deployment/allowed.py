@@ -21,8 +21,6 @@ from assay.programs.adapters import ADAPTERS
 from assay.programs.loading import SHIPPED
 from assay.programs.parameters import AgentParameters
 
-__all__ = ["refused_arguments", "refused_judge", "refused_settings", "refused_state", "refused_with"]
-
 Table = Mapping[str, Any]  # name -> type with its range, validated strictly: True is no number, "3" neither
 
 _AT_ONCE = 10  # members of a jury or ensemble, samples of a judge: each is another call

@@ -18,8 +18,6 @@ from assay.judges import Judge, ListwiseJudge
 from assay.programs.loading import SHIPPED
 from assay.sources.files import is_user_file
 
-__all__ = ["check_name", "check_program"]
-
 
 def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
     """Refuses names of code that is neither installed nor in the artifact. Imports nothing.

@@ -20,8 +20,6 @@ from assay.sources.artifact_files import (
 )
 from assay.support.yaml_files import MOST_BYTES, read_yaml
 
-__all__ = ["demand_trust", "demand_trust_around", "demands_of_values", "named_in", "wants_trust"]
-
 _MOST_NAMED = 8  # values in a message
 
 

@@ -16,11 +16,6 @@ import numpy as np
 from assay.deployment.assignment import CANDIDATE, CHAMPION, position
 from assay.errors import ConfigError
 
-__all__ = [
-    "BUCKETS", "Arms", "Cell", "Difference", "Stratum", "Units", "cell_of", "cell_of_units", "difference", "mean_of",
-    "unit_weight",
-]  # fmt: skip
-
 BUCKETS = 4096  # of units by their position: a constant amount of memory for any number of units
 _CORRELATION = 0.05  # of values of one unit, assumed for the weights; the variance is measured
 

@@ -34,8 +34,6 @@ from assay.traces.store.reads import Forgotten
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.sealing import SplitFinder, claim_salt
 
-__all__ = ["PoolReport", "manifest_path", "read_manifest", "write_pool"]
-
 FORMAT = 1
 _ROLLOUTS = schema.rollouts
 _BATCH = 500

@@ -331,7 +331,18 @@ deployment_decisions = Table(
     Column("by", String(200), nullable=False),
 )
 
-# Continuous loops, one of an agent. `beats` counts every change, so that a lease needs no clock.
+# Locks of work that one process may do at a time, see `assay.traces.store.leases`.
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(200), primary_key=True),
+    Column("holder", String(200), nullable=False),  # host and process
+    Column("token", String(32), nullable=False),  # of this holding
+    Column("length_s", Float, nullable=False),
+    Column("until", Float, nullable=False),  # by a clock that all processes share
+)
+
+# Continuous loops, one of an agent.
 loops = Table(
     "loops",
     metadata,
@@ -339,10 +350,6 @@ loops = Table(
     Column("file", Text, nullable=False),  # of its settings, absolute path
     Column("sha256", String(64), nullable=False),  # of that file
     Column("enabled", Boolean, nullable=False),
-    Column("holder", String(200)),  # host and process that run it now, else null
-    Column("token", String(32)),  # of the lease; null if nobody has it
-    Column("beats", Integer, nullable=False),
-    Column("beat_at", Float),  # to be shown; decides nothing
     Column("changed_at", Float, nullable=False),
     Column("changed_by", String(200), nullable=False),
 )
