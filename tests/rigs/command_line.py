@@ -72,8 +72,9 @@ def assay_command(*arguments: str, stdin: str = "", on_line: Callable[[str], Non
         mock.patch.object(sys, "stderr", err),
         mock.patch.object(os, "_exit", _leave),
     ):
+        code = 0
         try:
-            code = main()
+            main()
         except (_Left, SystemExit) as end:
             code = end.args[0] if end.args else 0
         finally:
