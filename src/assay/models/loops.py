@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+__all__ = ["Loop", "LoopDetector", "ToolLoopDetector", "find_final_loop", "find_loop", "words_of"]
+
 # The thresholds raised no alarm on this project's documents and sources.
 _COPIES = 4  # smallest number of exact copies of a phrase
 _COPIED_WORDS = 64  # smallest number of words that these copies have in total
