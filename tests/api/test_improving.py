@@ -30,6 +30,7 @@ class Turning(dspy.Module):
 """
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_weights_that_pass_the_gate_are_adopted_and_served(

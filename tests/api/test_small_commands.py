@@ -5,21 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from assay.api.judge.lint import lint
 from assay.api.models import list_models, pull_model
 from assay.api.serve import Serving, serve
-from assay.errors import AssayError, ConfigError, ModelError, RubricError
+from assay.errors import AssayError, ConfigError, ModelError
 from assay.traces import Store
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream
 
 CALL = {"messages": [{"role": "user", "content": "six times seven?"}]}
-TWO_QUESTIONS = """
-name: r
-criteria:
-  - name: asked
-    judge: Is the answer short and is it polite?
-"""
 
 
 def test_serve_records_calls_until_it_is_stopped_from_another_thread(tmp_path: Path) -> None:
@@ -69,11 +62,3 @@ def test_models_are_listed_with_the_name_that_selects_them() -> None:
     assert report.to_dict()["models"][0].keys() == {"name", "size", "licence", "path"}
     with pytest.raises(ModelError, match="no embedded model is called 'nonsense'"):
         pull_model("nonsense")
-
-
-def test_lint_reads_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "r.yaml"
-    file.write_text(TWO_QUESTIONS)
-    assert [(finding.criterion, finding.rule) for finding in lint(file)] == [("asked", "compound")]
-    with pytest.raises(RubricError):
-        lint(tmp_path / "none.yaml")

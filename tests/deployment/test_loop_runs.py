@@ -176,6 +176,7 @@ run_loop("support")
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_loop_killed_in_any_step_continues_and_repeats_nothing(agent: Path) -> None:
     """15 kills in one cycle: when a step has begun, when its work is done, when it is written."""

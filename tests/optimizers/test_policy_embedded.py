@@ -202,6 +202,7 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
         train_offline(turned, name="odd", model=embedded, **small)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_old_and_new_weights_are_compared_with_the_program(
@@ -300,6 +301,7 @@ def test_merged_weights_equal_base_plus_adapter(
     assert get_lm(f"{embedded}+two-steps", temperature=0.0, max_tokens=8)("Say hi.")
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_monitor_rubric_may_use_another_judge_model(
@@ -324,6 +326,7 @@ def examples(count: int) -> list[dspy.Example]:
     return [dspy.Example(place=f"{at} Main Street", turn="yes").with_inputs("place") for at in range(count)]
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:

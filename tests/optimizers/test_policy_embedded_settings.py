@@ -44,6 +44,7 @@ class Saying(dspy.Module):
         return self.say(question=question)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
@@ -203,6 +204,7 @@ def test_tokenizer_of_the_embedded_model_is_the_configured_one(embedded: str) ->
     )
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:

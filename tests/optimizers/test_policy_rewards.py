@@ -64,6 +64,7 @@ def test_an_answer_may_end_with_any_token_that_the_model_names(tiny_model: Path,
     assert report.curves["cut_off"][1] == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_slow_engine_does_not_abandon_rollouts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOTrainer
@@ -122,6 +123,7 @@ def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
         run(tiny_model, "few", prompts_per_step=5, num_generations=2)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_two_processes_train_one_program(tiny_model: Path) -> None:
     Path("two.py").write_text(PROGRAM)

@@ -95,6 +95,7 @@ def test_resumed_run_gives_the_same_curve(tiny_model: Path) -> None:
     assert resumed.row_stats.rollouts == uninterrupted.row_stats.rollouts
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 5], ids=["a checkpoint of that step", "none yet"])
 def test_signal_during_rollouts_discards_only_their_step(tiny_model: Path, every: int) -> None:
@@ -120,6 +121,7 @@ def test_signal_during_rollouts_discards_only_their_step(tiny_model: Path, every
     assert resumed.curves["loss"] == pytest.approx(uninterrupted.curves["loss"], rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_held_out_evaluation_is_interruptible_and_does_not_hang(tiny_model: Path) -> None:
     hung = threading.Event()
@@ -147,6 +149,7 @@ def test_held_out_evaluation_is_interruptible_and_does_not_hang(tiny_model: Path
         train_policy(begun, "stopped", config)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_hanging_monitor_rubric_does_not_stop_training(tiny_model: Path) -> None:
     hung = threading.Event()
@@ -187,6 +190,7 @@ def test_cap_ends_training_with_a_checkpoint(tiny_model: Path) -> None:
     assert resumed.curves["reward"] == pytest.approx(uncapped.curves["reward"], abs=1e-6)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_model: Path) -> None:
     settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 2, "eval_tasks": 2}
@@ -287,6 +291,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "free_mib", [0, 20_000, 40_000, 80_000], ids=["nothing", "half the weights", "no tokenizer", "half the optimizer"]

@@ -298,6 +298,7 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
     assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "two_processes.py")

@@ -210,6 +210,7 @@ def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) ->
     assert repeated.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
@@ -283,6 +284,7 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_two_processes_warm_up_like_one(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(32)])

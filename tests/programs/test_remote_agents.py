@@ -225,6 +225,7 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
     assert lines == [*expected, "task t: done"]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(trainer: Trainer) -> None:
     trainer.faults, trainer.lasting = ["alive"], True
@@ -241,6 +242,7 @@ def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(
     assert trainer.program.notes() == ["1 run lost the process that ran the agent"]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Trainer) -> None:
     trainer.faults, trainer.lasting, trainer.leases.heartbeat_s = ["result"], True, 20.0
@@ -258,6 +260,7 @@ def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Tra
     assert rollout_of(run.value()).score == 1.0
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_one_failed_request_after_a_long_task_does_not_end_the_runner(trainer: Trainer) -> None:
     trainer.leases.heartbeat_s = 20.0

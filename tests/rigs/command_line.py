@@ -1,6 +1,7 @@
 """The command line as a user has it: `assay.cli:main`, the entry point of pyproject.toml, called in this process.
 
-The only module of the contract suite that knows how the command line is entered.
+The only module that knows how the command line is entered. No interpreter is started: a second one takes 1.5 seconds of
+CPU time.
 """
 
 import contextlib
