@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import dspy
@@ -18,19 +16,22 @@ from assay.models import get_lm
 from assay.models.embedded import LlamaBackend
 from assay.models.registry import spec
 from assay.optimizers.finetuning import TRLProvider
-from assay.optimizers.finetuning.base import load_policy, tokenizer_sha
+from assay.optimizers.finetuning.base import tokenizer_sha, unpacked_weights
 from assay.runs.independence import independent
+from rigs.command_line import assay_command
+
+TEXTS = ("+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½")
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"]
-)
-def test_tokenizer_matches_the_engine(embedded: str, text: str) -> None:
-    reference = LlamaBackend(embedded).post(
-        "/tokenize", {"content": text, "parse_special": True, "add_special": False}
-    )["tokens"]
-    assert load_policy(embedded).tokenizer(text)["input_ids"] == reference
+def test_the_tokenizer_is_the_configured_one_and_that_of_the_engine(embedded: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer, engine = AutoTokenizer.from_pretrained(str(unpacked_weights("smollm2-135m"))), LlamaBackend(embedded)
+    assert tokenizer_sha(tokenizer) == spec(embedded).tokenizer_sha256
+    for text in TEXTS:
+        asked = {"content": text, "parse_special": True, "add_special": False}
+        assert tokenizer(text)["input_ids"] == engine.post("/tokenize", asked)["tokens"], text
 
 
 class Saying(dspy.Module):
@@ -186,22 +187,9 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
 )
 def test_command_line_reports_wrong_settings(words: list[str], message: str, embedded: str) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode in (1, 2), done.stderr
+    done = assay_command(*words)
+    assert done.code in (1, 2), done.stderr
     assert re.search(message, " ".join(done.stderr.split())), done.stderr
-
-
-def test_tokenizer_of_the_embedded_model_is_the_configured_one(embedded: str) -> None:
-    from transformers import AutoTokenizer
-
-    from assay.optimizers.finetuning.base import unpacked_weights
-
-    assert (
-        tokenizer_sha(AutoTokenizer.from_pretrained(str(unpacked_weights("smollm2-135m"))))
-        == spec(embedded).tokenizer_sha256
-    )
 
 
 @pytest.mark.tutorial

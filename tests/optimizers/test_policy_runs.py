@@ -71,30 +71,6 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-@pytest.mark.slow
-def test_resumed_run_gives_the_same_curve(tiny_model: Path) -> None:
-    uninterrupted = run(tiny_model, "whole", evaluate_every=0)
-    config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
-    begun = source(str(tiny_model), config)
-    collect = begun.collect
-
-    def stopping(inputs: Any, trainer: Any) -> Any:
-        if trainer.state.global_step == 2:
-            assert begun.engine.stop is not None
-            begun.engine.stop.set()  # as a signal does
-        return collect(inputs, trainer)
-
-    begun.collect = stopping  # type: ignore[method-assign]
-    with pytest.raises(Cancelled):
-        train_policy(begun, "halted", config)
-    with pytest.raises(ConfigError, match="has another learning_rate"):
-        run(tiny_model, "halted", evaluate_every=0, resume=True, learning_rate=1e-3)
-    resumed = run(tiny_model, "halted", evaluate_every=0, resume=True)
-    for name in ("reward", "loss", "grad_norm", "entropy"):
-        assert resumed.curves[name] == pytest.approx(uninterrupted.curves[name], rel=1e-5, abs=1e-7), name
-    assert resumed.row_stats.rollouts == uninterrupted.row_stats.rollouts
-
-
 @pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 5], ids=["a checkpoint of that step", "none yet"])
@@ -236,16 +212,15 @@ def test_resume_requires_identical_training_settings(tiny_model: Path) -> None:
     begun.collect = stopping  # type: ignore[method-assign]
     with pytest.raises(Cancelled):
         train_policy(begun, "same", config)
-    with pytest.raises(ConfigError, match="has another rubric"):
-        run(tiny_model, "same", evaluate_every=0, resume=True, check=lambda t, p, r: 0.5)
+    for changed in ({"learning_rate": 1e-3}, {"check": lambda t, p, r: 0.5}):
+        with pytest.raises(ConfigError, match=r"has another (learning_rate|rubric)"):
+            run(tiny_model, "same", evaluate_every=0, resume=True, **changed)
     with pytest.raises(ConfigError, match="has another program"):
         train_policy(source(str(tiny_model), config, name="three"), "same", config, resume=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lost_from", "every"), [(1, 1), (2, 1), (1, 100)], ids=["at once", "later", "seen at the end alone"]
-)
+@pytest.mark.parametrize(("lost_from", "every"), [(2, 1), (1, 100)], ids=["later", "seen at the end alone"])
 def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lost_from: int, every: int) -> None:
     config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": every})
     begun = source(str(tiny_model), config)

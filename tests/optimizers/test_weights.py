@@ -188,7 +188,7 @@ def test_other_training_errors_are_unchanged(failure: Exception) -> None:
 def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) -> None:
     path = lines(
         tmp_path / "d.jsonl",
-        [row(at) for at in range(40)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
+        [row(at) for at in range(32)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
     )
     report = train_sft(
         path, "adds", SFTSettings(epochs=2, batch=4, max_length=128, lora_r=4, learning_rate=2e-3, evaluations=2)
@@ -250,6 +250,7 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
         )
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
