@@ -21,7 +21,7 @@ STUB_CHAT_TESTS := $(addprefix tests/, models/test_meter_and_cache.py traces/tes
 	tool_choice.py tool_user.py typed_programs.py) $(addprefix optimizers/test_, adapters.py any_teleprompter.py \
 	own_prompt_formats.py repairs.py))
 
-.PHONY: contract demo docs figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
+.PHONY: contract demo docs error-texts figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -92,6 +92,10 @@ tutorials: $(VENV)/.dev
 # Stores what the tests of the contract suite find, in one process: each JSON file holds the results of several tests.
 contract: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/contract --write-contract
+
+# Stores the texts of errors that tests/test_error_texts.py compares. Read the diff as a user would.
+error-texts: $(VENV)/.dev
+	ASSAY_WRITE_TEXTS=1 $(BIN)/python -m pytest tests/test_error_texts.py
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

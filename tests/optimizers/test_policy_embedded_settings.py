@@ -18,7 +18,6 @@ from assay.models.registry import spec
 from assay.optimizers.finetuning import TRLProvider
 from assay.optimizers.finetuning.base import tokenizer_sha, unpacked_weights
 from assay.runs.independence import independent
-from rigs.command_line import assay_command
 
 TEXTS = ("+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½")
 
@@ -124,72 +123,6 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
         train(
             "math_qa", rubric="math_qa", data=DATA, name="x", model=embedded, parameters={"temperature": 0.3}, **SMALL
         )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "grpo", "math_qa", "--name", "x"], "a program needs --rubric and --data"),
-        (
-            [
-                "train",
-                "grpo",
-                "math_qa",
-                "--name",
-                "x",
-                "--rubric",
-                "math_qa",
-                "--data",
-                DATA,
-                "--prompts-per-step",
-                "3",
-                "--num-generations",
-                "3",
-                "--per-device-batch-size",
-                "2",
-            ],
-            "--per-device-batch-size 2 must divide the 9 rollouts",
-        ),
-        (
-            ["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA],
-            "--name",
-        ),
-        (
-            [
-                "train",
-                "rloo",
-                "math_qa",
-                "--name",
-                "x",
-                "--rubric",
-                "math_qa",
-                "--data",
-                DATA,
-                "--retention",
-                "extract",
-            ],
-            "must be PROGRAM,RUBRIC,DATA",
-        ),
-        (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
-        (
-            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"],
-            "--order dance is no step",
-        ),
-        (
-            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"],
-            "has no setting .step.; did you mean .steps.",
-        ),
-        (
-            ["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA],
-            "satisfy itself",
-        ),
-    ],
-)
-def test_command_line_reports_wrong_settings(words: list[str], message: str, embedded: str) -> None:
-    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
-    done = assay_command(*words)
-    assert done.code in (1, 2), done.stderr
-    assert re.search(message, " ".join(done.stderr.split())), done.stderr
 
 
 @pytest.mark.tutorial
