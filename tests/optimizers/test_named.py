@@ -69,7 +69,7 @@ def compiled(optimizer: str, lm: Any = None, **options: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["KNNFewShot", "Ensemble", "BootstrapFewShotWithOptuna", "SIMBA", "dspy.teleprompt:KNNFewShot", "dspy:SIMBA"],
+    ["KNNFewShot", "Ensemble", "dspy.teleprompt:KNNFewShot", "dspy:SIMBA"],
 )
 def test_dspys_optimizers_run_by_the_names_of_their_classes(place: Path, name: str) -> None:
     data = compiled(name, gate=False)
