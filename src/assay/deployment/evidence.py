@@ -29,8 +29,7 @@ class Cell:
 
     Attributes:
         weight, total: [bucket], sums of the unit weights w and of w times the unit's mean.
-        shift: [bucket], sums of w times the unit's mean covariate (`assay.deployment.covariates`), which differences
-            subtract; None without one.
+        shift: [bucket], sums of w times the unit's mean covariate, which differences subtract; None without one.
         count: number of values.
         units: that have at least one value.
         missing: rollouts that ended, are older than the metric's horizon and have no value; also those that should have
