@@ -8,6 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # every test process and command would compile
 # and locks. The quick tests wait more, and load no model, so memory allows two a core.
 WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 quick: WORKERS := $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_count() or 1)))")
+QUICK := "not model and not slow and not postgres and not chaos and not tutorial"
 # A worker that dies ends the run: after a restart pytest-xdist may never send the last tests.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --numprocesses $(WORKERS) --dist loadfile \
 	--no-loadscope-reorder --max-worker-restart 0
@@ -20,7 +21,7 @@ STUB_CHAT_TESTS := $(addprefix tests/, models/test_meter_and_cache.py traces/tes
 	tool_choice.py tool_user.py typed_programs.py) $(addprefix optimizers/test_, adapters.py any_teleprompter.py \
 	own_prompt_formats.py repairs.py))
 
-.PHONY: contract demo docs figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
+.PHONY: contract demo docs error-texts figures fmt quick tutorials test test-min test-new test-stub test-clients check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -68,8 +69,8 @@ test-min test-new: test-%:
 # What calls models, in the shapes that are announced for DSPy 3.5: tests/stub_dspy35.py. First with its default format,
 # then programs, formats, agents, recording and teleprompters with the chat format configured.
 test-stub: $(VENV)/.dev
-	$(PYTEST) -p tests.stub_dspy35 -m "not model and not slow" $(STUB_TESTS)
-	STUB_FORMAT=chat $(PYTEST) -p tests.stub_dspy35 -m "not model and not slow" $(STUB_CHAT_TESTS)
+	$(PYTEST) -p tests.stub_dspy35 -m $(QUICK) $(STUB_TESTS)
+	STUB_FORMAT=chat $(PYTEST) -p tests.stub_dspy35 -m $(QUICK) $(STUB_CHAT_TESTS)
 
 # Agents on real client libraries, against a scripted model alone and through the gateway, with a table at the end: it
 # installs the libraries. And DSPy programs of many shapes through the commands, with requests counted at the server.
@@ -82,14 +83,19 @@ test-clients: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# Tutorials that compile and train with the embedded model (about a quarter of an hour on two cores).
+# Pages and examples that compile and train with the embedded model, and trainings of several processes (about half an
+# hour on two cores).
 tutorials: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
-	ASSAY_TUTORIALS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_docs.py -k slow_tutorials
+	$(PYTEST) -m tutorial --durations=20
 
 # Stores what the tests of the contract suite find, in one process: each JSON file holds the results of several tests.
 contract: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/contract --write-contract
+
+# Stores the texts of errors that tests/test_error_texts.py compares. Read the diff as a user would.
+error-texts: $(VENV)/.dev
+	ASSAY_WRITE_TEXTS=1 $(BIN)/python -m pytest tests/test_error_texts.py
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -99,7 +105,7 @@ fmt: $(VENV)/.dev
 # model's file must be there, because commands name it.
 quick: $(VENV)/.dev
 	@$(BIN)/assay models pull smollm2-135m
-	$(PYTEST) -m "not model and not slow and not postgres"
+	$(PYTEST) -m $(QUICK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -112,10 +118,12 @@ figures: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/figures.py run $(ROWS) $(if $(STRONGER),--stronger $(STRONGER))
 
-# Twenty kills of each kind of job and three of each training, compared with unkilled runs (about a quarter of an hour
-# on two cores). Then 10,000 calls through the gateway on each database, while processes are killed and the store is
-# locked, full or away (another half an hour).
+# Tests that kill processes, fill disks and wait for what hangs. Then twenty kills of each kind of job and three of each
+# training, compared with unkilled runs (about a quarter of an hour on two cores). Then 10,000 calls through the gateway
+# on each database, while processes are killed and the store is locked, full or away (another half an hour).
 chaos: $(VENV)/.dev
+	$(BIN)/assay models pull smollm2-135m
+	$(PYTEST) -m chaos --durations=20
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py --kills 20
 	$(BIN)/python benchmarks/chaos_gateway.py --store sqlite
 	$(BIN)/python benchmarks/chaos_gateway.py --store postgresql

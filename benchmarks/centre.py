@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+from judges import SCALE, Lines, ratings, write_labels
 
 import assay
 from assay.rubrics import Criterion, JudgeSpec, Rubric
-from judges import SCALE, Lines, ratings, write_labels
 
 QUESTION = "What is the sentiment of the text?"
 TOPICS = (

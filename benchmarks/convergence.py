@@ -4,10 +4,10 @@
 
 Four algorithms with so many seeds each train a model to begin its answers with certain letters. The model is by default
 a Llama of two layers with random weights, which takes seconds. A training counts if it ended by itself and its report
-says that it converged (see `assay.optimizers.finetuning.monitoring.TrainingMonitor`). A training that learns nothing
-converges by that rule too, so that the trainings whose last ten steps have a higher mean reward than the first ten
-(Welch's interval above 0) are counted too. One line a training, in FOLDER/runs.jsonl too, so that a run can be
-cut off and called again; the last line has the shares.
+says that it converged (by its `TrainingMonitor`). A training that learns nothing converges by that rule too, so that
+the trainings whose last ten steps have a higher mean reward than the first ten (Welch's interval above 0) are counted
+too. One line a training, in FOLDER/runs.jsonl too, so that a run can be cut off and called again; the last line has the
+shares.
 """
 
 import argparse

@@ -14,7 +14,8 @@ import dspy
 from assay.datasets import Task, iter_rows
 from assay.models import LanguageModel, Meter, ResponseCache, get_lm
 from assay.programs import MathQA
-from assay.programs.shipped import Classify, Extract
+from assay.shipped.programs.classify.program import Classify
+from assay.shipped.programs.extract.program import Extract
 from assay.testing import scripted_lm
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -183,8 +183,11 @@ def _setting(item: "dataclasses.Field[Any]", texts: Mapping[str, str]) -> str:
 
 
 def _checks_page() -> str:
-    from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
+    from assay.rubrics import checks, conversations, documents, environments, steps, tested, tools
     from assay.rubrics.code import checks as code_checks
+    from assay.shipped.programs.experiment import checks as experiment
+    from assay.shipped.programs.nim import checks as nim
+    from assay.shipped.programs.text_to_sql import checks as sql
 
     return f"""# Checks
 
@@ -218,6 +221,8 @@ default the one that the task expects.
 {docstring(environments)}
 
 {_check_list(environments)}
+{_check_list(experiment)}
+{_check_list(nim)}
 ## Checks of SQL queries
 
 {docstring(sql)}

@@ -24,15 +24,17 @@ DATA = {
 
 
 def shipped_page() -> str:
-    from assay.datasets.bfcl import CATEGORIES
     from assay.programs.loading import SHIPPED as programs
+    from assay.programs.loading import program_class
     from assay.rubrics import load_rubric
     from assay.rubrics.code import RULES
     from assay.rubrics.loading import SHIPPED as rubrics
+    from assay.shipped.programs.tool_user.bfcl import CATEGORIES
 
     data = [f"| `{spec}` | {cell(text)} |" for spec, text in DATA.items()]
     named = []
-    for name, owner in programs.items():
+    for name in programs:
+        owner = program_class(name)
         first = cell((inspect.getdoc(owner) or "").partition("\n")[0])
         named.append(f"| `{name}` | `assay.programs.{owner.__name__}` | {first} |")
     criteria = [

@@ -1,7 +1,7 @@
 """Rubrics beyond DSPy: a plain callable for any agent, a criteria file of verifiers, points as in HealthBench, one
 call for all criteria, and a group compared in pairs. The embedded model judges; no key is needed.
 
-    pip install 'assay[embedded]'
+    pip install 'dspy-assay[embedded]'
     python examples/rubric_anywhere.py [--json]
 """
 

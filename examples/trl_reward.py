@@ -1,6 +1,6 @@
 """A rubric as the reward of TRL's GRPOTrainer: two steps of the embedded model on a CPU, with LoRA.
 
-    pip install 'assay[embedded,train]'
+    pip install 'dspy-assay[embedded,train]'
     python examples/trl_reward.py
 
 The dataset's other columns are what the rubric's checks expect; a completion that cannot be scored gets None, which TRL

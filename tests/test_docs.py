@@ -1,5 +1,6 @@
 """The commands and snippets of the documentation are run, and what it names exists."""
 
+import functools
 import importlib
 import json
 import os
@@ -9,14 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 import yaml
 
 from assay.datasets import iter_rows
-from assay.datasets.bfcl import CATEGORIES
 from assay.errors import DataError
 from assay.programs.loading import SHIPPED as PROGRAMS
 from assay.rubrics import (
@@ -26,7 +25,6 @@ from assay.rubrics import (
     environments,
     load_rubric,
     rubric_schema,
-    sql,
     steps,
     tested,
     tools,
@@ -34,26 +32,13 @@ from assay.rubrics import (
 from assay.rubrics.code import RULES
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.loading import SHIPPED as RUBRICS
+from assay.shipped.programs.experiment import checks as experiment_checks
+from assay.shipped.programs.nim import checks as nim_checks
+from assay.shipped.programs.text_to_sql import checks as sql_checks
+from assay.shipped.programs.tool_user.bfcl import CATEGORIES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-
-
-@pytest.mark.model
-@pytest.mark.slow
-def test_the_readme_does_what_it_says(embedded: str, own_folder: Path) -> None:
-    blocks = re.findall(r"<!-- run -->\n```(sh|python)\n(.*?)```", README, re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["sh", "python", "python"]
-    bin_folder = Path(sys.executable).parent
-    for kind, text in blocks:
-        command = (
-            ["bash", "-euo", "pipefail", "-c", f"PATH={bin_folder}:$PATH\n{text}"]
-            if kind == "sh"
-            else [sys.executable, "-c", text]
-        )
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout
 
 
 class Page:
@@ -104,8 +89,18 @@ class Page:
 PAGES = [page for path in sorted((ROOT / "docs").rglob("*.md")) if (page := Page(path)).blocks]
 
 
+IN_EVERY_RUN = {"your-own-program", "rubric-in-pytest", "record-agents"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if not page.is_slow], ids=repr)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=repr(page), marks=[] if repr(page) in IN_EVERY_RUN else pytest.mark.tutorial)
+        for page in PAGES
+        if not page.is_slow
+    ],
+)
 def test_marked_snippets_run(page: Page, own_folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -113,18 +108,19 @@ def test_marked_snippets_run(page: Page, own_folder: Path) -> None:
     page.follow(port=port)
 
 
+@pytest.mark.tutorial
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("ASSAY_TUTORIALS"), reason="a compile and a training: make tutorials runs them")
 @pytest.mark.parametrize("page", [page for page in PAGES if page.is_slow], ids=repr)
 def test_slow_tutorials_run(page: Page, embedded: str, own_folder: Path) -> None:
     page.follow(port=0)
 
 
-def _reference() -> Any:
+@functools.cache
+def _reference_pages() -> dict[str, str]:
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        return importlib.import_module("reference_pages")
+        return dict(importlib.import_module("reference_pages").pages())
     finally:
         sys.path.remove(str(ROOT / "docs"))
 
@@ -180,10 +176,13 @@ def test_the_rubric_in_the_documentation_loads(own_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_reference_has_every_check_flag_and_key() -> None:
-    pages = _reference().pages()
+    pages = _reference_pages()
     assert [
         name
-        for module in (checks, code_checks, conversations, documents, environments, sql, steps, tested, tools)
+        for module in (
+            *(checks, code_checks, conversations, documents, environments, steps, tested, tools),
+            *(experiment_checks, nim_checks, sql_checks),
+        )
         for name in module.__all__
         if f"### {name}\n" not in pages["reference/checks.md"]
     ] == []
@@ -199,7 +198,7 @@ def test_the_reference_has_every_check_flag_and_key() -> None:
 
 @pytest.mark.slow
 def test_the_reference_has_every_shipped_name_and_spec() -> None:
-    page = _reference().pages()["reference/shipped.md"]
+    page = _reference_pages()["reference/shipped.md"]
     names = [*PROGRAMS, *RUBRICS, *RULES, *CATEGORIES]
     names += [criterion.name for rubric in RUBRICS for criterion in load_rubric(rubric).criteria]
     assert [name for name in names if f"`{name}`" not in page] == []
@@ -219,14 +218,14 @@ def test_the_reference_has_every_shipped_name_and_spec() -> None:
 def test_the_reference_has_every_contract_suite() -> None:
     from assay.testing import contracts
 
-    text = _reference().pages()["reference/python/assay.testing.contracts.md"]
+    text = _reference_pages()["reference/python/assay.testing.contracts.md"]
     assert [name for name in contracts.__all__ if f"assay.testing.contracts.{name}\n" not in text] == []
 
 
 def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names() -> None:
     odd = [
         f"{path}: {cell}"
-        for path, text in _reference().pages().items()
+        for path, text in _reference_pages().items()
         if path.startswith("reference/")
         for line in text.splitlines()
         if line.startswith("| ")
@@ -234,19 +233,19 @@ def test_tables_of_the_reference_show_no_escapes_placeholders_or_private_names()
         if "\\|" in cell or re.search(r"(?<![\w.])_[A-Z]", cell)
     ]
     assert odd == []
-    assert "{split}" not in _reference().pages()["reference/settings.md"]
+    assert "{split}" not in _reference_pages()["reference/settings.md"]
 
 
 @pytest.mark.slow
 def test_links_in_the_documentation_are_not_broken() -> None:
-    generated = {ROOT / "docs" / path for path in _reference().pages()}
+    generated = {ROOT / "docs" / path for path in _reference_pages()}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists() or (page.parent / link).resolve() in generated, f"{page.name}: {link}"
 
 
 def test_links_to_a_section_name_one_of_its_headings() -> None:
-    generated = {ROOT / "docs" / path: text for path, text in _reference().pages().items()}
+    generated = {ROOT / "docs" / path: text for path, text in _reference_pages().items()}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
             target = (page.parent / link).resolve() if link else page
@@ -283,6 +282,7 @@ def test_the_tests_that_results_name_exist() -> None:
     assert [(page, test) for page, test in named if f"def {test}(" not in tests] == []
 
 
+@pytest.mark.tutorial
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -343,6 +343,7 @@ def test_the_worked_example_of_step_rewards_returns_1_45() -> None:
     assert json.loads(done.stdout) == {"rewards": [0.15, 0.15, 0.15, 1.0], "return": 1.45}, done.stderr
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.parametrize(("example", "least"), [("rl_training_example.py", 0.3), ("custom_agent.py", 0.1)])
 def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, least: float) -> None:
@@ -355,6 +356,7 @@ def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, l
     assert report["after"].keys() == report["before"].keys()
 
 
+@pytest.mark.tutorial
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:

@@ -61,6 +61,7 @@ def same_keys(report: dict[str, Any], *more: str) -> None:
     json.dumps(report)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags"),

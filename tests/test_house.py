@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 
 import assay
+from assay.support.package import CONTENT
 
 SOURCE = Path(assay.__file__).parent
 ROOT = Path(__file__).parents[1]
 LAYERS = (  # lowest first; packages of one layer may import each other
-    ("errors", "support", "sources", "datasets", "models"),
+    ("errors", "support", "shipped", "sources", "datasets", "models"),
     ("traces",),
     ("programs", "rubrics"),
+    ("shipped.programs",),
     ("judges",),
     ("evaluation",),
     ("deployment", "reports"),
@@ -33,10 +35,17 @@ LAYERS = (  # lowest first; packages of one layer may import each other
     ("testing",),
 )
 RANK = {name: index for index, names in enumerate(LAYERS) for name in names}
+FOLDERS = {"assay": SOURCE, "assay.shipped.programs": CONTENT / "programs"}  # of modules
 MODULES = {
-    ".".join(("assay", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in sorted(SOURCE.rglob("*.py"))
+    ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
+    for package, folder in FOLDERS.items()
+    for path in sorted(folder.rglob("*.py"))
 }
+
+
+def rank_of(module: str) -> int:
+    """The layer of a module; modules of the shipped programs have one of their own."""
+    return RANK["shipped.programs" if module.startswith("assay.shipped.programs.") else module.split(".")[1]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +59,11 @@ def no_collections() -> Iterator[None]:
 def _named(path: Path) -> Iterator[tuple[str, str]]:
     """(module, name) of each import of assay's own modules, at any place in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "assay":
+        if isinstance(node, ast.ImportFrom) and node.level:  # in a shipped program, whose folder can be copied
+            yield from (
+                (f"assay.shipped.programs.{path.parent.name}.{node.module}", alias.name) for alias in node.names
+            )
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "assay":
             yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "assay")
@@ -74,16 +87,18 @@ def imports_of(module: str) -> frozenset[str]:
 
 
 def test_every_package_and_module_has_a_layer() -> None:
-    assert {module.split(".")[1] for module in MODULES if module not in ("assay", "assay.__main__")} == set(RANK)
+    layers = {module.split(".")[1] for module in MODULES if module not in ("assay", "assay.__main__")}
+    assert layers == set(RANK) - {"shipped.programs"}
 
 
 def test_no_import_points_up() -> None:
-    def rank(module: str) -> int:
-        return RANK[module.split(".")[1]]
-
-    files = [module for module in MODULES if module not in ("assay", "assay.__main__")]
+    faces = ("assay", "assay.__main__", "assay.programs")  # `assay.programs` loads the shipped classes on first use
+    files = [module for module in MODULES if module not in faces]
     assert [
-        f"{module} imports {other}" for module in files for other in imports_of(module) if rank(other) > rank(module)
+        f"{module} imports {other}"
+        for module in files
+        for other in imports_of(module)
+        if rank_of(other) > rank_of(module)
     ] == []
 
 
@@ -189,7 +204,7 @@ def test_no_test_asserts_on_elapsed_time() -> None:
 def test_no_value_leaves_python_as_its_text() -> None:
     """Values leave through `assay.support.values`: an object's text is not its value."""
     found = [
-        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        f"{path}:{node.lineno}"
         for path in MODULES.values()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.keyword) and node.arg in ("default", "fallback")
@@ -262,6 +277,18 @@ def test_the_store_needs_no_dspy() -> None:
     assert loaded_by("from assay.traces.store import Store") & {"dspy", "litellm", "numpy", "pydantic"} == set()
 
 
+def test_modules_that_windows_lacks_are_imported_where_they_are_used() -> None:
+    lacking = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
+    inside_the_sandbox = {"assay.programs.sandbox.launcher"}
+    at_the_top = {
+        module
+        for module, path in MODULES.items()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Import) and lacking & {alias.name for alias in node.names}
+    }
+    assert at_the_top == inside_the_sandbox
+
+
 def test_statistics_packages_load_where_they_are_used() -> None:
     assert (
         loaded_by("import assay.api.compile, assay.judges, assay.cli.main") & {"scipy", "sklearn", "torch", "optuna"}
@@ -293,12 +320,24 @@ def test_a_lazy_package_exports_exactly_its_public_names() -> None:
         assert all(getattr(package, name) is not None for name in package.__all__)
 
 
-def test_the_root_links_lead_to_the_packages() -> None:
-    root = SOURCE.parent.parent
-    if not (root / "pyproject.toml").is_file():
-        return  # an installed copy has none
-    for name in ("programs", "judges", "rubrics", "optimizers"):
-        assert (root / name).resolve() == SOURCE / name
+def test_shipped_programs_import_only_their_own_folder_and_the_library() -> None:
+    """Then a copy of the folder works in a project of a user."""
+    own = {module for module in MODULES if module.startswith("assay.shipped.programs.")}
+    assert [
+        f"{module} imports {other}"
+        for module in own
+        for other in imports_of(module) & own
+        if other.rpartition(".")[0] != module.rpartition(".")[0]
+    ] == []
+
+
+def test_every_shipped_name_has_its_files() -> None:
+    from assay.programs.loading import SHIPPED as programs
+    from assay.rubrics.loading import SHIPPED as rubrics
+
+    assert sorted(programs) == sorted(path.parent.name for path in (CONTENT / "programs").glob("*/program.py"))
+    assert sorted(programs) == sorted(path.parent.name for path in (CONTENT / "programs").glob("*/README.md"))
+    assert sorted(rubrics) == sorted(path.stem for path in (CONTENT / "rubrics").glob("*.yaml"))
 
 
 # Torch and safetensors have no class of their own for these; the words only choose which advice is added to the error.
@@ -368,7 +407,7 @@ OLD_PHRASES = re.compile(
 
 
 def test_old_phrases_are_gone() -> None:
-    folders = ("src", "docs", "examples", "benchmarks", "tests")
+    folders = ("src", "programs", "rubrics", "docs", "examples", "benchmarks", "tests")
     files = [
         file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md", ".yaml")
     ]

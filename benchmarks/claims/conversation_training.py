@@ -14,10 +14,10 @@ import assay
 from assay.evaluation import Evaluation
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import Converse
-from assay.programs.conversation_guide import ConversationGuide
+from assay.shipped.programs.converse.guide import ConversationGuide
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.gates import Gates
-from assay.traces.recorder import current_rollout
+from assay.traces.places import current_rollout
 from claims.conversations import grades
 from claims.storing import Lines, Measured, Setting
 from claims.trained import use_scratch_adapters

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import assay
-from assay.datasets.documents import fact_rows
 from assay.programs import DocumentIndex
+from assay.shipped.programs.answer_from_documents.tasks import fact_rows
 from claims.storing import Measured, Setting
 
 TASKS, PASSAGES, K = 300, 20, 5

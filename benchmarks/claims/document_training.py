@@ -13,7 +13,7 @@ from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import AnswerFromDocuments
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.gates import Gates
-from assay.traces.recorder import current_rollout
+from assay.traces.places import current_rollout
 from claims.documents import COMPILING, FIGURES, K, grades
 from claims.storing import Lines, Measured, Setting
 from claims.trained import use_scratch_adapters

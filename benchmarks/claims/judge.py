@@ -13,11 +13,12 @@ import sys
 import tarfile
 from pathlib import Path
 
+from judges import SCALE, ratings, write_labels
+
 import assay
 from assay.judges import Item, load_labels, split_items
 from assay.judges.quality.agreement import Answers
 from claims.storing import Lines, Measured, Setting
-from judges import SCALE, ratings, write_labels
 
 PER_CLASS = 120
 QUESTION = "What is the sentiment of the text?"

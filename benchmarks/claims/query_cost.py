@@ -31,12 +31,12 @@ PARAMETERS = {"max_steps": 1}
 MOST = 1_000_000  # instructions: a grade is at most 1
 RIGHT = """name: right
 criteria:
-  - {name: rows_match, weight: 4, check: "assay.rubrics.sql:rows_match", essential: {pass_at: 1, cap: 0.2}}
-  - {name: query_runs, weight: 1, check: "assay.rubrics.sql:query_runs"}
+  - {name: rows_match, weight: 4, check: "rows_match", essential: {pass_at: 1, cap: 0.2}}
+  - {name: query_runs, weight: 1, check: "query_runs"}
 """
 FIGURES = f"""name: figures
 criteria:
-  - {{name: right, weight: 1, check: "assay.rubrics.sql:rows_match"}}
+  - {{name: right, weight: 1, check: "rows_match"}}
   - {{name: steps, weight: 1, check: "{__file__}:share_of_most"}}
 """
 

@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any
 
 import assay
-from assay.datasets.experiments import HEATS, HOURS
 from assay.evaluation import Evaluation
 from assay.optimizers.finetuning import SFTSettings, train_sft
+from assay.shipped.programs.experiment.tasks import HEATS, HOURS
 from assay.testing.fakes import scripted_lm
 from assay.traces.export.gates import Gates
 from claims.conversations import grades

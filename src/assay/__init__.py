@@ -6,7 +6,6 @@ Importing this package loads none of dspy, torch, litellm or sqlalchemy: public 
 import os
 from typing import TYPE_CHECKING, Any
 
-from assay.datasets.specs import register_kind
 from assay.support.dspy_versions import loaded
 from assay.support.package import __version__
 
@@ -51,8 +50,6 @@ _WHERE = {
 }
 
 __all__ = [*_WHERE, "__version__"]
-
-register_kind("mutants", "assay.api.mutants:rows")  # here, so that it is known whatever is imported first
 
 if TYPE_CHECKING:
     from assay.api.collect import collect

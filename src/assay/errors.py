@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import chain, zip_longest
 
 __all__ = [
+    "DISTRIBUTION",
     "ArtifactError",
     "AssayError",
     "BudgetExceeded",
@@ -43,6 +44,8 @@ __all__ = [
     "WriteFailed",
     "spoken",
 ]
+
+DISTRIBUTION = "dspy-assay"  # its name in the package index; the package is imported as `assay`
 
 
 class FailureKind(StrEnum):
@@ -103,7 +106,13 @@ def spoken(text: str, names: Names) -> str:
 
 
 class ConfigError(AssayError, ValueError):
-    """A setting is out of range, unknown, or would be silently ignored."""
+    """A setting is out of range, unknown, or would be silently ignored.
+
+    Attributes:
+        where: keys and positions that lead to it in the nested settings of a file.
+    """
+
+    where: tuple[str | int, ...] = ()
 
     exit_code = 2
 
@@ -240,7 +249,7 @@ class MissingExtra(AssayError, ImportError):
     """A package of an optional extra is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package!r} is not installed. Install it with: pip install 'assay[{extra}]'")
+        super().__init__(f"{package!r} is not installed. Install it with: pip install '{DISTRIBUTION}[{extra}]'")
         self._of = (package, extra)
 
     def __reduce__(self) -> tuple[type["MissingExtra"], tuple[str, str]]:

@@ -7,11 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.api.improve.caps import ImprovePlan, StepPlan, training_runs
 from assay.models import Caps
 from assay.models.meter import Usage
+from assay.optimizers.budget import ImprovePlan, ReportPlan, StepPlan, training_runs
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.optimizers.prompts.reserve import ReportPlan
 
 SEARCH = StepPlan(step="prompts", runs=300, least=10)
 TRAINING = StepPlan(step="grpo", runs=100, least=100)

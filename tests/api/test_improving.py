@@ -30,6 +30,7 @@ class Turning(dspy.Module):
 """
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_weights_that_pass_the_gate_are_adopted_and_served(
@@ -55,7 +56,7 @@ def test_weights_that_pass_the_gate_are_adopted_and_served(
         raise Cancelled("at the gate")
 
     with monkeypatch.context() as patch:  # the adapter is there, and nothing says that the step is done
-        patch.setattr("assay.api.improve.run.compare_on", cut_off)
+        patch.setattr("assay.api.improve.run.compare", cut_off)
         with pytest.raises(Cancelled):
             assay.improve("turning.py:Turning", **job)
     made = list_adapters()

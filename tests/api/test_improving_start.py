@@ -308,7 +308,7 @@ def test_a_link_in_the_place_of_a_job_is_not_followed(job: dict[str, Any], serve
 def test_what_a_killed_job_left_before_its_state_is_removed(resume: bool, job: dict[str, Any]) -> None:
     write('raise RuntimeError("gone")')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("assay.api.improve.state.write_json", _killed)
+        patch.setattr("assay.api.improve.run.write_whole", _killed)
         with pytest.raises(KeyboardInterrupt):
             assay.improve("mine.py:Mine", order=["prompts"], **job)
     Path(".assay/improve/up/half-written").touch()

@@ -35,40 +35,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("command", "flags"),
-    [
-        ("compile", []),
-        ("tune", ["--trials", "4"]),
-        ("collect", ["-n", "3"]),
-        ("evaluate", ["--samples", "2"]),
-        ("improve", ["--name", "up", "--order", "prompts"]),
-    ],
-)
-def test_dry_run_of_every_command_prints_its_estimate_and_runs_nothing(
-    place: Path, command: str, flags: list[str]
-) -> None:
-    words = [
-        command,
-        "mine.py:Mine",
-        "--rubric",
-        "r.yaml",
-        "--data",
-        "data.jsonl",
-        "--model",
-        "openai/gpt-4o-mini",
-        "--dry-run",
-        *flags,
-    ]
-    ended = CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
-    assert "calls, about" in ended.output
-    assert "minutes unknown: the store has no call of this model yet" in ended.output
-    assert "$0." in ended.output
-    assert not (place / ".assay" / "assay.db").exists()
-    invoked = CliRunner().invoke(group, [*words, "--json"], standalone_mode=False, catch_exceptions=False)
-    assert json.loads(invoked.stdout.strip().splitlines()[-1])["calls"] > 0
-
-
 def test_estimates_match_hand_calculation_and_minutes_come_from_the_store(place: Path) -> None:
     lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
     options: dict[str, Any] = {

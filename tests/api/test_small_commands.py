@@ -5,21 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from assay.api.judge.lint import lint
 from assay.api.serve import Serving, serve
 from assay.commands.models import list_models, pull_model
-from assay.errors import AssayError, ConfigError, ModelError, RubricError
+from assay.errors import AssayError, ModelError
 from assay.traces import Store
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream
 
 CALL = {"messages": [{"role": "user", "content": "six times seven?"}]}
-TWO_QUESTIONS = """
-name: r
-criteria:
-  - name: asked
-    judge: Is the answer short and is it polite?
-"""
 
 
 def test_serve_records_calls_until_it_is_stopped_from_another_thread(tmp_path: Path) -> None:
@@ -56,24 +49,9 @@ def test_serve_names_the_address_that_is_taken(tmp_path: Path) -> None:
             serve(model="m", upstream=behind, port=port, store=tmp_path / "s.db")
 
 
-def test_serve_refuses_unknown_keywords_and_values_of_a_wrong_type() -> None:
-    with pytest.raises(TypeError, match="Did you mean 'upstream'"):
-        serve(upsteam="http://127.0.0.1:9")  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="port='80' must be an integer"):
-        serve(port="80")  # type: ignore[arg-type]
-
-
 def test_models_are_listed_with_the_name_that_selects_them() -> None:
     report = list_models()
     assert [entry.name for entry in report.models if not entry.name.startswith("embedded/")] == []
     assert report.to_dict()["models"][0].keys() == {"name", "size", "licence", "path"}
     with pytest.raises(ModelError, match="no embedded model is called 'nonsense'"):
         pull_model("nonsense")
-
-
-def test_lint_reads_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "r.yaml"
-    file.write_text(TWO_QUESTIONS)
-    assert [(finding.criterion, finding.rule) for finding in lint(file)] == [("asked", "compound")]
-    with pytest.raises(RubricError):
-        lint(tmp_path / "none.yaml")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
-from assay.errors import ConfigError, ModelError, NoModelFile, ProgramError, ProgramFailed, RubricError
+from assay.errors import ConfigError, ModelError, NoModelFile, RubricError
 from assay.evaluation import SilentProgress
 from assay.optimizers.finetuning import policy_gradient as policy
 from assay.optimizers.finetuning.base import load_policy
@@ -76,15 +76,6 @@ def test_check_without_grades_stops_training_before_weights_are_loaded(place: Pa
         trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
 
 
-@pytest.mark.model
-def test_a_program_that_calls_no_model_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
-    (place / "triage.py").write_text(
-        PROGRAM.format(body="").replace("found = self.read(text=text)", "return {'intent': 'bug'}")
-    )
-    with pytest.raises(ProgramError, match=r"triage\.py:Triage made no recorded LM call on its first task"):
-        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
-
-
 def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(NoModelFile, match=r"has no config\.json, so it holds no model"):
         load_policy(str(tmp_path))
@@ -112,13 +103,6 @@ def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path,
     for watched in ({"rubric": "judged.yaml"}, {"rubric": "r.yaml", "monitor": "judged.yaml"}):
         with pytest.raises(ModelError, match="judge of 'nice' scored none"):
             trained(model=embedded, rename={"label": "intent"}, **watched, **DEAD)
-
-
-@pytest.mark.model
-def test_program_failing_three_times_alike_stops_training_with_its_location(place: Path, embedded: str) -> None:
-    (place / "triage.py").write_text(PROGRAM.format(body='raise RuntimeError("no table")'))
-    with pytest.raises(ProgramFailed, match=r"triage\.py:11"):
-        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
 
 
 @pytest.mark.slow

@@ -11,20 +11,7 @@ from click.testing import CliRunner
 import assay
 from assay.cli.main import group
 from assay.commands.init import init_project
-from assay.errors import ConfigError
 from assay.testing import scripted_lm
-
-
-def test_init_writes_a_project_and_overwrites_nothing(tmp_path: Path) -> None:
-    written = init_project(tmp_path / "new").files
-    assert sorted(path.name for path in written) == ["assay.toml", "data.jsonl", "program.py", "rubric.yaml"]
-    before = {path: path.read_text() for path in written}
-    for path in written[1:]:
-        path.unlink()
-    with pytest.raises(ConfigError, match=r"program\.py is there already, and nothing is overwritten"):
-        init_project(tmp_path / "new")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["program.py"]
-    assert written[0].read_text() == before[written[0]]
 
 
 def test_project_file_names_only_existing_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +46,7 @@ def test_new_project_compiles_with_its_settings(tmp_path: Path, monkeypatch: pyt
 SMALL = "max_search_calls = 12\nval_size = 4\ngate_size = 5\ntest_size = 5"
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_assay_compile_runs_in_a_new_project_without_any_flag(tmp_path: Path, embedded: str) -> None:

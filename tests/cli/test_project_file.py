@@ -12,7 +12,7 @@ from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
 from assay.cli.wording import message_of
 from assay.commands.project import project_settings
-from assay.errors import ConfigError, ProjectError
+from assay.errors import ProjectError
 from assay.runs.settings import EvaluateSettings
 
 PROJECT = """
@@ -117,46 +117,6 @@ def test_project_file_is_found_in_parent_folders_with_relative_paths(
         "d.jsonl",
     )
     assert project_settings("compile", project) == settings
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[compil]\ndemos = 3", "unknown table [compil]; did you mean 'compile'?"),
-        ("[compile]\ndemo = 3", "[compile] has no setting 'demo'; did you mean 'demos'?"),
-        ("[evaluate]\ndemos = 3", "[evaluate] has no setting 'demos'"),
-        ("[program]\nmodels = 'x'", "[program] has no setting 'models'; did you mean 'model'?"),
-        ("[train.ppo]\nstep = 3", "[train.ppo] has no setting 'step'; did you mean 'steps'?"),
-        ("[defaults]\nmax_call = 3", "[defaults] has no setting 'max_call'; did you mean 'max_calls'?"),
-        ("[defaults]\nx = 3", "[defaults] has no setting 'x'; `assay COMMAND --help` lists those of a command"),
-        ("[serve]\nprot = 0", "[serve] has no setting 'prot'; did you mean 'port'?"),
-        ("seed = 3", "seed = 3 is outside of a table; put it under [defaults]"),
-        ("[compile]\nmax_calls = '5'", "[compile] max_calls: must be a valid integer, not '5'"),
-        ("[compile]\nthreshold = 2.0", "[compile] threshold: must be less than or equal to 1, not 2.0"),
-        ("[judge]\nmodel = 5", "[judge] model: must be a valid string, not 5"),
-        ("[judge.audit]\npass_at = true", "[judge.audit] pass_at: must be a valid number, not True"),
-        ("[export.sft]\nadvantage = 'batch'", "[export.sft] has no setting 'advantage'"),
-        ("[compile]\nsizes = {val = 3}", "[compile] has no setting 'sizes'"),
-        ("[evaluate]\nval_size = 3", "[evaluate] has no setting 'val_size'; did you mean 'size'?"),
-        ("[compile]\nval_size = 0", "[compile] val_size: must be greater than or equal to 1, not 0"),
-        ("[traces.list]\nrun_id = 'x'", "[traces.list] has no setting 'run_id'"),
-        ("[traces.list]\nlimits = 3", "[traces.list] has no setting 'limits'; did you mean 'limit'?"),
-        ("[traces.close]\nidle_minutes = nan", "[traces.close] idle_minutes: must be a finite number, not nan"),
-        ("[loop.install]\nkind = 'launchd'", "[loop.install] kind: must be one of systemd, cron, not 'launchd'"),
-        ("[evaluate]\nsplit = 'vall'", "train, val, gate, test, all, not 'vall'. Did you mean 'val'?"),
-        ("[judge.label]\nrater = ''", "[judge.label] rater: must not be empty"),
-        ("[compile]\nmodel = ' '", "[compile] model: must not be empty"),
-        ("[compile", "cannot be read"),
-    ],
-)
-def test_unknown_entries_of_a_project_file_are_named(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("assay.toml").write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        project_settings("compile")
-    assert message in str(refused.value)
 
 
 def test_an_error_in_a_project_file_names_its_keys_and_no_flags(

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from assay.support.terminal import ask, echo, escaped, protected, rich_console
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
+from rigs.command_line import assay_command
 
 SOURCE = Path(assay.__file__).parent
 CONTROLS = [chr(code) for code in (*range(9), *range(11, 32), *range(127, 160))]
@@ -199,8 +201,7 @@ def _hostile_store(file: Path) -> None:
                 "numbers_json": "{}", "at": 1.0, "by": word,
             }),
             (schema.loops, {
-                "agent": word, "file": word, "sha256": word, "enabled": True, "holder": word, "beats": 1,
-                "changed_at": 1.0, "changed_by": word,
+                "agent": word, "file": word, "sha256": word, "enabled": True, "changed_at": 1.0, "changed_by": word,
             }),
             (schema.loop_steps, {
                 "agent": word, "cycle": 1, "step": "pool", "status": "failed", "attempts": 1, "started_at": 1.0,
@@ -246,20 +247,26 @@ _COMMANDS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("hostile") / "s.db"
+    _hostile_store(file)
+    return file
+
+
 @pytest.mark.parametrize(
     "arguments",
     [*_COMMANDS, *([*words, "--json"] for words in _COMMANDS[:10])],
     ids=lambda words: " ".join(words).replace(HOSTILE, "H"),
 )
-def test_no_command_writes_a_control_character(arguments: list[str], tmp_path: Path) -> None:
-    _hostile_store(tmp_path / "s.db")
-    environment = {**os.environ, "ASSAY_STORE": str(tmp_path / "s.db"), "ASSAY_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "assay", *arguments],
-        cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=120,
-    )  # fmt: skip
-    for text in (done.stdout.decode(), done.stderr.decode()):
+def test_no_command_writes_a_control_character(
+    arguments: list[str], hostile_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_STORE", str(shutil.copy(hostile_store, tmp_path)))
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
+    done = assay_command(*arguments)
+    assert done.stdout + done.stderr
+    for text in (done.stdout, done.stderr):
         assert not RAW.search(text), text
 
 

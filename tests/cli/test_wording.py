@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from assay.errors import AssayError, FailureKind, StopRun
 from assay.optimizers.finetuning.run_folder import POLICY_MEMORY, SFT_MEMORY
 from assay.support.numbers import counted
 from assay.traces import Rollout, Store, Transition
-
-PYTHON = re.compile(r"\b[a-z_]+=(True|False|None\b|\{|\[|'|…)")
-EVALUATE = ["evaluate", "p.py:answer", "--rubric", "r.yaml", "--data"]
 
 
 @pytest.fixture
@@ -49,96 +45,6 @@ def printed(arguments: list[str]) -> str:
         return f"{done.output}{message_of(error, command_of(arguments))}"
     assert error is None or isinstance(error, SystemExit | StopRun), error
     return f"{done.output}{in_flags(str(error or ''), command_of(arguments))}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "flag"),
-    [
-        ([*EVALUATE, "mails.jsonl"], "--rename COLUMN=NAME"),
-        (["judge", "score", "Is it kind?", "--data", "labels.jsonl"], "--rename answer=output"),
-        (["evaluate", "p.py:fails", "--rubric", "r.yaml", "--data", "texts.jsonl"], "--no-preflight skips this check"),
-        (["evaluate", "p.py:answer", "--rubric", "missing.yaml", "--data", "texts.jsonl"], ""),
-        ([*EVALUATE, "texts.jsonl", "--threads", "0"], "'--threads': 0 is not in the range x>=1"),
-        (
-            [
-                *EVALUATE,
-                "texts.jsonl",
-                "--max-cost-usd",
-                "1",
-                "--model",
-                "openai/none",
-                "--api-base",
-                "http://127.0.0.1:9/v1",
-            ],
-            "",
-        ),
-        (
-            [
-                "tune",
-                "math_qa",
-                "--rubric",
-                "math_qa",
-                "--data",
-                "arithmetic:size=80",
-                "--trials",
-                "9",
-                "--max-calls",
-                "20",
-            ],
-            "--val-size N",
-        ),
-        (
-            [
-                "tune",
-                "math_qa",
-                "--rubric",
-                "math_qa",
-                "--data",
-                "arithmetic:size=80",
-                "--method",
-                "policy",
-                "--workers",
-                "2",
-            ],
-            "--workers 2",
-        ),
-        (
-            ["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--episodes", "3"],
-            "--method policy",
-        ),
-        (
-            ["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--difference", "2"],
-            "'--difference': 2.0 is not in the range 0<x<=1",
-        ),
-        (["judge", "audit", "Is it kind?", "--cases", "a", "--labels", "b"], "from --cases or from --labels"),
-        (
-            [
-                "improve",
-                "math_qa",
-                "--rubric",
-                "math_qa",
-                "--data",
-                "arithmetic:size=80",
-                "--name",
-                "x",
-                "--model",
-                "openai/m",
-            ],
-            "--order prompts",
-        ),
-        (["export", "transitions", "--out", "e", "--by-outcome", "--advantage", "batch"], "--by-outcome"),
-        (
-            ["export", "transitions", "--out", "e", "--balance", "over", "--returns", "uniform", "--discount", "0.5"],
-            "--discount 0.5",
-        ),
-    ],
-)
-def test_errors_for_bad_inputs_name_flags(place: Path, arguments: list[str], flag: str) -> None:
-    text = printed(arguments)
-    assert not PYTHON.search(text), text
-    assert "--" in text
-    assert flag in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -211,47 +117,9 @@ def test_a_count_of_one_is_singular() -> None:
     ]
 
 
-def test_judge_file_given_as_rubric_is_reported_as_such(place: Path) -> None:
-    Path("mood.yaml").write_text("text: Is it kind?\nscale: [no, yes]\n")
-    for command in (
-        ["judge", "lint", "mood.yaml"],
-        ["evaluate", "p.py:answer", "--rubric", "mood.yaml", "--data", "texts.jsonl"],
-    ):
-        assert "mood.yaml is a judge file, not a rubric" in printed(command)
-
-
-def test_missing_folder_is_reported(place: Path) -> None:
-    assert "gone is no artifact: there is no such folder" in printed(["trust", "add", "gone"])
-    assert "(there is no such file or folder)" in printed(["judge", "audit", "made/gone"])
-    tuned = ["tune", "math_qa", "--apply", "gone", "--rubric", "math_qa", "--data", "arithmetic:size=80"]
-    assert "--apply gone is not an artifact to write parameters into: there is no such folder" in printed(tuned)
-
-
 def test_items_with_disagreeing_raters_are_in_the_confusion_table() -> None:
     table = confusion_table({"labels": ["no", "yes"], "verdicts_by_people": [[0.5, 0.5], [0, 1.333]]})
     assert [list(column.cells) for column in table.columns] == [["no", "yes"], ["0.5", "0"], ["0.5", "1.333"]]
-
-
-def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    if isinstance(command, click.Group):
-        for name in command.list_commands(click.Context(command)):
-            yield from _commands(command.get_command(click.Context(command), name), (*path, name))
-    else:
-        yield path, command
-
-
-def test_help_texts_are_complete_sentences() -> None:
-    """A help text such as `Of a policy.` or `At most.` is not understood alone."""
-    unclear = re.compile(
-        r"^(Of|At most|Beyond|Beside|As)\b|\b(goes? on with|gone on with|held to|shall have|Most \w+ taken)\b"
-    )
-    rows = [
-        (" ".join(path), option.opts[0], option.help)
-        for path, command in _commands(group)
-        for option in command.params
-        if isinstance(option, click.Option) and unclear.search(option.help or "")
-    ]
-    assert rows == []
 
 
 def test_traces_close_reports_rollouts_with_recent_calls_and_show_omits_empty_fields(place: Path) -> None:

@@ -165,32 +165,9 @@ def test_the_anthropic_sdk_with_its_tool_runner_is_recorded_whole(stage: Stage, 
     whole(stage, stage.run(newest, "anthropic_sdk.py", TWICE), "messages", outputs=outputs, tools=4)
 
 
-@pytest.mark.parametrize("mode", ["chat", "responses", "messages"])
-def test_a_langchain_agent_is_recorded_whole(stage: Stage, newest: str, mode: str) -> None:
-    answer = stage.run(newest, "langchain_agent.py", mode, TWICE)
-    if mode != "messages":
-        whole(stage, answer, mode)
-        return
-    (rollout,) = stage.rollouts(5)  # it asks Anthropic for a typed answer by a tool that must be called
-    assert stage.counts() == {"calls": 5, "stored": 5, "answered": 5, "unrecorded": 0, "past": 0}
-    assert [tool.name for tool in rollout.tools] == ["calculator"] * 3 + ["Product"]
-    assert [tool.result for tool in rollout.tools] == ["42"] * 3 + [None]
-    assert (rollout.prediction, answer) == ({"answer": TYPED}, json.loads(TYPED))
-
-
-def test_a_langgraph_agent_with_a_tool_node_and_a_memory_is_recorded_whole(stage: Stage, newest: str) -> None:
-    answer = stage.run(newest, "langgraph_agent.py", TWICE)
-    whole(stage, answer, "chat", outputs=["twice, then", "echo: 42", "", "echo: 42"])
-
-
 @pytest.mark.parametrize(("mode", "streamed"), [("whole", 0), ("streamed", 5)])
 def test_autogen_assistants_are_recorded_whole(stage: Stage, newest: str, mode: str, streamed: int) -> None:
     whole(stage, stage.run(newest, "autogen_agent.py", mode, TWICE), "chat", streamed=streamed)
-
-
-@pytest.mark.parametrize("mode", ["responses", "chat"])
-def test_an_agent_of_the_openai_agents_sdk_is_recorded_whole(stage: Stage, newest: str, mode: str) -> None:
-    whole(stage, stage.run(newest, "agents_sdk.py", mode, TWICE), mode)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from contract_cli import Done, assay_command
+from rigs.command_line import Done, assay_command
 
 PROGRAMS = '''
 import dspy

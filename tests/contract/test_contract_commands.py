@@ -5,10 +5,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from contract_cli import assay_command, described, keywords, leaves
 from contract_files import Contract
 
 import assay
+from rigs.command_line import assay_command, described, keywords, leaves
 
 COMMANDS = {words: described(command) for words, command in leaves()}
 FACES = (

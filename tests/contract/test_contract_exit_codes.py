@@ -1,8 +1,9 @@
 """Exit codes: 0 for done, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
 
 import pytest
-from contract_cli import described, leaves
 from contract_project import Project
+
+from rigs.command_line import described, leaves
 
 RUN = ("evaluate", "sums.py:Sums")
 STOPS = """

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_cli import Done, while_serving
 from contract_files import Contract, shape
 
 import assay
 from assay.traces import Rollout
+from rigs.command_line import Done, while_serving
 
 # Bodies as no JSON library writes them: spaces, escapes, the order of keys and unknown keys have to stay.
 EXCHANGES = {

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from contract_cli import described, leaves, while_serving
 from contract_files import Contract, shape
 from contract_jobs import deployments as deployments
 from contract_jobs import jobs as jobs
@@ -17,6 +16,7 @@ from prompt_server import PromptServer
 
 import assay
 from assay.errors import AssayError
+from rigs.command_line import described, leaves, while_serving
 
 JOBS = ("evaluate", "compile", "run", "compare", "tune", "collect", "improve", "runs list", "runs show")
 TRACES = (

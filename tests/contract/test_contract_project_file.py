@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_cli import described, keywords, leaves
 from contract_files import Contract
 from contract_project import Project
 
 import assay
 from assay.errors import AssayError, ConfigError
+from rigs.command_line import described, keywords, leaves
 
 COMMANDS = {words: described(command) for words, command in leaves()}
 # A key is one of the command if its table takes one of these values, or a choice of its flag.

@@ -6,9 +6,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from contract_cli import described, leaves
 from contract_project import Project
 from prompt_server import PromptServer
+
+from rigs.command_line import described, leaves
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

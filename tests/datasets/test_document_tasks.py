@@ -3,8 +3,8 @@
 import pytest
 
 from assay.datasets import load_tasks
-from assay.datasets.documents import fact_rows
 from assay.errors import DataError
+from assay.shipped.programs.answer_from_documents.tasks import fact_rows
 
 
 def test_the_answer_is_in_one_passage_or_in_none() -> None:

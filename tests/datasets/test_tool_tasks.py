@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from assay.datasets.sources import iter_rows
-from assay.datasets.tools import STAGES, simulated_result
 from assay.errors import DataError
+from assay.programs.toolbox import simulated_result
+from assay.shipped.programs.tool_user.tasks import STAGES
 
 
 def rows(stage: str, size: int = 200, seed: int = 0) -> list[dict[str, Any]]:

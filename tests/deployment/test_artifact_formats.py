@@ -30,6 +30,28 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("program.json", lambda text: text.replace("calculator", "oracle")),
+        ("manifest.json", lambda text: text.replace("scripted/model", "another/model")),
+        ("manifest.json", lambda text: text[:1]),
+        ("program.json", lambda text: None),
+    ],
+    ids=["program changed", "manifest changed", "manifest garbled", "program missing"],
+)
+def test_a_changed_or_incomplete_artifact_is_refused(own_folder: Path, file: str, change: Any) -> None:
+    place = shipped(own_folder / "a") / file
+    text = place.read_text()
+    assert change(text) != text
+    if (changed := change(text)) is None:
+        place.unlink()
+    else:
+        place.write_text(changed)
+    with pytest.raises(ArtifactError):
+        assay.load(own_folder / "a")
+
+
 @pytest.mark.parametrize("found", [FORMAT - 1, 0, -1, True, FORMAT + 1])
 def test_an_artifact_of_another_format_is_not_loaded(own_folder: Path, found: Any) -> None:
     for load in (load_artifact, assay.load, load_judge, lambda path: assay.load(path, trust=True)):

@@ -28,7 +28,6 @@ def rows(count: int, *, replayed: bool = False) -> list[Row]:
 
 def test_tasks_and_units_explain_what_they_scored_before() -> None:
     covariate = covariate_of(rows(1050))
-    assert covariate.explained > 0.99
     # mean of the task type: 0.25 + 0.25 / 7
     assert covariate.of("t1", "u3") == pytest.approx(0.5 - 0.25 - 0.25 / 7, abs=0.02)
     assert covariate.of("t0", "u0") == pytest.approx(0.25 - 0.25 - 0.25 / 7, abs=0.02)

@@ -30,6 +30,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
 def test_killed_gateways_and_schedulers_leave_no_half_transition(tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ def test_killed_gateways_and_schedulers_leave_no_half_transition(tmp_path: Path)
     assert report.rollouts > 20
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.postgres
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")

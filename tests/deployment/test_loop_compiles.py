@@ -69,6 +69,7 @@ def prepare(folder: Path, address: str) -> None:
     agent.store.flush()
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_compile_that_is_killed_is_continued_and_its_result_deployed(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch

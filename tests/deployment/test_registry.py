@@ -223,19 +223,6 @@ def test_flags_hold_at_once_and_every_change_is_a_row(store: Store, tmp_path: Pa
             set_flag(store.engine, "support", name, value)
 
 
-def test_a_router_reads_the_store_once_per_interval_and_survives_its_failure(store: Store, tmp_path: Path) -> None:
-    two_versions(store, tmp_path)
-    now, queries = [0.0], []
-    router = Router(store.engine, "support", refresh_s=1.0, clock=lambda: now[0])
-    sa.event.listen(store.engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
-    for at in range(1000):
-        router.assign(str(at))
-    assert queries == []
-    now[0] = 1.5
-    router.assign("x")
-    assert queries
-
-
 def test_a_deployed_agent_runs_the_version_of_its_unit(tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as opened:
         deployments = two_versions(opened, tmp_path)

@@ -16,7 +16,7 @@ from assay.errors import ArtifactError, AssayError
 from assay.judges import Cascade, Jury, PairwiseJudge, PointwiseJudge
 from assay.programs import load_program
 from assay.programs.compose import EnsembleProgram, NearestDemos
-from assay.programs.loading import SHIPPED
+from assay.programs.loading import SHIPPED, program_class
 from assay.runs.loading import load_judge
 from assay.sources.artifact_files import hash_of_text
 from assay.sources.trust import UntrustedArtifact, entries, trust_file
@@ -55,8 +55,7 @@ def of_program(folder: Path, name: str, **arguments: Any) -> Path:
         ("code_repair", {"thinking": 2**31 - 1}),
         ("code_repair", {"policy": {"samples": 50}}),
         ("assay.programs:CodeRepair", {"isolation": "none"}),
-        ("assay.programs.code_repair:CodeRepair", {"isolation": "none"}),
-        ("assay.programs.loading:CodeRepair", {"isolation": "none"}),
+        ("assay.shipped.programs.code_repair.program:CodeRepair", {"isolation": "none"}),
         ("math_qa", {"prompt_format": "json"}),
         ("text_to_sql", {"rows": 10**9}),
         ("text_to_sql", {"steps": 10**12}),
@@ -187,7 +186,7 @@ def test_code_in_a_state_needs_trust(own_folder: Path, call: str, frozen: bool) 
 def test_a_shipped_program_with_its_default_arguments_needs_no_trust(own_folder: Path, name: str) -> None:
     artifact = of_program(own_folder / "a", name, **ARGUMENTS.get(name, {}))
     assert entries() == []
-    assert type(load_artifact(artifact).program) is SHIPPED[name]
+    assert type(load_artifact(artifact).program) is program_class(name)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ def test_a_tool_that_exits_the_process_fails_its_run() -> None:
     assert [result.value for result in by_question(scored(agent)).values()] == [1.0, 0.0, 1.0, 1.0]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_process_ends_at_once_after_an_exception_of_a_signal_handler() -> None:
     script = """

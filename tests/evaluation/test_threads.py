@@ -104,6 +104,7 @@ def test_results_are_in_the_order_of_the_jobs_and_a_job_in_the_background_keeps_
         in_background(lambda: 1 // 0)()
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["compile", "judge score"])
 def test_ctrl_c_ends_a_command_that_waits_for_a_slow_server(command: str, tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ def test_an_invalid_limit_is_refused(wrong: float) -> None:
         scored(lambda question: question, task_timeout=wrong)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_single_prediction_has_the_limit(own_folder: Path) -> None:
     Path("agent.py").write_text(

@@ -67,7 +67,7 @@ def test_each_of_several_completions_is_a_separate_answer(
     lm = recorded(server[1], calls, tmp_path, engine=engine)
     texts = asyncio.run(lm.acall("hello", n=3)) if asynchronous else lm("hello", n=3)
     assert sorted(texts) == ["answer 1", "answer 2", "answer 3"]
-    assert [call.text for call in calls] == texts
+    assert [call.output for call in calls] == texts
     assert lm("hello", n=3) == texts  # from the response cache
     assert lm("hello") == texts[:1]
     assert [call.cached for call in calls[3:]] == [True] * 4
@@ -94,7 +94,7 @@ def test_text_completion_models_are_recorded(
     calls: list[Call] = []
     lm = recorded(server[1], calls, tmp_path, model_type="text", max_tokens=7)
     assert (asyncio.run(lm.acall("hello")) if asynchronous else lm("hello")) == ["answer 1"]
-    assert [(call.text, call.error, call.prompt_tokens, call.completion_tokens) for call in calls] == [
+    assert [(call.output, call.error, call.prompt_tokens, call.completion_tokens) for call in calls] == [
         ("answer 1", None, 3, 2)
     ]
     (body,) = server[0].requests

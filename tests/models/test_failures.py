@@ -20,7 +20,6 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
-from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
 from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
@@ -139,7 +138,7 @@ def ran(
     )  # fmt: skip
     session.register([task], "train")
     with session.context():
-        rollout = rollout_of(RecordedProgram(Program(act), session)(**task.inputs))
+        rollout = RecordedProgram(Program(act), session).run(task).rollout
     store.flush()
     return store.rollout(rollout.id)
 
@@ -240,7 +239,7 @@ def scored(how: str, script: Any) -> Rollout:
     )  # fmt: skip
     session.register([task], "train")
     with session.context():
-        rollout = rollout_of(RecordedProgram(Wrapping(how), session)(**task.inputs))
+        rollout = RecordedProgram(Wrapping(how), session).run(task).rollout
     assert isinstance(rollout, Rollout)
     return rollout
 
@@ -293,7 +292,7 @@ def test_a_failed_connection_of_a_tool_is_the_agents_failure() -> None:
     )
     session.register([task], "train")
     with session.context():
-        result = rollout_of(RecordedProgram(Program(act), session)(**task.inputs))
+        result = RecordedProgram(Program(act), session).run(task).rollout
     assert (result.status, result.score) == ("failed", 0.0)
 
 

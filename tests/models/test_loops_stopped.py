@@ -53,7 +53,7 @@ def test_an_answer_that_its_limit_cut_in_a_loop_is_a_failure_with_text_and_price
         lm("add")
     assert stopped.value.text == LOOP
     (call,) = calls  # a loop is not retried
-    assert (call.failure, call.text, call.completion_tokens, call.cost_usd) == (FailureKind.LOOP, LOOP, 300, 0.5)
+    assert (call.failure, call.output, call.completion_tokens, call.cost_usd) == (FailureKind.LOOP, LOOP, 300, 0.5)
     assert failure_of_program(stopped.value) is FailureKind.LOOP
     assert is_agent_failure(FailureKind.LOOP)
 

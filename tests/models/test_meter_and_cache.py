@@ -108,7 +108,7 @@ def test_cached_answers_are_observed_marked_and_free(tmp_path: Path) -> None:
     lm = scripted_lm(lambda request: "yes", meter=meter, cache=cache, observers=[calls.append])
     assert lm("a") == lm("a") == ["yes"]
     assert [call.cached for call in calls] == [False, True]
-    assert calls[0].text == calls[1].text == "yes"
+    assert calls[0].output == calls[1].output == "yes"
     assert (meter.usage.calls, meter.usage.cached, lm.scripted.calls) == (1, 1, 1)
 
 

@@ -167,7 +167,7 @@ def test_a_reservation_is_released_by_a_cancelled_task_and_its_answer_is_recorde
 
     asyncio.run(main())
     assert meter.land(FOREVER_S) == 0
-    assert [call.text for call in calls] == ["yes"]
+    assert [call.output for call in calls] == ["yes"]
     assert meter.usage.tokens == 15
 
 
@@ -205,7 +205,7 @@ def test_ctrl_c_does_not_interrupt_a_call_of_the_main_thread() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert meter.land(FOREVER_S) == 0
-    assert [call.text for call in calls] == ["yes"]
+    assert [call.output for call in calls] == ["yes"]
 
 
 def test_an_abandoned_call_is_not_stopped_while_a_model_is_asked() -> None:

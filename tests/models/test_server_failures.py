@@ -138,14 +138,14 @@ def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(
     )
     with pytest.raises(LMError):
         lm("hi")
-    assert [(call.failure, call.text, bool(call.error)) for call in calls] == [(FailureKind.MODEL, "", True)]
+    assert [(call.failure, call.output, bool(call.error)) for call in calls] == [(FailureKind.MODEL, "", True)]
     assert meter.usage.errors == 1
 
 
 def test_a_reply_in_text_completion_format_is_read(server: str) -> None:
     Handler.plan, calls = [{"choices": [{"text": "hello  there"}]}], list[Call]()
     assert lm_for(server, calls, Meter(), num_retries=0)("hi") == ["hello  there"]
-    assert [call.text for call in calls] == ["hello  there"]
+    assert [call.output for call in calls] == ["hello  there"]
 
 
 def test_thinking_that_litellm_removes_from_the_text_is_kept_as_reasoning(server: str) -> None:
@@ -160,7 +160,7 @@ def test_thinking_that_litellm_removes_from_the_text_is_kept_as_reasoning(server
     lm("hi")
     (call,) = calls
     assert call.response is not None
-    assert (answer_of(None, call.response).reasoning, call.text) == ("two and two", "four")
+    assert (answer_of(None, call.response).reasoning, call.output) == ("two and two", "four")
 
 
 def test_a_self_hosted_server_that_refuses_schemas_gets_none_from_then_on(server: str) -> None:

@@ -68,6 +68,7 @@ def _records(phase: str) -> list[Any]:
         return [store.rollout(row.id) for row in store.rollouts(limit=None) if row.phase == phase]
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_an_agent_trains_the_embedded_model_whose_new_weights_answer_its_next_calls(embedded: str) -> None:
     Path("agent.py").write_text(AGENT)
@@ -106,6 +107,7 @@ def test_a_command_trains_a_model_that_the_trainer_itself_generates_with(tiny_mo
     assert len(log.samples) == len(report.row_stats.samples)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo", "reinforce++"])
 def test_the_other_algorithms_train_an_agent_too(tiny_model: Path, algorithm: str) -> None:
@@ -117,6 +119,7 @@ def test_the_other_algorithms_train_an_agent_too(tiny_model: Path, algorithm: st
     assert {rollout.program for rollout in _records("train")} == {"agent.py:solve"}
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: Path) -> None:
     Path("agent.py").write_text(AGENT)
@@ -143,6 +146,7 @@ def test_a_runner_elsewhere_executes_the_agent_of_a_whole_training(tiny_model: P
     assert {rollout.program for rollout in _records("train")} == {"remote"}
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["{python} {folder}/openai_agent.py", "node {folder}/agent.mjs"])
 def test_the_agents_of_the_examples_can_be_trained(tiny_model: Path, agent: str) -> None:

@@ -288,8 +288,8 @@ def dspys(name: str, lm: Any) -> Any:
 @pytest.mark.parametrize(
     "name",
     [
-        "GEPA", "MIPROv2", "SIMBA", "BootstrapFewShot", "BootstrapFewShotWithRandomSearch", "COPRO", "LabeledFewShot",
-        "InferRules", "BootstrapFewShotWithOptuna",
+        "GEPA", "MIPROv2", "SIMBA", "BootstrapFewShotWithRandomSearch", "COPRO", "InferRules",
+        "BootstrapFewShotWithOptuna",
     ],
 )  # fmt: skip
 def test_every_optimizer_of_dspy_runs_as_an_object_and_all_its_calls_are_counted(place: Path, name: str) -> None:

@@ -124,6 +124,7 @@ def test_the_weights_are_of_the_last_stage_though_an_earlier_one_scored_higher(t
     assert report.best_step == 4
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_resumed_training_takes_the_same_tasks(tiny_model: Path) -> None:
     whole = train(tiny_model, "whole")

@@ -81,6 +81,7 @@ def test_ray_results_equal_thread_results(
     assert len(set(scores)) > 1
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_lost_host_is_tolerated(
     server: dict[str, str], cluster: Any, local_settings: dict[str, Any], mine: str, tmp_path: Path
@@ -184,6 +185,7 @@ def test_outbox_keeps_the_latest_of_each_record_and_is_emptied() -> None:
     assert box.emptied() == ([running], [])
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_cluster_runs_have_the_time_limit_and_cannot_exit_the_host(
     server: dict[str, str], cluster: Any, tmp_path: Path

@@ -31,7 +31,7 @@ def test_guided_runs_succeed_without_a_call_where_the_program_itself_never_does(
     assert len(exploration.demonstrations) >= 4
     assert all(demonstration.score >= 0.8 for demonstration in exploration.demonstrations)
     assert meter.usage.calls == 0
-    predictors = dict(with_demos(program, exploration.demonstrations, prompt_format="json").program.named_predictors())
+    predictors = dict(with_demos(program.program, exploration.demonstrations).named_predictors())
     notes = predictors["note"].demos
     assert {note.field == "none" for note in notes} == {True, False}  # a delayed fact has no value yet
     assert all(note.field == "none" or note.value.casefold() in note.message.casefold() for note in notes)

@@ -12,7 +12,7 @@ import pytest
 
 import assay
 from assay.errors import ConfigError, ProgramError
-from assay.optimizers.prompts.halting import haltings, refinement_in, with_halting
+from assay.optimizers.prompts.thinking import haltings, refinement_in, with_halting
 from assay.programs import Refine, program_state, restore_program
 from assay.programs.compose import NearestDemos
 from assay.programs.refinement import Halting

@@ -172,6 +172,7 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
     small = {
         key: value for key, value in SMALL.items() if key not in ("prompt_format", "evaluate_every", "max_completion")
     }
+    small["steps"] = 1
     report = train_offline(rows, name="offline", model=embedded, **small)
     assert report.name == f"{embedded}+offline"
     assert report.row_stats.calls > 0
@@ -187,7 +188,7 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
         }
         return {**row, "logprobs": row["logprobs"] and [value - 1.6 for value in row["logprobs"]], "input": request}
 
-    far = train_offline(rewritten(rows, tmp_path / "far", other), name="far", model=embedded, **{**small, "steps": 1})
+    far = train_offline(rewritten(rows, tmp_path / "far", other), name="far", model=embedded, **small)
     assert any("far off policy" in note for note in far.notes)
     assert any("calls were sampled from llama.cpp's likeliest tokens" in note for note in far.notes)
     assert far.curves["clip_ratio/region_mean"][1] > 0.2 > report.curves["clip_ratio/region_mean"][1]
@@ -202,6 +203,7 @@ def test_offline_training_uses_the_importance_ratio_to_the_sampling_policy(
         train_offline(turned, name="odd", model=embedded, **small)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_old_and_new_weights_are_compared_with_the_program(
@@ -300,6 +302,7 @@ def test_merged_weights_equal_base_plus_adapter(
     assert get_lm(f"{embedded}+two-steps", temperature=0.0, max_tokens=8)("Say hi.")
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_monitor_rubric_may_use_another_judge_model(
@@ -324,6 +327,7 @@ def examples(count: int) -> list[dspy.Example]:
     return [dspy.Example(place=f"{at} Main Street", turn="yes").with_inputs("place") for at in range(count)]
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_returns_an_adapter(embedded: str) -> None:
@@ -360,7 +364,7 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     job = lm.finetune(
         text,
         training_internals().data_format.CHAT,
-        {"name": "fish", "epochs": 4, "batch": 4, "lora_r": 4, "learning_rate": 2e-3},
+        {"name": "fish", "epochs": 3, "batch": 4, "lora_r": 4, "learning_rate": 2e-3},
     )
     tuned = job.result(timeout=300)
     assert not isinstance(tuned, Exception), tuned
@@ -369,6 +373,16 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     assert "Fish" in tuned("What do you say?")[0]
     assert [call.adapters for call in observed] == [(find_adapter("fish").sha256,)]
 
+    refused = lm.finetune(text, training_internals().data_format.CHAT, {"epoch": 1}).result(timeout=60)
+    assert "SFTSettings has no setting 'epoch'" in str(refused)
+
+
+@pytest.mark.tutorial
+@pytest.mark.slow
+@pytest.mark.model
+def test_dspy_better_together_returns_a_program_with_the_adapter(embedded: str) -> None:
+    lm = get_lm(embedded, temperature=0.0, max_tokens=8)
+    lm.provider = TRLProvider()
     student, teacher = Turning(), Turning()
     student.set_lm(lm)
     teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nyes\n\n[[ ## completed ## ]]"))
@@ -384,5 +398,3 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     assert trained.turn.lm.model == f"{embedded}+turn"
     with dspy.context(adapter=dspy.ChatAdapter()):
         assert trained(place="77 Main Street").turn == "yes"
-    refused = lm.finetune(text, training_internals().data_format.CHAT, {"epoch": 1}).result(timeout=60)
-    assert "SFTSettings has no setting 'epoch'" in str(refused)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import dspy
@@ -18,19 +16,21 @@ from assay.models import get_lm
 from assay.models.embedded import LlamaBackend
 from assay.models.registry import spec
 from assay.optimizers.finetuning import TRLProvider
-from assay.optimizers.finetuning.base import load_policy, tokenizer_sha
+from assay.optimizers.finetuning.base import tokenizer_sha, unpacked_weights
 from assay.runs.independence import independent
+
+TEXTS = ("+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½")
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"]
-)
-def test_tokenizer_matches_the_engine(embedded: str, text: str) -> None:
-    reference = LlamaBackend(embedded).post(
-        "/tokenize", {"content": text, "parse_special": True, "add_special": False}
-    )["tokens"]
-    assert load_policy(embedded).tokenizer(text)["input_ids"] == reference
+def test_the_tokenizer_is_the_configured_one_and_that_of_the_engine(embedded: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer, engine = AutoTokenizer.from_pretrained(str(unpacked_weights("smollm2-135m"))), LlamaBackend(embedded)
+    assert tokenizer_sha(tokenizer) == spec(embedded).tokenizer_sha256
+    for text in TEXTS:
+        asked = {"content": text, "parse_special": True, "add_special": False}
+        assert tokenizer(text)["input_ids"] == engine.post("/tokenize", asked)["tokens"], text
 
 
 class Saying(dspy.Module):
@@ -44,6 +44,7 @@ class Saying(dspy.Module):
         return self.say(question=question)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_rewarded_output_becomes_more_likely(embedded: str) -> None:
@@ -124,85 +125,7 @@ def test_retention_task_is_reported_separately(embedded: str) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "grpo", "math_qa", "--name", "x"], "a program needs --rubric and --data"),
-        (
-            [
-                "train",
-                "grpo",
-                "math_qa",
-                "--name",
-                "x",
-                "--rubric",
-                "math_qa",
-                "--data",
-                DATA,
-                "--prompts-per-step",
-                "3",
-                "--num-generations",
-                "3",
-                "--per-device-batch-size",
-                "2",
-            ],
-            "--per-device-batch-size 2 must divide the 9 rollouts",
-        ),
-        (
-            ["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA],
-            "--name",
-        ),
-        (
-            [
-                "train",
-                "rloo",
-                "math_qa",
-                "--name",
-                "x",
-                "--rubric",
-                "math_qa",
-                "--data",
-                DATA,
-                "--retention",
-                "extract",
-            ],
-            "must be PROGRAM,RUBRIC,DATA",
-        ),
-        (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
-        (
-            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"],
-            "--order dance is no step",
-        ),
-        (
-            ["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"],
-            "has no setting .step.; did you mean .steps.",
-        ),
-        (
-            ["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA],
-            "satisfy itself",
-        ),
-    ],
-)
-def test_command_line_reports_wrong_settings(words: list[str], message: str, embedded: str) -> None:
-    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode in (1, 2), done.stderr
-    assert re.search(message, " ".join(done.stderr.split())), done.stderr
-
-
-def test_tokenizer_of_the_embedded_model_is_the_configured_one(embedded: str) -> None:
-    from transformers import AutoTokenizer
-
-    from assay.optimizers.finetuning.base import unpacked_weights
-
-    assert (
-        tokenizer_sha(AutoTokenizer.from_pretrained(str(unpacked_weights("smollm2-135m"))))
-        == spec(embedded).tokenizer_sha256
-    )
-
-
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspy_grpo_trains_the_model_in_place(embedded: str) -> None:

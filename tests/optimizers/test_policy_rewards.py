@@ -46,9 +46,9 @@ def test_hanging_or_nan_rewards_are_excluded(tiny_model: Path) -> None:
             hung.wait(120)
         return float("nan") if task.id == "t1" else letters(task, prediction, rollout)
 
-    report = run(tiny_model, "odd", check=odd, steps=2, evaluate_every=0, rollout_timeout_s=3.0)
+    report = run(tiny_model, "odd", check=odd, steps=2, evaluate_every=0, rollout_timeout_s=10.0)
     hung.set()
-    assert report.row_stats.left_out["rollouts given up after 3 s"] == 1
+    assert report.row_stats.left_out["rollouts given up after 10 s"] == 1
     assert report.row_stats.left_out["rollouts without a score (the rubric could not decide)"] >= 1
     assert report.steps == 2
 
@@ -64,6 +64,7 @@ def test_an_answer_may_end_with_any_token_that_the_model_names(tiny_model: Path,
     assert report.curves["cut_off"][1] == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_slow_engine_does_not_abandon_rollouts(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import GRPOTrainer
@@ -98,12 +99,12 @@ def test_reinforce_trains_on_single_rollouts_with_kl_in_the_reward(tiny_model: P
         algorithm="reinforce++",
         num_generations=1,
         prompts_per_step=4,
-        steps=2,
+        steps=1,
         evaluate_every=0,
         **kl,
     )
-    assert report.row_stats.rollouts == 8  # one a task
-    assert report.row_stats.calls == 16
+    assert report.row_stats.rollouts == 4  # one a task
+    assert report.row_stats.calls == 8
     assert all(math.isfinite(loss) for loss in report.curves["loss"].values())
     assert any(norm > 0 for norm in report.curves["grad_norm"].values())
     assert "kl" not in report.curves  # it is not in the loss
@@ -111,8 +112,8 @@ def test_reinforce_trains_on_single_rollouts_with_kl_in_the_reward(tiny_model: P
 
 @pytest.mark.slow
 def test_ppo_trains_with_a_value_head(tiny_model: Path) -> None:
-    report = run(tiny_model, "valued", algorithm="ppo", value="head", steps=2, evaluate_every=0)
-    assert set(report.curves["explained_variance"]) == {1, 2}
+    report = run(tiny_model, "valued", algorithm="ppo", value="head", steps=1, evaluate_every=0)
+    assert set(report.curves["explained_variance"]) == {1}
     assert any(norm > 0 for norm in report.curves["grad_norm"].values())
 
 
@@ -122,6 +123,7 @@ def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
         run(tiny_model, "few", prompts_per_step=5, num_generations=2)
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_two_processes_train_one_program(tiny_model: Path) -> None:
     Path("two.py").write_text(PROGRAM)

@@ -71,30 +71,7 @@ def test_two_call_program_is_trained_and_compared_on_sealed_tasks(tiny_model: Pa
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-@pytest.mark.slow
-def test_resumed_run_gives_the_same_curve(tiny_model: Path) -> None:
-    uninterrupted = run(tiny_model, "whole", evaluate_every=0)
-    config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
-    begun = source(str(tiny_model), config)
-    collect = begun.collect
-
-    def stopping(inputs: Any, trainer: Any) -> Any:
-        if trainer.state.global_step == 2:
-            assert begun.engine.stop is not None
-            begun.engine.stop.set()  # as a signal does
-        return collect(inputs, trainer)
-
-    begun.collect = stopping  # type: ignore[method-assign]
-    with pytest.raises(Cancelled):
-        train_policy(begun, "halted", config)
-    with pytest.raises(ConfigError, match="has another learning_rate"):
-        run(tiny_model, "halted", evaluate_every=0, resume=True, learning_rate=1e-3)
-    resumed = run(tiny_model, "halted", evaluate_every=0, resume=True)
-    for name in ("reward", "loss", "grad_norm", "entropy"):
-        assert resumed.curves[name] == pytest.approx(uninterrupted.curves[name], rel=1e-5, abs=1e-7), name
-    assert resumed.row_stats.rollouts == uninterrupted.row_stats.rollouts
-
-
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 5], ids=["a checkpoint of that step", "none yet"])
 def test_signal_during_rollouts_discards_only_their_step(tiny_model: Path, every: int) -> None:
@@ -120,6 +97,7 @@ def test_signal_during_rollouts_discards_only_their_step(tiny_model: Path, every
     assert resumed.curves["loss"] == pytest.approx(uninterrupted.curves["loss"], rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_held_out_evaluation_is_interruptible_and_does_not_hang(tiny_model: Path) -> None:
     hung = threading.Event()
@@ -147,6 +125,7 @@ def test_held_out_evaluation_is_interruptible_and_does_not_hang(tiny_model: Path
         train_policy(begun, "stopped", config)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_hanging_monitor_rubric_does_not_stop_training(tiny_model: Path) -> None:
     hung = threading.Event()
@@ -187,6 +166,7 @@ def test_cap_ends_training_with_a_checkpoint(tiny_model: Path) -> None:
     assert resumed.curves["reward"] == pytest.approx(uncapped.curves["reward"], abs=1e-6)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_interrupted_evaluation_is_repeated_without_effect_on_training(tiny_model: Path) -> None:
     settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 2, "eval_tasks": 2}
@@ -232,16 +212,15 @@ def test_resume_requires_identical_training_settings(tiny_model: Path) -> None:
     begun.collect = stopping  # type: ignore[method-assign]
     with pytest.raises(Cancelled):
         train_policy(begun, "same", config)
-    with pytest.raises(ConfigError, match="has another rubric"):
-        run(tiny_model, "same", evaluate_every=0, resume=True, check=lambda t, p, r: 0.5)
+    for changed in ({"learning_rate": 1e-3}, {"check": lambda t, p, r: 0.5}):
+        with pytest.raises(ConfigError, match=r"has another (learning_rate|rubric)"):
+            run(tiny_model, "same", evaluate_every=0, resume=True, **changed)
     with pytest.raises(ConfigError, match="has another program"):
         train_policy(source(str(tiny_model), config, name="three"), "same", config, resume=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lost_from", "every"), [(1, 1), (2, 1), (1, 100)], ids=["at once", "later", "seen at the end alone"]
-)
+@pytest.mark.parametrize(("lost_from", "every"), [(2, 1), (1, 100)], ids=["later", "seen at the end alone"])
 def test_weights_that_fail_the_retention_task_are_discarded(tiny_model: Path, lost_from: int, every: int) -> None:
     config = PolicySettings(**{**SMALL, "model": str(tiny_model), "evaluate_every": every})
     begun = source(str(tiny_model), config)
@@ -287,6 +266,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "free_mib", [0, 20_000, 40_000, 80_000], ids=["nothing", "half the weights", "no tokenizer", "half the optimizer"]

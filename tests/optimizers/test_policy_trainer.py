@@ -68,7 +68,7 @@ def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_padding_rows_of_a_batch_do_not_change_the_loss(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     rows = [
         Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)
@@ -298,6 +298,7 @@ def test_on_single_calls_the_trainer_equals_stock_grpo(
     assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_two_processes_train_like_one(tiny_model: Path, tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "two_processes.py")

@@ -14,7 +14,6 @@ from searched_tasks import demonstration, searched
 
 from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session
-from assay.evaluation.predictions import result_of
 from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
 from assay.optimizers.prompts.candidates import Candidate, SearchSpace
@@ -38,7 +37,7 @@ def accuracy(program: RecordedProgram, count: int = 200) -> float:
     tasks = learner.tasks(count, seed=9)
     program.session.register(tasks)
     with program.session.context():
-        return sum(result_of(program(**dict(task.inputs))).value for task in tasks) / count
+        return sum(program.run(task).scored.value for task in tasks) / count
 
 
 @pytest.mark.slow

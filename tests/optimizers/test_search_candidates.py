@@ -22,8 +22,8 @@ from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import AutoSearch
 from assay.optimizers.prompts.selection import SELECTIONS
 from assay.programs import RANGES, MathQA
-from assay.programs.shipped import Classify
 from assay.rubrics import Criterion, Rubric, load_rubric
+from assay.shipped.programs.classify.program import Classify
 from assay.testing import scripted_lm
 from assay.traces import Recorder
 from rigs.learner import InContextLearner

@@ -44,6 +44,7 @@ def trials_of(url: str) -> list[Any]:
     return optuna.load_study(study_name="s", storage=url).get_trials(deepcopy=False)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_killed_trial_is_repeated_without_loss(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
@@ -99,6 +100,7 @@ def test_eight_processes_neither_lose_nor_repeat_a_trial(postgres_url: str) -> N
     assert max(Counter(json.dumps(trial.params, sort_keys=True) for trial in trials).values()) == 1
 
 
+@pytest.mark.chaos
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_a_lost_storage_is_reported_and_its_study_resumes(postgres_folder: Path) -> None:
@@ -175,6 +177,7 @@ def _helpers(process: int) -> list[int]:
     return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_end_with_the_process_that_started_the_study(tmp_path: Path, mine: str) -> None:

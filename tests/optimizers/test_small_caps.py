@@ -12,8 +12,8 @@ import assay
 from assay.cli.main import group
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
+from assay.optimizers.budget import minutes_text
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
-from assay.optimizers.prompts.estimate import minutes_text
 from assay.optimizers.prompts.teleprompters import least_runs
 from assay.testing import scripted_lm
 from tests.runs.test_finished import PROGRAM, CapturedProgress

@@ -224,6 +224,7 @@ def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
         tuned(tmp_path, method="policy", objectives=("tokens",))
 
 
+@pytest.mark.tutorial
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_command_tunes_with_several_workers_stops_at_a_cap_and_resumes(embedded: str, tmp_path: Path) -> None:

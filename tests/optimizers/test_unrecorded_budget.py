@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
+from assay.models.unrecorded import Unrecorded
 from assay.testing import scripted_lm
-from assay.traces.missed import Unrecorded
 
 HEAD = "import json, urllib.request\nimport dspy\n\n\n"
 OWN_CLIENT = """class Mine(dspy.Module):

@@ -188,7 +188,7 @@ def test_other_training_errors_are_unchanged(failure: Exception) -> None:
 def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) -> None:
     path = lines(
         tmp_path / "d.jsonl",
-        [row(at) for at in range(40)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
+        [row(at) for at in range(32)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])],
     )
     report = train_sft(
         path, "adds", SFTSettings(epochs=2, batch=4, max_length=128, lora_r=4, learning_rate=2e-3, evaluations=2)
@@ -210,6 +210,7 @@ def test_warm_up_learns_a_format_and_is_served(embedded: str, tmp_path: Path) ->
     assert repeated.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
@@ -249,6 +250,7 @@ def test_resumed_warm_up_gives_the_same_curve(tiny_model: Path, tmp_path: Path) 
         )
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -263,7 +265,7 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     config = SFTSettings(epochs=1, batch=2, lora_r=2, max_length=64, evaluations=1, eval_fraction=0.2)
     uninterrupted = train_sft(path, "whole", config)
     with monkeypatch.context() as patch:
-        patch.setattr("assay.optimizers.finetuning.sft.report_agreement", killed)
+        patch.setattr("assay.optimizers.finetuning.run_folder.report_agreement", killed)
         with pytest.raises(Killed):
             train_sft(path, "cut", config)
     marker = Path(".assay/adapters/cut", MARKER)
@@ -283,6 +285,7 @@ def test_warm_up_killed_after_storing_its_adapter_resumes_to_the_same(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 def test_two_processes_warm_up_like_one(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(32)])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError, LoopStopped
-from assay.models import Call, get_lm
+from assay.models import Call, ResponseCache, get_lm
 from assay.programs import Classify, MathQA, ThinkingPolicy, program_state, restore_program
 from assay.programs.allocation import AUTO, Round, answer_key, majority_is_sure, margin_of, think
 from assay.testing.fakes import scripted_lm
@@ -263,10 +263,10 @@ def test_sampling_stops_once_the_answer_is_sure_and_keeps_one_trace() -> None:
 
 def test_samples_differ_in_the_cache_key() -> None:
     calls: list[Call] = []
-    lm = scripted_lm(lambda request: '{"label": "sad"}', observers=[calls.append])
+    lm = scripted_lm(lambda request: '{"label": "sad"}', cache=ResponseCache(), observers=[calls.append])
     with dspy.context(lm=lm):
         Classify(["happy", "sad"], policy={"samples": 3, "posterior": 0.99})(text="x")
-    assert [call.sample for call in calls] == [None, 1, 2]
+    assert [call.cached for call in calls] == [False] * 3
 
 
 @pytest.mark.model

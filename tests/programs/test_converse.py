@@ -17,9 +17,9 @@ from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
 from assay.models.failures import failure_of_program, is_agent_failure
 from assay.programs import Converse, load_program, program_inputs
 from assay.programs.agent import GUIDE
-from assay.programs.conversation_guide import ConversationGuide
 from assay.programs.simulated_users import RuleBasedUser
 from assay.rubrics import load_rubric
+from assay.shipped.programs.converse.guide import ConversationGuide
 from assay.testing import scripted_lm
 from assay.traces.export.selection import Selection
 from assay.traces.recorder import Recorder

@@ -15,7 +15,7 @@ import assay
 from assay.errors import ConfigError, DataError, EnvironmentFailed, ProgramError
 from assay.models import with_recording
 from assay.programs import AnswerFromDocuments, Passage, TextRetriever, load_program
-from assay.programs.document_answers import ABSTAINED, quoted
+from assay.shipped.programs.answer_from_documents.program import ABSTAINED, quoted
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Store
 

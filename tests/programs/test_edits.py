@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.programs.code_edits import Edit, applied, excerpt, functions_of, replacement_of
+from assay.shipped.programs.code_repair.edits import Edit, applied, excerpt, functions_of, replacement_of
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import assay
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, FailureKind
 from assay.evaluation import RecordedProgram, Session
-from assay.evaluation.predictions import rollout_of
 from assay.models import Caps, Meter, with_recording
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import lm_over
@@ -108,9 +107,9 @@ def test_calls_of_a_function_are_turns_of_the_scored_rollout(host: AgentHost) ->
         answers.extend(ask(task, temperature=0, max_tokens=100, seed=1) for _ in range(3))
         return {"answer": answers[-1]}
 
-    prediction = host.run(CallableRunner(agent))
-    rollout = rollout_of(prediction)
-    assert prediction.answer == answers[-1]
+    run = host.run(CallableRunner(agent))
+    rollout = run.rollout
+    assert run.prediction.answer == answers[-1]
     assert (rollout.score, rollout.status, rollout.source, rollout.task_id) == (1.0, "done", "program", "t")
     assert [call.t for call in rollout.transitions] == [0, 1, 2]
     assert [call.output for call in rollout.transitions] == answers
@@ -138,7 +137,7 @@ def test_the_agents_of_a_rollout_are_named_by_a_header(host: AgentHost) -> None:
             ask(task, agent="x" * 65)
         return "".join(ask(task, agent=name) for name in ("planner", "planner", "solver", ""))
 
-    rollout = rollout_of(host.run(CallableRunner(team)))
+    rollout = host.run(CallableRunner(team)).rollout
     assert [call.agent for call in rollout.transitions] == ["planner", "planner", "solver", ""]
     host.store.flush()
     assert [call.agent for call in host.store.rollout(rollout.id).transitions] == ["planner", "planner", "solver", ""]
@@ -148,22 +147,22 @@ def test_the_agents_of_a_rollout_are_named_by_a_header(host: AgentHost) -> None:
 def test_the_same_seed_gives_the_same_calls(host: AgentHost) -> None:
     runner = CallableRunner(lambda task: " ".join(ask(task) for _ in range(2)))
     first, second = host.run(runner), host.run(runner)
-    assert first.answer == second.answer
-    assert rollout_of(first).id != rollout_of(second).id
+    assert first.prediction.answer == second.prediction.answer
+    assert first.rollout.id != second.rollout.id
 
 
 @pytest.mark.slow
 def test_a_command_gets_the_task_on_stdin_and_answers_by_its_last_line(host: AgentHost) -> None:
     end = 'print("thinking"); print(json.dumps({"answer": said, "of": task["inputs"]["question"], "id": task["id"]}))'
-    prediction = host.run(command(CALLING + end))
-    (call,) = rollout_of(prediction).transitions
-    assert dict(prediction.items()) == {"answer": call.output, "of": TASK.inputs["question"], "id": "t"}
+    run = host.run(command(CALLING + end))
+    (call,) = run.rollout.transitions
+    assert dict(run.prediction.items()) == {"answer": call.output, "of": TASK.inputs["question"], "id": "t"}
 
 
 def test_keys_of_the_gateway_do_not_reach_a_command(host: AgentHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_KEY", "secret-of-the-gateway")
-    prediction = host.run(command(CALLING + 'print("ASSAY_KEY" in os.environ)'))
-    assert prediction.answer == "False"
+    run = host.run(command(CALLING + 'print("ASSAY_KEY" in os.environ)'))
+    assert run.prediction.answer == "False"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_keys_of_the_gateway_do_not_reach_a_command(host: AgentHost, monkeypatch
     ],
 )
 def test_an_agent_without_an_answer_has_failed_and_scores_0(host: AgentHost, end: str, reason: str) -> None:
-    rollout = rollout_of(host.run(command(CALLING + end)))
+    rollout = host.run(command(CALLING + end)).rollout
     assert reason in rollout.error
     assert (rollout.status, rollout.failure, rollout.score) == ("failed", FailureKind.AGENT, 0.0)
     assert len(rollout.transitions) == 1
@@ -187,8 +186,8 @@ def test_a_function_that_raises_or_returns_nothing_has_failed(host: AgentHost) -
         ask(task)
         raise KeyError("lost")
 
-    assert "lost" in rollout_of(host.run(CallableRunner(raises))).error
-    rollout = rollout_of(host.run(CallableRunner(lambda task: [ask(task)][1:] or None)))
+    assert "lost" in host.run(CallableRunner(raises)).rollout.error
+    rollout = host.run(CallableRunner(lambda task: [ask(task)][1:] or None)).rollout
     assert "returned None" in rollout.error
     assert rollout.score == 0.0
 
@@ -210,14 +209,14 @@ def test_only_the_first_task_of_an_agent_must_call_the_model(host: AgentHost) ->
 
     recorded = host.recorded(CallableRunner(agent))
     first, second = (TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0] for _ in "ab")
-    assert len(rollout_of(first).transitions) == 1
-    assert (second.answer, rollout_of(second).transitions) == ("known", [])
+    assert len(first.rollout.transitions) == 1
+    assert (second.prediction.answer, second.rollout.transitions) == ("known", [])
 
 
 def test_an_agent_that_requests_another_model_gets_an_error_that_names_it(host: AgentHost) -> None:
     with pytest.raises(ConfigError, match="asked for the model 'gpt-5'"):
         host.run(CallableRunner(lambda task: ask(task, model="gpt-5")))
-    rollout = rollout_of(host.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))))  # accepted
+    rollout = host.run(CallableRunner(lambda task: ask(task, model="gpt-5-mini"))).rollout  # accepted
     assert [call.model for call in rollout.transitions] == [host.session.lm.model]
 
 
@@ -243,14 +242,14 @@ def test_calls_after_the_end_of_a_rollout_are_refused_and_counted(host: AgentHos
 
     program = host.program(CallableRunner(agent))
     recorded = RecordedProgram(program, host.session)
-    prediction = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0]
+    run = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(tasks[0])
     assert refused.value.code == 403
     assert "has ended" in refused.value.read().decode()
     assert program.notes() == ["1 call of the agent came after the run had ended, which is refused"]
     host.store.flush()
-    assert len(host.store.rollout(rollout_of(prediction).id).transitions) == 1
+    assert len(host.store.rollout(run.rollout.id).transitions) == 1
 
 
 def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(host: AgentHost) -> None:
@@ -264,7 +263,7 @@ def test_a_call_under_way_at_the_end_of_its_rollout_is_a_failed_call(host: Agent
     first.reached.set()
     first.runner = CallableRunner(agent)
     recorded = RecordedProgram(first, host.session)
-    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0])
+    rollout = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0].rollout
     assert [call.t for call in rollout.transitions] == list(range(len(rollout.transitions)))
     assert [call.failure for call in rollout.transitions] == [FailureKind.CAP]
 
@@ -309,7 +308,7 @@ def test_a_run_whose_process_is_killed_is_made_again(host: AgentHost, tmp_path: 
     once = f"mark = {str(mark)!r}\nif not os.path.exists(mark): open(mark, 'w').close(); os.kill(os.getpid(), 9)\n"
     program = host.program(command(CALLING + once + "print(said)"))
     recorded = RecordedProgram(program, host.session)
-    rollout = rollout_of(TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0])
+    rollout = TimeoutPool(calls_of([(recorded, TASK)], host.session), 1, 60).finished(None)[0].rollout
     assert (rollout.status, rollout.score, len(rollout.transitions)) == ("done", 1.0, 1)
     assert program.notes() == ["1 run lost the process that ran the agent"]
     host.store.flush()
@@ -323,7 +322,7 @@ def test_several_answers_a_call_are_refused(host: AgentHost) -> None:
             ask(task, n=2)
         return json.loads(refused.value.read())["error"]["message"] + ask(task)
 
-    assert "one answer a call" in host.run(CallableRunner(agent)).answer
+    assert "one answer a call" in host.run(CallableRunner(agent)).prediction.answer
 
 
 @pytest.mark.parametrize(
@@ -336,7 +335,7 @@ def test_a_request_that_cannot_be_read_is_the_clients_error(host: AgentHost, mes
             ask(task, messages=messages)
         return f"{refused.value.code} {json.loads(refused.value.read())['error']['message']}"
 
-    answer = host.run(CallableRunner(agent)).answer
+    answer = host.run(CallableRunner(agent)).prediction.answer
     assert answer.startswith("400 the engine of")
     assert message in answer
 
@@ -357,9 +356,9 @@ def test_a_streamed_answer_is_the_recorded_one(host: AgentHost) -> None:
         deltas = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
         return "".join(deltas)
 
-    prediction = host.run(CallableRunner(agent))
-    (call,) = rollout_of(prediction).transitions
-    assert prediction.answer == call.output
+    run = host.run(CallableRunner(agent))
+    (call,) = run.rollout.transitions
+    assert run.prediction.answer == call.output
     assert call.token_ids
 
 

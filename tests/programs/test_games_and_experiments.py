@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 import assay
 from assay.datasets import Task, load_tasks
-from assay.datasets.experiments import ENERGY, HEATS, HOURS, MATERIALS, Experiment
-from assay.datasets.games import NimRules, best_take, nim_problem
 from assay.errors import DataError, EnvironmentFailed
 from assay.programs import Environment, EnvironmentAgent, EnvironmentStep, Experimenter, InvalidAction, NimPlayer
-from assay.programs.environments.experiment import Oven
-from assay.programs.environments.nim import Nim
 from assay.rubrics import NoGrade, load_rubric
-from assay.rubrics.environments import feasible_plans, nim_won
+from assay.shipped.programs.experiment.checks import feasible_plans
+from assay.shipped.programs.experiment.program import Oven
+from assay.shipped.programs.experiment.tasks import ENERGY, HEATS, HOURS, MATERIALS, Experiment
+from assay.shipped.programs.nim.checks import nim_won
+from assay.shipped.programs.nim.program import Nim
+from assay.shipped.programs.nim.rules import NimRules, best_take, nim_problem
 from assay.testing import scripted_lm
 from assay.testing.contracts import EnvironmentContract
 

@@ -12,8 +12,8 @@ from assay.models import Caps, Meter
 from assay.optimizers.prompts.demonstrations import explore, with_demos
 from assay.programs import AnswerFromDocuments
 from assay.programs.agent import GUIDE
-from assay.programs.document_answers import ABSTAINED
 from assay.rubrics import load_rubric
+from assay.shipped.programs.answer_from_documents.program import ABSTAINED
 from assay.testing import scripted_lm
 from assay.traces import Recorder
 
@@ -90,6 +90,6 @@ def test_demonstrations_have_right_answers_where_the_program_itself_always_absta
     with session.context():
         exploration = explore(program, tasks, session, prompt_formats=["json"], target=6)
     assert meter.usage.calls == 0
-    predictors = dict(with_demos(program, exploration.demonstrations, prompt_format="json").program.named_predictors())
+    predictors = dict(with_demos(program.program, exploration.demonstrations).named_predictors())
     assert {demo.answers for demo in predictors["read"].demos} == {"yes", "no"}
     assert all(demo.answer in demo.passage for demo in predictors["respond"].demos)

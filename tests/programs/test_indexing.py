@@ -188,6 +188,7 @@ def test_documents_of_an_unreadable_folder_stay(docs: Path) -> None:
     assert sources("s.db", "hand wheel of Hollin lock") == ["sub/gate.txt"]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_killed_run_is_continued_and_leaves_nothing(docs: Path) -> None:
     for number in range(3000):

@@ -142,6 +142,7 @@ def test_calls_of_one_step_run_at_the_same_time(server: McpServer) -> None:
     assert max(began, began_too) < min(ended, ended_too)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_call_that_hangs_ends_at_its_limit(script: Path) -> None:
     with McpServer([sys.executable, str(script)], timeout_s=5, start_timeout_s=WAIT_S) as server:
@@ -176,6 +177,7 @@ def test_tools_of_a_server_that_does_not_come_back_are_errors(tmp_path: Path, sc
     assert "cannot be started" in calls[0]["error"]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_silent_server_is_abandoned_after_its_timeout() -> None:
     server = McpServer([sys.executable, "-c", "import time; time.sleep(60)"], start_timeout_s=1)

@@ -17,7 +17,6 @@ import assay
 from assay.datasets import Task
 from assay.errors import AssayError, ConfigError, FailureKind, ModelError
 from assay.evaluation import RecordedProgram, Session
-from assay.evaluation.predictions import rollout_of
 from assay.models import Meter, with_recording
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import lm_over
@@ -135,12 +134,12 @@ def test_another_process_runs_the_agent_and_its_calls_are_recorded_here(trainer:
     trainer.leases.heartbeat_s, trainer.leases.patience_s = 20.0, 120.0
     command = [sys.executable, "-m", "assay", "agent", "run", "agent.py:solve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        prediction = trainer.run()
+        run = trainer.run()
         assert process.communicate(timeout=60)[0].strip() == '{"tasks": {"done": 1}}'
-    (call,) = rollout_of(prediction).transitions
-    assert prediction.answer == call.output
+    (call,) = run.rollout.transitions
+    assert run.prediction.answer == call.output
     assert call.token_ids
-    assert rollout_of(prediction).score == 1.0
+    assert run.rollout.score == 1.0
 
 
 def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(trainer: Trainer) -> None:
@@ -153,7 +152,7 @@ def test_a_runner_without_heartbeat_is_replaced_and_its_late_result_is_refused(t
     done = Later(
         work, CallableRunner(solve), TaskServer(trainer.server.url, KEY), patience_s=120, say=lambda _: None, tasks=1
     )
-    assert run.value().answer
+    assert run.value().prediction.answer
     assert done.value() == {"done": 1}
     with pytest.raises(Exception, match="a late one is not taken"):
         trainer.server.post(f"/assay/tasks/{lost['lease']}/result", {"answer": {"answer": "late"}})
@@ -178,8 +177,8 @@ def test_a_task_that_was_run_twice_has_one_result(trainer: Trainer) -> None:
     trainer.server.post(path, {"answer": {"answer": solve(task)}})
     with pytest.raises(Exception, match="one result"):
         trainer.server.post(path, {"answer": {"answer": "again"}})
-    prediction = run.value()
-    assert prediction.answer == rollout_of(prediction).transitions[0].output
+    scored = run.value()
+    assert scored.prediction.answer == scored.rollout.transitions[0].output
 
 
 def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Trainer) -> None:
@@ -187,7 +186,7 @@ def test_a_failure_of_the_agent_is_its_own_on_another_machine_too(trainer: Train
     done = Later(
         work, CommandRunner([sys.executable, "-c", code]), trainer.server, patience_s=120, say=lambda _: None, tasks=1
     )
-    rollout = rollout_of(trainer.run())
+    rollout = trainer.run().rollout
     assert done.value() == {"failed": 1}
     assert "exited with 1; it said: 'no luck'" in rollout.error
     assert (rollout.status, rollout.score) == ("failed", 0.0)
@@ -215,7 +214,7 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
     trainer.leases.heartbeat_s, trainer.faults, trainer.handled_first = 1.0, list(faults), handled
     (runner, runs), lines = slow_agent(trainer), list[str]()
     done = Later(work, runner, trainer.server, patience_s=120, say=lines.append, tasks=1)
-    rollout = rollout_of(trainer.run())
+    rollout = trainer.run().rollout
     assert done.value() == {"done": 1}
     assert (rollout.status, rollout.score, runs) == ("done", 1.0, [rollout.id])
     assert trainer.faults == []
@@ -225,6 +224,7 @@ def test_a_request_that_fails_once_is_sent_again_and_the_agent_runs_once(
     assert lines == [*expected, "task t: done"]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(trainer: Trainer) -> None:
     trainer.faults, trainer.lasting = ["alive"], True
@@ -235,12 +235,13 @@ def test_a_runner_whose_heartbeats_all_fail_is_lost_and_no_failure_of_the_agent(
     trainer.faults.clear()
     trainer.leases.heartbeat_s = 20.0
     done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
-    rollout = rollout_of(run.value())
+    rollout = run.value().rollout
     assert done.value() == {"done": 1}
     assert (rollout.status, rollout.score, len(runs)) == ("done", 1.0, 2)
     assert trainer.program.notes() == ["1 run lost the process that ran the agent"]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Trainer) -> None:
     trainer.faults, trainer.lasting, trainer.leases.heartbeat_s = ["result"], True, 20.0
@@ -255,9 +256,10 @@ def test_a_result_that_never_arrives_is_given_up_after_the_patience(trainer: Tra
         time.sleep(0.05)
     trainer.leases.heartbeat_s = 20.0
     assert work(runner, trainer.server, patience_s=120, say=lines.append, tasks=1) == {"done": 1}
-    assert rollout_of(run.value()).score == 1.0
+    assert run.value().rollout.score == 1.0
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_one_failed_request_after_a_long_task_does_not_end_the_runner(trainer: Trainer) -> None:
     trainer.leases.heartbeat_s = 20.0
@@ -269,7 +271,7 @@ def test_one_failed_request_after_a_long_task_does_not_end_the_runner(trainer: T
         return "5"
 
     done = Later(work, CallableRunner(answer), trainer.server, patience_s=1.0, say=lambda _: None, tasks=2)
-    assert [rollout_of(trainer.run()).status for _ in range(2)] == ["done", "done"]
+    assert [trainer.run().rollout.status for _ in range(2)] == ["done", "done"]
     assert done.value() == {"done": 2}
 
 
@@ -286,7 +288,7 @@ def test_an_answer_that_cannot_be_sent_is_the_agents_failure(trainer: Trainer, a
     trainer.leases.heartbeat_s = 20.0
     runner = CallableRunner(lambda task: {"answer": answer})
     done = Later(work, runner, trainer.server, patience_s=120, say=lambda _: None, tasks=1)
-    rollout = rollout_of(trainer.run())
+    rollout = trainer.run().rollout
     assert done.value() == {"failed": 1}
     assert re.search(reason, rollout.error)
     assert rollout.score == 0.0
@@ -363,7 +365,7 @@ def test_a_rollouts_own_key_leases_no_tasks(trainer: Trainer) -> None:
     with pytest.raises(ConfigError, match="refuses the key"):
         TaskServer(trainer.server.url, leased["task"]["api_key"]).post("/assay/tasks/lease", {"runner": "the agent"})
     trainer.server.post(f"/assay/tasks/{leased['lease']}/result", {"failed": "enough"})
-    assert rollout_of(run.value()).status == "failed"
+    assert run.value().rollout.status == "failed"
 
 
 def test_a_training_with_remote_runners_needs_a_key(embedded: str) -> None:

@@ -2,22 +2,16 @@
 
 import ast
 import copy
-import inspect
 import json
 import random
-import symtable
-import textwrap
-from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from steps import calls_in
 
 from assay.errors import RubricError
 from assay.rubrics.code import MinimalDiff, minimal_diff
-from assay.rubrics.code.scopes import FUNCTIONS, function_scope, module_scope
-from assay.rubrics.code.trees import Tree, tree_edits
 
 BASE = '''
 import os
@@ -78,6 +72,11 @@ def edited(*pairs: tuple[str, str]) -> str:
 def test_changed_statements(after: str, changed: int) -> None:
     result = minimal_diff(BASE, after)
     assert result.changed == changed, [str(edit) for edit in result.edits]
+
+
+def test_the_docstring_of_a_module_is_no_statement() -> None:
+    assert minimal_diff('"""A."""\nx = 1\n', '"""B."""\nx = 1\n').changed == 0
+    assert minimal_diff("x = 1\n", '"""B."""\nx = 1\n').changed == 0
 
 
 def test_a_moved_function_is_one_change() -> None:
@@ -197,12 +196,12 @@ def test_a_huge_edit_ends_soon_with_a_reason(text: str) -> None:
     assert "at most" in result.reason
 
 
-def test_a_rewritten_long_function_is_only_counted() -> None:
+def test_a_rewritten_long_function_takes_few_steps() -> None:
     rng = random.Random(0)
     before = "def f(a):\n" + "".join(f"    g({rng.randrange(10**6)})\n" for _ in range(2000))
     after = "def f(a):\n" + "".join(f"    h({rng.randrange(10**6)})\n" for _ in range(2000))
     result = minimal_diff(before, after)
-    assert (result.changed, result.exact) == (2000, False)
+    assert result.changed == 2000
     assert calls_in(lambda: minimal_diff(before, after)) < 3_000_000
 
 
@@ -242,6 +241,9 @@ def test_the_order_of_imports_of_one_name_is_a_change() -> None:
         ("def f():\n    x = 1\n    return eval('x')", "def f():\n    y = 1\n    return eval('x')"),
         ("def f(x):\n    return [x for x in x]", "def f(x):\n    return [y for y in y]"),
         ("x = 1", "y = 1"),
+        ("def f(x=x, /):\n    return x", "def f(y=y, /):\n    return y"),
+        ("def f(a):\n    return [0 for a[i] in a]", "def f(a):\n    return [0 for a[j] in a]"),
+        ("def f():\n    x = 1\n    class C:\n        x = x", "def f():\n    y = 1\n    class C:\n        y = y"),
         (
             "def f():\n    x = 1\n    def g():\n        x = 2",
             "def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 2",
@@ -274,61 +276,6 @@ def test_names_that_others_see_are_not_renamed(before: str, after: str) -> None:
 )
 def test_names_that_are_not_visible_outside_are_renamed(before: str, after: str) -> None:
     assert minimal_diff(before, after).changed == 0
-
-
-def _tables(table: symtable.SymbolTable) -> list[symtable.SymbolTable]:
-    return [inner for child in table.get_children() for inner in (child, *_tables(child))]
-
-
-def test_local_names_are_those_of_the_compiler() -> None:
-    source = inspect.getsource(inspect) + inspect.getsource(random) + inspect.getsource(textwrap)
-    known: dict[tuple[str, int], set[str]] = {}
-    for table in _tables(symtable.symtable(source, "f", "exec")):
-        known[table.get_name(), table.get_lineno()] = {s.get_name() for s in table.get_symbols() if s.is_local()}
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS)]
-    assert len(functions) > 150
-    for node in functions:
-        assert function_scope(node, module_scope()).names == known[node.name, node.lineno]
-
-
-TREES = st.recursive(
-    st.sampled_from("ab").map(Tree),
-    lambda inner: st.builds(Tree, st.sampled_from("ab"), st.lists(inner, max_size=3)),
-    max_leaves=5,
-)
-
-
-def slow_distance(first: Tree, second: Tree) -> int:
-    """The recursive definition on forests, each a tuple of (label, forest)."""
-
-    def frozen(tree: Tree) -> tuple[str, tuple[object, ...]]:
-        return tree.label, tuple(frozen(child) for child in tree.children)
-
-    @cache
-    def distance(a: tuple[tuple[str, tuple], ...], b: tuple[tuple[str, tuple], ...]) -> int:  # type: ignore[type-arg]
-        if not a and not b:
-            return 0
-        options = []
-        if a:
-            options.append(distance((*a[:-1], *a[-1][1]), b) + 1)
-        if b:
-            options.append(distance(a, (*b[:-1], *b[-1][1])) + 1)
-        if a and b:
-            options.append(distance(a[:-1], b[:-1]) + distance(a[-1][1], b[-1][1]) + (a[-1][0] != b[-1][0]))
-        return min(options)
-
-    return distance((frozen(first),), (frozen(second),))  # type: ignore[arg-type]
-
-
-# Trees
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(TREES, TREES)
-def test_tree_edits_are_a_cheapest_mapping(a: Tree, b: Tree) -> None:
-    edits = tree_edits(a, b)
-    assert sum(x is None or y is None or x.label != y.label for x, y in edits) == slow_distance(a, b)
 
 
 def test_a_byte_order_mark_is_no_change_and_null_bytes_name_no_line() -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import math
 import pickle
 import subprocess
 import sys
@@ -24,13 +23,12 @@ from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.api.loop.install import schedule_files
 from assay.api.model_comparison import compare as compare_models
-from assay.api.registry import register, set_agent_alias
+from assay.api.registry import register
 from assay.api.rollouts import (
     close_rollouts,
     export_rollouts,
     import_rollouts,
     list_rollouts,
-    rate_rollout,
     rollouts_to_rate,
 )
 from assay.api.run import run
@@ -44,11 +42,9 @@ from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
 from assay.runs.settings import options, store_options
-from assay.runs.settings.loop import LoopSettings
 from assay.runs.settings.shared import DEFAULT_SALT
 from assay.support.settings import Declared, DeclaredFields, Settings, nearest, setting, settings_of
 
-NO_STORE: Any = None  # the arguments are checked first
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
 PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.compile, settings.CompileSettings, options.CompileOptions),
@@ -132,154 +128,12 @@ def test_no_public_function_takes_untyped_options() -> None:
             assert inspect.Parameter.VAR_KEYWORD not in kinds, name
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"max_calls": "5"}, "max_calls='5' must be an integer or None"),
-        ({"max_calls": 5.5}, "max_calls=5.5 must be an integer or None"),
-        ({"max_calls": True}, "max_calls=True must be an integer or None"),
-        ({"max_calls": -1}, "max_calls=-1 must be at least 0"),
-        ({"max_cost_usd": float("nan")}, "max_cost_usd=nan must be a finite number at least 0"),
-        ({"threshold": float("inf")}, "threshold=inf must be a finite number above 0 and at most 1"),
-        ({"difference": 0}, "difference=0 must be above 0 and at most 1: the smallest gain"),
-        ({"demos": 77}, "demos=77 must be between 1 and 64"),
-        ({"cache": "no"}, "cache='no' must be True or False"),
-        ({"cache": 1}, "cache=1 must be True or False"),
-        ({"model": 3}, "model=3 must be a string"),
-        ({"rename": {"a": 1}}, "rename={'a': 1} must be a mapping of strings to strings"),
-        ({"rename": "a=b"}, "rename='a=b' must be a mapping of strings to strings"),
-        ({"sizes": {"val": 0}}, "must be integers >= 1"),
-        ({"sizes": {"vall": 3}}, "sizes names"),
-        ({"prompt_format": "yaml"}, "prompt_format='yaml' must be one of json, lean, xml, chat"),
-        ({"prompt_format": "JSN"}, "lean, xml, chat. Did you mean 'json'?"),
-        ({"executor": "rey"}, "executor='rey' must be one of threads, ray. Did you mean 'ray'?"),
-        ({"executor": "dask"}, "executor='dask' must be one of threads, ray"),
-        ({"parameters": [("a", 1)]}, "must be a mapping of strings to values"),
-    ],
-)
-def test_a_wrong_value_is_an_error_that_names_field_value_and_rule(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        settings.CompileSettings(**NAMED, **values)
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"ranges": {"max_steps": [1, "x"]}}, "must be a mapping of strings to pairs of numbers"),
-        ({"also": "folder"}, "also='folder' must be a list or tuple of strings"),
-        (
-            {"workers": 2, "method": "policy"},
-            "workers=2 needs method='optuna': method='policy' supports only workers=1",
-        ),
-        ({"budget": {"step": 3.0}}, "Did you mean 'steps'?"),
-        ({"pruner": "none", "prune_at": 0.3}, "prune_at would have no effect with pruner='none'"),
-    ],
-)
-def test_settings_of_tune_are_checked(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        settings.TuneSettings(**NAMED, **values)
-    assert message in str(refused.value)
-
-
-def test_a_wrong_value_is_refused_by_the_python_function() -> None:
-    with pytest.raises(ConfigError, match="max_calls='5' must be an integer or None"):
-        assay.evaluate("math_qa", rubric="math_qa", data="arithmetic:size=60", max_calls="5")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["resume", "gate", "test", "trust"])
-def test_a_text_in_place_of_a_switch_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}='no' must be True or False"):
-        assay.compile("math_qa", rubric="math_qa", data="arithmetic:size=60", **{name: "no"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: assay.evaluate("math_qa", rubric="math_qa", data="x", store=5), "store=5 must be a string or a Path"),  # type: ignore[arg-type]
-        (lambda: run(5, {}), "program=5 must be a string or a Path"),  # type: ignore[arg-type]
-        (lambda: assay.load(5), "path=5 must be a string or a Path"),  # type: ignore[arg-type]
-        (lambda: assay.load_judge(5), "source=5 must be a string or Path"),  # type: ignore[arg-type]
-        (lambda: assay.load_tasks(5), "spec=5 must be a string"),  # type: ignore[arg-type]
-        (lambda: assay.get_lm(5), "name=5 must be a string"),  # type: ignore[arg-type]
-        (lambda: score_rollouts("math_qa", runs="r1"), "runs='r1' must be a list or tuple of strings"),  # type: ignore[arg-type]
-        (lambda: score_rollouts("math_qa", threads=0), "threads=0 must be at least 1"),
-        (lambda: score_rollouts("math_qa", task_timeout=math.nan), "task_timeout=nan must be a finite number above 0"),
-        (lambda: score_rollouts("math_qa", judge_model=" "), "judge_model=' ' must not be empty"),
-        (lambda: score_rollouts("math_qa", judge_api_base="http://x"), "would have no effect without judge_model"),
-        (lambda: score_rollouts("math_qa", judge_api_base=5), "judge_api_base=5 must be a string"),  # type: ignore[arg-type]
-        (lambda: list_rollouts(NO_STORE, limit=-1), "limit=-1 must be at least 1"),
-        (lambda: list_rollouts(NO_STORE, failure="toool"), "failure='toool' must be one of parse, context"),
-        (lambda: list_rollouts(NO_STORE, min_score=math.nan), "min_score=nan must be a finite number between 0 and 1"),
-        (lambda: list_rollouts(NO_STORE, min_score=0.8, max_score=0.2), "min_score=0.8 is above max_score=0.2"),
-        (lambda: rollouts_to_rate(NO_STORE, limit="5"), "limit='5' must be an integer"),  # type: ignore[arg-type]
-        (lambda: rate_rollout(NO_STORE, "id", math.inf), "rating=inf must be a finite number"),
-        (lambda: close_rollouts(NO_STORE, idle_minutes=-1), "idle_minutes=-1 must be at least 0"),
-        (lambda: import_rollouts(NO_STORE, "otlp", "f", score=""), "score='' must not be empty"),
-        (lambda: to_label("Is it right?", NO_STORE, seed=-1), "seed=-1 must be between 0 and 4294967295"),
-        (lambda: to_label("Is it right?", NO_STORE, scale="no,yes"), "scale='no,yes' must be a list or tuple"),
-        (lambda: register("a", "folder", parent=3), "parent=3 must be a string"),  # type: ignore[arg-type]
-        (lambda: set_agent_alias("a@1", "x", reason=3), "reason=3 must be a string"),  # type: ignore[arg-type]
-        (lambda: schedule_files("a", kind="launchd"), "kind='launchd' must be one of systemd, cron"),
-        (lambda: schedule_files("a", kind="cron", every_minutes=7), "every_minutes=7 must be a divisor of 60"),
-        (lambda: LoopSettings(rubric="r", min_new_tasks=5, pool={"max_tasks": 4}), "min_new_tasks=5 must be at most"),
-        (lambda: run_agent("m:f", server="", key="k"), "server='' must not be empty"),
-        (lambda: run_agent("m:f", server="http://x", key="k", patience_s=math.inf), "patience_s=inf must be a finite"),
-        (lambda: forget_subject(7), "subject=7 must be a string"),  # type: ignore[arg-type]
-        (lambda: assay.Store(5), "where=5 must be a database's file or URL"),  # type: ignore[arg-type]
-        (lambda: assay.project_settings("compil"), "did you mean 'compile'"),
-    ],
-)
-def test_a_wrong_type_is_an_error_that_names_the_argument(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(assay.AssayError, match=message):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("sft", {"advantage": "batch"}, "advantage would have no effect on kind='sft', only on transitions"),
-        ("grpo", {"min_quality": 0.5}, "min_quality would have no effect on kind='grpo', only on sft"),
-        ("sft", {"rubric": "math_qa"}, "rubric='math_qa' would have no effect on kind='sft'"),
-        ("sft", {"privacy": "off", "privacy_key": "k"}, "privacy_key='k' would have no effect with privacy='off'"),
-        ("sft", {"balance_temperature": 0.3}, "balance_temperature would have no effect with balance='none'"),
-        ("sft", {"balance": "down", "most_copies": 2}, "most_copies would have no effect with balance='down'"),
-    ],
-)
-def test_an_export_refuses_settings_that_it_has_no_use_for(kind: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        assay.export(kind, "new", **options)
-
-
 @pytest.mark.parametrize("optimizer", ["copro", "gepa", "GEPA", "dspy:COPRO"])
 def test_demos_are_refused_for_an_optimizer_that_adds_none(optimizer: str) -> None:
     assert CompileConfig(optimizer=optimizer).demos == 16
     with pytest.raises(ConfigError, match="demos=9 would have no effect on optimizer="):
         CompileConfig(optimizer=optimizer, demos=9)
     assert CompileConfig(optimizer="mipro", demos=9).demos == 9
-
-
-@pytest.mark.parametrize(
-    ("function", "typo", "right"),
-    [
-        (assay.compile, "max_call", "max_calls"),
-        (assay.tune, "trial", "trials"),
-        (assay.train, "num_generation", "num_generations"),
-        (assay.export, "min_qualtiy", "min_quality"),
-        (assay.compile_judge, "negative", "negatives"),
-        (audit_judge, "pass_al", "pass_at"),
-        (run, "task_timeot", "task_timeout"),
-        (score_rollouts, "agian", "again"),
-        (list_rollouts, "min_scor", "min_score"),
-        (close_rollouts, "idle_minute", "idle_minutes"),
-        (register, "parnet", "parent"),
-        (schedule_files, "every_minute", "every_minutes"),
-        (set_agent_alias, "reasons", "reason"),
-    ],
-)
-def test_a_typo_names_the_nearest_field(function: Callable[..., Any], typo: str, right: str) -> None:
-    with pytest.raises(TypeError, match=f"Did you mean '{right}' instead of '{typo}'"):
-        function("x", **{typo: 1})
 
 
 def test_the_key_of_a_job_depends_only_on_settings_that_affect_its_result() -> None:
@@ -348,11 +202,6 @@ def test_a_value_is_parsed_once() -> None:
         text: str = setting("", "A text.", parse=lambda value: parsed.append(value) or value.upper())
 
     assert (Parsed(text="a").text, parsed) == ("A", ["a"])
-
-
-def test_settings_are_checked_before_two_equal_programs_are_refused() -> None:
-    with pytest.raises(ConfigError, match="max_calls='5' must be an integer"):
-        assay.compare("math_qa", "math_qa", rubric="math_qa", data="arithmetic:size=9", max_calls="5")  # type: ignore[arg-type]
 
 
 def test_the_nearest_valid_name_is_found() -> None:

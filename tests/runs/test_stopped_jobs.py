@@ -107,6 +107,7 @@ def test_a_signal_ends_a_command_after_its_calls_in_flight(command: list[str], n
         assert db.execute("SELECT count(*) FROM rollouts WHERE status = 'running'").fetchone() == (0,)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_counts_the_calls_in_flight(tmp_path: Path) -> None:
     write_project(tmp_path, 40)
@@ -277,6 +278,7 @@ def test_a_job_stops_at_a_full_disk_and_its_report_says_what_is_missing(
     assert report["rows_not_stored"] >= report["unrecorded"]
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_compile_that_a_full_disk_stopped_continues_once_there_is_space(
     tmp_path: Path, full: list[int], monkeypatch: pytest.MonkeyPatch

@@ -111,24 +111,6 @@ def test_a_budget_is_stored_in_its_short_form(value: Any, stored: Any) -> None:
     assert CompileSettings(program="p", rubric="r", data="d", thinking=value).thinking == stored
 
 
-@pytest.mark.parametrize(
-    ("value", "rule"),
-    [
-        (-1, "thinking=-1 must be at least 0 tokens; 0 is off"),
-        ("hgih", "Did you mean 'high'?"),
-        ("of", "Did you mean 'off'?"),
-        ("", "must be a number of tokens, or one of off, auto, minimal"),
-        (True, "must be an integer or a string"),
-    ],
-)
-def test_an_invalid_thinking_setting_is_refused_with_the_rule_and_the_nearest_word(value: Any, rule: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        CompileSettings(program="p", rubric="r", data="d", thinking=value)
-    assert rule in str(refused.value)
-    with pytest.raises(ConfigError, match="judge_thinking="):
-        CompileSettings(program="p", rubric="r", data="d", judge_thinking=value)
-
-
 def test_every_call_of_a_module_with_two_predictors_has_the_budget_and_a_judge_its_own(
     project: dict[str, Any], vllm: Server
 ) -> None:

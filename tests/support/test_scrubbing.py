@@ -249,7 +249,7 @@ def test_rows_of_stores_with_secrets_are_exported_without_them(
     }
     row: dict[str, Any] = {"output": f"y {secret(6)}", "input": request, "tools": [], "t": 0}
     if parquet:
-        from assay.traces.export.files import parquet_schema
+        from assay.traces.export.transitions import parquet_schema
 
         encoded = dict.fromkeys(("adapters", "token_ids", "logprobs", "step_rewards", "tools"), "[]") | {
             "input": orjson.dumps(request).decode()

@@ -12,6 +12,7 @@ from rigs.gateway_chaos import chaos as gateway_chaos
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attempts are forked")
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize(("job", "kills", "seed"), [("collect", 3, 4), ("compile", 2, 2)])
 def test_a_killed_and_resumed_job_has_the_results_of_an_uninterrupted_one(
@@ -26,6 +27,7 @@ def test_a_killed_and_resumed_job_has_the_results_of_an_uninterrupted_one(
     assert uninterrupted.requests == uninterrupted.spent["calls"] > 10
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_gateway_that_is_killed_while_its_store_is_locked_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     settings = Settings(calls=300, concurrent=12, each=1, faults=("kill server", "lock, kill gateway"))

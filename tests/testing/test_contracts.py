@@ -311,6 +311,7 @@ def test_a_shipped_optimizer_meets_the_contract(name: str) -> None:
     assert type("Suite", (OptimizerContract,), {"make": lambda self: name}).failures() == {}
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto", "bootstrap-search", "mipro", "simba", "gepa", "ensemble", "optuna"])
 def test_a_slow_shipped_optimizer_meets_the_contract(name: str) -> None:

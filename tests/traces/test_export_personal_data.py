@@ -198,3 +198,12 @@ def test_a_person_named_user_does_not_change_roles_and_the_manifest_has_no_names
     assert [m["role"] for m in row["prompt"] + row["completion"]] == ["user", "assistant"]
     assert "Jane" not in json.dumps(manifest)
     assert "Jane" not in json.dumps(row)
+
+
+def test_columns_of_a_task_are_anonymized_whatever_their_names(store: Store, tmp_path: Path) -> None:
+    inputs = {name: f"mail {name}@lovelace.org" for name in ("status", "model", "label", "agent", "question")}
+    add_rollout(store, turn(0, "a", "b"), inputs=inputs)
+    store.flush()
+    report = export_traces(store, tmp_path / "out", ExportConfig(kind="grpo", gates=LOOSE), rubric={"r.yaml": b""})
+    assert report.rows == 1
+    assert "lovelace" not in (tmp_path / "out" / "data.jsonl").read_text()

@@ -86,13 +86,6 @@ def test_calls_of_judges_are_not_exported(store: Store) -> None:
     assert (manifest["rows"], manifest["problems"]) == (1, {})
 
 
-def test_a_human_rating_takes_precedence_over_the_score(store: Store) -> None:
-    add_rollout(store, turn(0, "a", "liked"), score=0.0, human_rating=1.0)
-    add_rollout(store, turn(0, "a", "hated"), score=1.0, human_rating=0.0)
-    (pair,), _ = exported(store, "preferences")
-    assert pair["chosen"][0]["content"] == "liked"
-
-
 def test_an_export_never_writes_over_another(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"))
     exported(store, "transitions")

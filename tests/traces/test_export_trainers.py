@@ -30,6 +30,7 @@ def test_the_files_load_in_datasets(store: Store) -> None:
     assert len(load_dataset("parquet", data_files="out2/data.parquet", split="train")) == 1
 
 
+@pytest.mark.tutorial
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "grpo", "preferences"])
 def test_plain_trl_trains_on_an_export_with_its_config(store: Store, tiny_model: Path, kind: str) -> None:

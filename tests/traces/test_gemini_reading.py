@@ -6,7 +6,7 @@ import orjson
 import pytest
 from gemini_calls import CALCULATOR, MODEL, VERTEX, content
 
-from assay.models.transports import is_lm_request
+from assay.models.unrecorded import is_lm_request
 from assay.traces.export.turns import Turn
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.request_bodies import is_constrained

@@ -105,3 +105,10 @@ def test_mlflow_attributes_besides_the_inputs_are_read(tmp_path: Path) -> None:
         run.transitions[0].completion_tokens,
     ) == ([ADD], 7, 2)
     assert [t.error for t in run.transitions] == [None, "error"]
+
+
+def test_a_conversation_without_an_answer_keeps_its_last_message(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "a"}]
+    span = mlflow_span(1, "CHAT_MODEL", None, None, **{"mlflow.chat.messages": talk})
+    (run,), _ = read("mlflow", lines(tmp_path / "x.jsonl", mlflow_trace([span])))
+    assert body(run.transitions[0])["messages"] == talk

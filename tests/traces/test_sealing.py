@@ -203,16 +203,6 @@ def test_questions_of_an_artifacts_sealed_split_are_not_exported_from_a_new_stor
 # -- the test split is opened once
 
 
-def test_an_opening_is_counted_and_reported(job: dict[str, Any]) -> None:
-    kept = assay.compile("p.py:P", optimizer="labeled", out="a", **job).to_dict()
-    assert kept["test_openings"] is None  # the baseline is kept
-    first = assay.evaluate("p.py:P", split="test", **job).to_dict()
-    assert first["test_openings"] == {"this_job": 1, "this_store": 1}
-    again = assay.evaluate("p.py:P", split="test", **job).to_dict()
-    assert again["test_openings"] == {"this_job": 1, "this_store": 2}
-    assert assay.evaluate("p.py:P", split="val", **job).to_dict()["test_openings"] is None
-
-
 def test_a_resumed_job_counts_its_second_opening(working_folder: Path) -> None:
     with Store("s.db") as store:
         assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 1, "this_store": 1}

@@ -139,6 +139,7 @@ for t in itertools.count():
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_killed_process_loses_at_most_the_last_second(tmp_path: Path) -> None:
     path = tmp_path / "s.db"

@@ -185,6 +185,7 @@ def stored_turns(store: str) -> set[int]:
         return {transition.t for transition in opened.rollout("killed").transitions}
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_a_process_killed_while_the_database_is_locked_loses_at_most_one_second(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
@@ -192,6 +193,7 @@ def test_a_process_killed_while_the_database_is_locked_loses_at_most_one_second(
     assert {t for t, at in add_calls if at < killed - 1} - stored_turns(str(tmp_path / "s.db")) == set()
 
 
+@pytest.mark.chaos
 @pytest.mark.postgres
 def test_a_process_killed_while_a_table_is_locked_loses_at_most_one_second(postgres_url: str) -> None:
     Store(postgres_url).close()
@@ -370,6 +372,7 @@ def test_a_locked_database_blocks_only_the_writer(tmp_path: Path) -> None:
         assert store.stats()["transitions"] == 2000
 
 
+@pytest.mark.chaos
 @pytest.mark.postgres
 @pytest.mark.parametrize("down_s", [3, pytest.param(25, marks=pytest.mark.slow)])
 def test_nothing_is_lost_while_postgresql_is_restarted(postgres_folder: Path, down_s: float) -> None:

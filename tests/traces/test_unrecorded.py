@@ -25,8 +25,8 @@ from unrecorded_clients import server as server
 
 import assay
 from assay.models import get_lm, with_recording
+from assay.models.unrecorded import Unrecorded
 from assay.traces import Recorder, Rollout
-from assay.traces.missed import Unrecorded
 
 REASONS = {"process": "a process was started", "socket": "a client that is not known opened a connection"}
 
@@ -76,6 +76,10 @@ def by_httpx_transport(url: str) -> None:
         transport.handle_request(httpx.Request("POST", f"{url}/v1/chat/completions", json=BODY)).read()
 
 
+def by_httpx2(url: str) -> None:
+    pytest.importorskip("httpx2").post(f"{url}/v1/chat/completions", json=BODY)
+
+
 def in_a_pool(function: Callable[[str], Any], url: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         pool.submit(function, url).result()
@@ -100,6 +104,7 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
     ),
     "httpx": lambda url: httpx.post(f"{url}/v1/chat/completions", json=BODY),
     "httpx async": lambda url: asyncio.run(by_httpx(url)),
+    "httpx2": by_httpx2,
     "requests": lambda url: requests.post(f"{url}/v1/chat/completions", json=BODY, timeout=120),
     "urllib": by_urllib,
     "urllib in a thread": lambda url: in_a_thread(by_urllib, url),

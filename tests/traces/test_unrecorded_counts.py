@@ -15,11 +15,10 @@ from unrecorded_clients import BODY
 from unrecorded_clients import server as server
 
 import assay
-from assay.models.transports import is_lm_request
+from assay.models.unrecorded import Unrecorded, is_lm_request
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
-from assay.traces.missed import Unrecorded
 from rigs.serving import served
 
 

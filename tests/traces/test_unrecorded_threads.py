@@ -14,8 +14,8 @@ import pytest
 from unrecorded_clients import in_a_thread, scripted
 
 from assay.models import with_recording
+from assay.models.unrecorded import Unrecorded
 from assay.traces import Recorder, Rollout, Store
-from assay.traces.missed import Unrecorded
 
 
 def each_in_a_thread(ask: Callable[[str], Any], prompts: list[str]) -> None:

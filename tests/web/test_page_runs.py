@@ -9,8 +9,8 @@ import pytest
 from compiles import put_compile
 from pages import NOW, Browser, browse, links_in, read, rollout_of_sums
 
+from assay.models.unrecorded import Unrecorded
 from assay.traces import Store, Verdict
-from assay.traces.missed import Unrecorded
 from assay.web import runs
 
 CONFIG = {"program": "sums.py:Sums", "model": "openai/m", "rubric": "math_qa", "data": "d.jsonl", "seed": 3}

@@ -15,6 +15,7 @@ from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, RecordedProgram, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.models import Meter
+from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.programs.isolation import copied
 from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
@@ -27,7 +28,6 @@ from assay.runs.unused import unused_settings
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
-from assay.traces.missed import NOTHING, Unrecorded
 
 __all__ = ["CollectReport", "collect"]
 

@@ -23,11 +23,22 @@ from assay.evaluation import Gain, Progress, RecordedProgram, default_progress
 from assay.evaluation.session import Measured
 from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
-from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
-from assay.optimizers.prompts.estimate import Estimate, estimate_compile, minutes_text
+from assay.models.unrecorded import NOTHING, Unrecorded
+from assay.optimizers import CompileConfig, CompileOutcome, compile_prompts
+from assay.optimizers.budget import (
+    Decisions,
+    announce_splits,
+    cost_text,
+    estimated,
+    forecast_pair,
+    minutes_text,
+    plan_report,
+    run_calls,
+    search_cap,
+    search_runs,
+)
 from assay.optimizers.prompts.given import title_of
 from assay.optimizers.prompts.optimizer_inputs import Proposal
-from assay.optimizers.prompts.reserve import Decisions, announce_splits, forecast_pair, plan_report
 from assay.optimizers.prompts.teleprompters import check_made
 from assay.programs.isolation import copied
 from assay.reports.markdown import compile_markdown
@@ -45,10 +56,7 @@ from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
-from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.store.sealing import Openings, openings_line
-
-__all__ = ["CompileReport", "compile"]
 
 
 @dataclass(repr=False)
@@ -161,8 +169,7 @@ def compile(
     data = split_data(data, trainset, valset, need=need)
     config = program_settings(CompileSettings, program, rubric, data, lm, settings)
     decisions = replace(config.decisions, gate=gate, test=test)
-    if config.optimizer == "auto" and config.max_search_calls is None:
-        config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
+    config = replace(config, max_search_calls=search_cap(config.max_search_calls, config.optimizer))
     search, progress = _search_of(config, decisions), default_progress(progress)
     check_out(out, resume=resume)
     with open_job(
@@ -263,26 +270,24 @@ def _artifact_name(job: Job, config: CompileSettings) -> str:
 def _announce(
     job: Job, progress: Progress, config: CompileSettings, decisions: Decisions, measured: Measured | None
 ) -> None:
-    pair = forecast_pair(job.recorded.program, job.session)
-    plan = plan_report(job.splits, job.session.meter, decisions, pair=pair, searching=True)
-    guess = estimate_compile(
-        job.recorded, job.splits, job.session, demos=config.demos, reported=pair.calls * (plan.gate + plan.test)
-    )
-    minutes = ""
-    if measured is not None and measured.latency_s is not None:
-        duration = guess.calls * measured.latency_s / max(1, job.session.threads) / 60
-        minutes = f"; {minutes_text(duration)} at the latency of the preflight"
-    progress.say(_estimate_line(guess, config) + minutes)
-
-
-def _estimate_line(guess: Estimate, config: CompileSettings) -> str:
-    price = "cost unknown for these models" if guess.cost_usd is None else f"${guess.cost_usd:.2f}"
+    """Says what the search as far as its caps allow, gate and test will probably take."""
+    session, splits, program = job.session, job.splits, job.recorded.program
+    pair, each = forecast_pair(program, session), max(1.0, sum(run_calls(program, session)))
+    plan = plan_report(splits, session.meter, decisions, pair=pair, searching=True)
+    reported = pair.calls * (plan.gate + plan.test)
+    search = each * search_runs(session.meter.caps.search_calls, each, splits.sizes()["val"])
+    if config.max_calls is not None:  # which keeps those of gate and test from the search
+        search = min(search, max(0, config.max_calls - reported))
+    latency = None if measured is None else measured.latency_s
+    calls = round(search) + reported
+    guess = estimated(calls, program, splits, session, demos=config.demos, latency_s=latency)
     caps = [
         f"{k.removeprefix('max_')} {v:g}" for k, v in asdict(config).items() if k.startswith("max_") and v is not None
     ]
-    return (
-        f"estimate: {guess.calls} calls ({guess.search_calls} of them searching), about {guess.tokens:,} tokens, "
-        f"{price}" + (f"; caps: {', '.join(caps)}" if caps else "; no caps")
+    minutes = "" if guess.minutes is None else f"; {minutes_text(guess.minutes)} at the latency of the preflight"
+    progress.say(
+        f"estimate: {guess.calls} calls ({round(search)} of them searching), about {guess.tokens:,} tokens, "
+        f"{cost_text(guess.cost_usd)}" + (f"; caps: {', '.join(caps)}" if caps else "; no caps") + minutes
     )
 
 

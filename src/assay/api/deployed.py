@@ -22,6 +22,7 @@ from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
 from assay.errors import AssayError, ConfigError, DataError, DeploymentError, FailureKind
 from assay.evaluation.background import BackgroundScoring
+from assay.evaluation.stored import task_of
 from assay.models import LanguageModel, Meter, get_lm
 from assay.models.failures import failure_of_program
 from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, within_limit
@@ -38,12 +39,10 @@ from assay.runs.settings.store_options import StoredJudgeOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.scrubbing import error_text
-from assay.traces import Recorder
+from assay.traces import Recorder, Rollout
 from assay.traces.listening import listening, replacing
 from assay.traces.records import new_id
 from assay.traces.replaying import ToolReplay
-
-__all__ = ["DeployedAgent", "LoadedVersion", "deployed"]
 
 _LOG = logging.getLogger("assay.deployed")
 _QUIET_S = 60.0  # between two events that a version fell back
@@ -109,6 +108,18 @@ class LoadedVersion:
         object.__setattr__(prediction, "rollout", recording.rollout.id)
         object.__setattr__(prediction, "version", recording.rollout.version)
         return prediction
+
+    def replay(self, original: Rollout, *, rubric: Any, store: str, **fields: Any) -> dspy.Prediction:
+        """A recorded rollout, run again; its tools with side effects are answered from the recording.
+
+        Raises:
+            DeploymentError: such a tool was called in a way that was not recorded.
+        """
+        owners = {name: getattr(original, name) for name in ("tenant", "consent", "data_subject", "split")}
+        return self.run(
+            task_of(original), rubric=rubric, store=store, replay=ToolReplay(original.tools), group_id=original.id,
+            **owners, **fields,
+        )  # fmt: skip
 
 
 class DeployedAgent:

@@ -15,8 +15,9 @@ from assay.evaluation import Evaluation, Progress, default_progress
 from assay.evaluation import evaluate as run_evaluation
 from assay.evaluation.notes import overridden_format, run_notes
 from assay.models import Meter
-from assay.optimizers.prompts.halting import never_revises
-from assay.optimizers.prompts.reserve import too_few_to_score
+from assay.models.unrecorded import NOTHING, Unrecorded
+from assay.optimizers.budget import too_few_to_score
+from assay.optimizers.prompts.thinking import never_revises
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
@@ -30,7 +31,6 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
-from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.store.sealing import SEALED, Openings
 
 __all__ = ["EvaluationReport", "evaluate"]

@@ -10,16 +10,24 @@ from typing import Any, Unpack
 import dspy
 import sqlalchemy as sa
 
-from assay.api.improve.caps import ImprovePlan, StepPlan, plan_steps, search_runs
-from assay.api.improve.steps import check_improvement, check_name
+from assay.api.improve.steps import check_improvement, check_name, steps_of
 from assay.datasets.rows import near_notes
 from assay.errors import ConfigError
 from assay.evaluation import SilentProgress
-from assay.models import Meter, count_tokens
+from assay.optimizers.budget import (
+    cost_text,
+    estimated,
+    forecast_pair,
+    minutes_text,
+    plan_report,
+    run_calls,
+    search_cap,
+    search_runs,
+    too_few_to_score,
+    too_small,
+)
 from assay.optimizers.finetuning.settings import PolicySettings, settings_from
 from assay.optimizers.prompts.config import CompileConfig
-from assay.optimizers.prompts.estimate import calls_per_run, minutes_text, price_of
-from assay.optimizers.prompts.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
 from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import program_settings, resolve_model
@@ -43,10 +51,7 @@ from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
 from assay.traces.store.sealing import known_splits, resolve_salt
 
-__all__ = ["Plan", "plan"]
-
 _ALL_STAGES = "the estimate is of a run that reaches every stage of the curriculum"
-_ANSWER = 40  # assumed tokens per answer
 _LATEST = 1000  # rollouts whose calls give the mean latency
 
 
@@ -72,7 +77,6 @@ class Plan:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        price = "cost unknown for these models" if self.cost_usd is None else f"${self.cost_usd:.2f}"
         minutes = (
             "minutes unknown: the store has no call of this model yet"
             if self.minutes is None
@@ -81,7 +85,8 @@ class Plan:
         splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
         return [
             f"tasks: {splits}",
-            f"estimate: {counted(self.calls, 'calls')}, about {counted(self.tokens, 'tokens')}, {price}, {minutes}",
+            f"estimate: {counted(self.calls, 'calls')}, about {counted(self.tokens, 'tokens')}, "
+            f"{cost_text(self.cost_usd)}, {minutes}",
             *self.warnings,
             *(f"note: {note}" for note in near_notes(self.data)),
         ]
@@ -147,46 +152,52 @@ def plan(
             known=known_splits(store),
         ) as job,
     ):
-        each = calls_per_run(job.recorded.program) + sum(c.judge is not None for c in job.session.rubric.finals)
-        runs, warnings, steps = _runs(job, config, each)
-        calls = min(int(runs * each), config.max_calls if config.max_calls is not None else math.inf)
-        return _plan(job, kind, int(calls), store, warnings, steps)
+        each, sizes = sum(run_calls(job.recorded.program, job.session)), job.splits.sizes()
+        warnings, steps = [f"warning: {warning}" for warning in job.warnings], list[dict[str, Any]]()
+        small = too_few_to_score(sizes, config.split) if isinstance(config, EvaluateSettings) else too_small(sizes)
+        if small is not None and not isinstance(config, CollectSettings):
+            warnings.append(f"warning: {small}")
+        if isinstance(config, ImproveSettings):
+            grpo = settings_from(PolicySettings, config.grpo or {}, "grpo")
+            improvement = steps_of(
+                job, config.order, rollouts=config.rollouts, grpo=grpo, retained=len(config.retention)
+            )
+            caps, runs = replace(config.caps, search_calls=None), improvement.runs
+            steps = improvement.rows(caps)
+            warnings += improvement.lines(caps)
+        else:
+            runs, notes = _runs(job, config, each)
+            warnings += notes
+        calls = int(min(int(runs * each), config.max_calls if config.max_calls is not None else math.inf))
+        latency = _latency_s(store, job.session.lm.model)
+        guess = estimated(
+            calls, job.recorded.program, job.splits, job.session, demos=job.config.shown_demos, latency_s=latency
+        )
+        return Plan(kind=kind, sizes=sizes, data=job.rows.to_dict(), warnings=warnings, steps=steps, **asdict(guess))
 
 
-def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[str], list[dict[str, Any]]]:
-    """Runs of the program in the job, warnings and lines for the user, and the steps of an improvement."""
+def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[str]]:
+    """Runs of the program in the job, and lines for the user."""
     sizes = job.splits.sizes()
-    if job.splits.curriculum is not None and isinstance(config, CollectSettings):
-        return _staged_collection(job, config), [_ALL_STAGES], []
     if isinstance(config, CollectSettings):
-        return config.n * sizes[config.split], [], []
+        if job.splits.curriculum is not None:
+            return _staged_collection(job, config), [_ALL_STAGES]
+        return config.n * sizes[config.split], []
     if isinstance(config, EvaluateSettings):
-        warning = too_few_to_score(sizes, config.split)
-        return (
-            config.samples * sum(sizes[name] for name in config.splits),
-            [f"warning: {warning}"] if warning else [],
-            [],
-        )
-    warning = too_small(sizes)
-    warnings = [f"warning: {warning}"] if warning else []
-    if isinstance(config, ImproveSettings):
-        grpo = settings_from(PolicySettings, config.grpo or {}, "grpo")
-        steps = plan_steps(
-            config.order, sizes, config, each=each, rollouts=config.rollouts, grpo=grpo, retained=len(config.retention)
-        )
-        improvement, caps = _improvement(job, steps), replace(config.caps, search_calls=None)
-        return improvement.runs, [*warnings, *improvement.lines(caps)], improvement.rows(caps)
+        return config.samples * sum(sizes[name] for name in config.splits), []
     pair = forecast_pair(job.recorded.program, job.session)
     report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
-    search = float(config.trials * config.samples * sizes["val"]) if isinstance(config, TuneSettings) else 0.0
-    if (curriculum := job.splits.curriculum) is not None and isinstance(config, TuneSettings):
-        largest = max(len(job.splits.of_stage(stage.name, "val")) for stage in curriculum.stages)
-        # a trial runs the val tasks of one stage; at the end the default and the best point of each stage run all
-        search = float(config.samples * (config.trials * largest + (1 + len(curriculum.stages)) * sizes["val"]))
-        warnings.append(_ALL_STAGES)
+    notes, search = [report.detectable_gain], 0.0
+    if isinstance(config, TuneSettings):
+        search = float(config.trials * config.samples * sizes["val"])
+        if (curriculum := job.splits.curriculum) is not None:
+            largest = max(len(job.splits.of_stage(stage.name, "val")) for stage in curriculum.stages)
+            # a trial runs the val tasks of one stage; at the end the default and the best point of each stage run all
+            search = float(config.samples * (config.trials * largest + (1 + len(curriculum.stages)) * sizes["val"]))
+            notes.insert(0, _ALL_STAGES)
     if isinstance(config, PromptSettings):
-        search = search_runs(config, each, sizes["val"])
-    return search + 2 * report.gate + 2 * report.test, [*warnings, report.detectable_gain], []
+        search = search_runs(search_cap(config.max_search_calls, config.optimizer), each, sizes["val"])
+    return search + report.runs, notes
 
 
 def _staged_collection(job: Job, config: CollectSettings) -> float:
@@ -198,27 +209,6 @@ def _staged_collection(job: Job, config: CollectSettings) -> float:
         step += 1
         schedule.scored(1.0, step)
     return runs
-
-
-def _improvement(job: Job, steps: Sequence[StepPlan]) -> ImprovePlan:
-    pair = forecast_pair(job.recorded.program, job.session, cost_per_call=price_of(job.session.lm, 300, 40) or 0.0)
-    return ImprovePlan(report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair), steps=steps)
-
-
-def _plan(
-    job: Job, kind: str, calls: int, store: str | Path | None, warnings: list[str], steps: list[dict[str, Any]]
-) -> Plan:
-    session, tasks = job.session, [*job.splits.train, *job.splits.val, *job.splits.gate]
-    input_tokens = count_tokens(session.lm, f"{dict(tasks[0].inputs)} {dict(tasks[0].expected)}") if tasks else 100
-    prompt = 120 + input_tokens * (1 + job.config.shown_demos)
-    latency = _latency_s(store, session.lm.model)
-    return Plan(
-        kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER),
-        data=job.rows.to_dict(),
-        warnings=[*(f"warning: {warning}" for warning in job.warnings), *warnings], steps=steps,
-        cost_usd=price_of(session.lm, calls * prompt, calls * _ANSWER),
-        minutes=None if latency is None else calls * latency / max(1, session.threads) / 60,
-    )  # fmt: skip
 
 
 def _latency_s(store: str | Path | None, model: str) -> float | None:

@@ -27,20 +27,6 @@ from assay.sources.artifact_files import read_json, read_manifest
 from assay.support.keywords import takes
 from assay.traces import Store
 
-__all__ = [
-    "agent_suite",
-    "agent_versions",
-    "capabilities",
-    "diff_versions",
-    "register",
-    "routing",
-    "set_agent_alias",
-    "set_agent_flag",
-    "set_agent_suite",
-    "set_routing",
-    "show_version",
-]
-
 _COMPARED = ("program", "version", "model", "adapters", "rubric", "judge_model", "data", "settings", "assay", "dspy")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from assay.errors import AssayError, StoreError
 from assay.evaluation.progress import Progress, default_progress
 from assay.models.limits import LAST_CALLS_S
+from assay.models.unrecorded import Unrecorded
 from assay.runs.ending import ending_signals
 from assay.runs.settings import ServeSettings
 from assay.runs.settings.store_options import ServeOptions, StoredJudgeOptions
@@ -22,7 +23,6 @@ from assay.support.keywords import takes
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
-from assay.traces.missed import Unrecorded
 from assay.traces.otlp.exporter import Exporter
 from assay.traces.otlp.sending import Endpoint
 from assay.traces.records import new_id

@@ -47,8 +47,6 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.traces.store.sealing import Openings
 
-__all__ = ["Retained", "guards_of", "train", "train_offline"]
-
 
 @dataclass(frozen=True)
 class Retained:

@@ -1,4 +1,4 @@
-"""Parts of dataset specs: their options, and kinds whose rows come from a higher package."""
+"""Parts of dataset specs: their options, and the generators of the shipped programs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
@@ -8,28 +8,26 @@ from urllib.parse import parse_qsl
 from assay.errors import DataError
 from assay.support.settings import nearest
 
-__all__ = ["Row", "number_of", "options_of", "register_kind", "registered"]
+__all__ = ["GENERATORS", "Row", "generator_of", "number_of", "options_of", "span_of"]
 
 Row = tuple[str, dict[str, Any]]  # (place for error messages, fields)
-_readers: dict[str, str] = {}
+GENERATORS = {
+    "arithmetic": "math_qa.tasks",
+    "bfcl": "tool_user.bfcl",
+    "conversations": "converse.tasks",
+    "documents": "answer_from_documents.tasks",
+    "experiment": "experiment.tasks",
+    "mutants": "code_repair.tasks",
+    "nim": "nim.tasks",
+    "tools": "tool_user.tasks",
+}
+"""Kind of a spec -> module of a shipped program whose function `rows` takes the rest of the spec."""
 
 
-def register_kind(kind: str, reader: str) -> None:
-    """Registers the reader of specs that begin with `kind:`.
-
-    Args:
-        reader: `module:function`, imported at first use. The function takes the rest of the spec and returns rows.
-    """
-    _readers[kind] = reader
-
-
-def registered(kind: str) -> Callable[[str], Iterator[Row]] | None:
-    """The reader of a registered kind, None for any other."""
-    if kind not in _readers:
-        return None
-    module, _, name = _readers[kind].partition(":")
-    reader: Callable[[str], Iterator[Row]] = getattr(import_module(module), name)
-    return reader
+def generator_of(kind: str) -> Callable[[str], Iterator[Row]]:
+    """The function that generates the rows of a kind in `GENERATORS`."""
+    generator: Callable[[str], Iterator[Row]] = import_module(f"assay.shipped.programs.{GENERATORS[kind]}").rows
+    return generator
 
 
 def options_of(text: str, allowed: Iterable[str], spec: str) -> dict[str, str]:
@@ -62,3 +60,19 @@ def number_of(options: dict[str, str], name: str, default: int, *, at_least: int
     if value < at_least:
         raise DataError(f"the data's option {name} is {options[name]!r}: it must be an integer >= {at_least}")
     return value
+
+
+def span_of(options: dict[str, str], name: str, default: str, spec: str) -> tuple[int, int]:
+    """An option that is a range of integers from 1 to 12, `LOW-HIGH` or one number.
+
+    Raises:
+        DataError: another form, or out of range.
+    """
+    low, _, high = options.get(name, default).partition("-")
+    try:
+        span = int(low), int(high or low)
+    except ValueError:
+        span = (0, 0)
+    if not 1 <= span[0] <= span[1] <= 12:
+        raise DataError(f"{spec}: {name}={options[name]!r} must be LOW-HIGH with 1 <= LOW <= HIGH <= 12")
+    return span

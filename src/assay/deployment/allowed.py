@@ -21,8 +21,6 @@ from assay.programs.adapters import ADAPTERS
 from assay.programs.loading import SHIPPED
 from assay.programs.parameters import AgentParameters
 
-__all__ = ["refused_arguments", "refused_judge", "refused_settings", "refused_state", "refused_with"]
-
 Table = Mapping[str, Any]  # name -> type with its range, validated strictly: True is no number, "3" neither
 
 _AT_ONCE = 10  # members of a jury or ensemble, samples of a judge: each is another call
@@ -78,19 +76,19 @@ _JUDGE: Table = {
 }
 
 _ARGUMENTS: Mapping[Any, Table] = {
-    **{kind: {} for kind in SHIPPED.values()},
-    SHIPPED["classify"]: {"labels": list[str]},
-    SHIPPED["extract"]: {"fields": dict[str, str]},
-    SHIPPED["code_repair"]: {**_SANDBOX, "timeout_s": Annotated[float, Field(gt=0, le=10)]},
-    SHIPPED["tool_user"]: {"parallel": bool},
-    SHIPPED["answer_from_documents"]: {"index": _Name, "k": Annotated[int, Field(ge=1, le=20)]},
-    SHIPPED["text_to_sql"]: {
+    **{kind: {} for kind in SHIPPED},
+    "classify": {"labels": list[str]},
+    "extract": {"fields": dict[str, str]},
+    "code_repair": {**_SANDBOX, "timeout_s": Annotated[float, Field(gt=0, le=10)]},
+    "tool_user": {"parallel": bool},
+    "answer_from_documents": {"index": _Name, "k": Annotated[int, Field(ge=1, le=20)]},
+    "text_to_sql": {
         "rows": Annotated[int, Field(ge=1, le=200)],
         "steps": Annotated[int, Field(ge=1, le=10_000_000)],
         "seconds": Annotated[float, Field(gt=0, le=2)],
         "characters": Annotated[int, Field(ge=1, le=2000)],
     },
-    SHIPPED["converse"]: {"user": Literal["rules", "model"]},
+    "converse": {"user": Literal["rules", "model"]},
     dspy.Predict: _SIGNED,
     dspy.ChainOfThought: _SIGNED,
     dspy.Flex: _SIGNED,
@@ -100,17 +98,22 @@ _ARGUMENTS: Mapping[Any, Table] = {
     Jury: {**_PANEL, "members": _Members, "how": str, "weights": list[float]},
     Cascade: {**_PANEL, "first": _Member, "second": _Member, "least": _Fraction},
 }
-"""Arguments by class. The limits of a sandbox and of a query are at most the defaults of the constructor."""
+"""Arguments by class, of shipped programs by name.
+
+The limits of a sandbox and of a query are at most the defaults of the constructor.
+"""
 
 
 def _names(kind: Any) -> list[str]:
     """The names of a class in an artifact: by its module, and by the package that exports it."""
+    if isinstance(kind, str):
+        return [kind, SHIPPED[kind], f"assay.programs:{SHIPPED[kind].rpartition(':')[2]}"]
     parts = kind.__module__.split(".")
     package = ".".join(parts[: 1 if parts[0] == "dspy" else 2])
     return [f"{module}:{kind.__qualname__}" for module in (kind.__module__, package)]
 
 
-_KINDS: Mapping[str, Any] = {**SHIPPED, **{name: kind for kind in _ARGUMENTS for name in _names(kind)}}
+_KINDS: Mapping[str, Any] = {name: kind for kind in _ARGUMENTS for name in _names(kind)}
 
 _CHECKS: Mapping[str, Table] = {
     "tests_pass": {

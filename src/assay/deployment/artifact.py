@@ -47,19 +47,6 @@ from assay.sources.files import FILES, SourceFiles
 from assay.sources.modules import qualified_name, relocated
 from assay.support.values import json_text, json_value
 
-__all__ = [
-    "FORMAT",
-    "Artifact",
-    "check_loads",
-    "check_pinned",
-    "check_place",
-    "is_artifact",
-    "load_artifact",
-    "needs_instance",
-    "save_artifact",
-    "with_model_of",
-]
-
 
 @dataclass(frozen=True)
 class Artifact:

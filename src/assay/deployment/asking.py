@@ -17,8 +17,6 @@ import dspy
 
 from assay.models.roles import address_in
 
-__all__ = ["has_address", "imported_types", "places_in"]
-
 # Arguments of model clients that set the address of the model.
 _PLACE = re.compile(r"(?:.*_)?(?:api_base|base_url|endpoint|region|region_name|location|host|proxy)", re.IGNORECASE)
 

@@ -4,8 +4,6 @@ import hashlib
 
 from assay.errors import ConfigError
 
-__all__ = ["CANDIDATE", "CHAMPION", "arm_of", "position", "probability", "unit_digest"]
-
 CHAMPION, CANDIDATE = "champion", "candidate"
 
 

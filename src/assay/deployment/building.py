@@ -18,8 +18,6 @@ from assay.judges import Judge, ListwiseJudge
 from assay.programs.loading import SHIPPED
 from assay.sources.files import is_user_file
 
-__all__ = ["check_name", "check_program"]
-
 
 def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
     """Refuses names of code that is neither installed nor in the artifact. Imports nothing.
@@ -31,7 +29,7 @@ def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
     Raises:
         ArtifactError: it is neither.
     """
-    if name in SHIPPED or name in travelling:
+    if name in SHIPPED or name in SHIPPED.values() or name in travelling:
         return
     module, colon, attribute = name.rpartition(":")
     if module.endswith(".py"):

@@ -13,8 +13,6 @@ from typing import Any
 
 from assay.sources.artifact_files import RUBRIC, SOURCE, verified
 
-__all__ = ["CodeChanges", "FileChange", "code_changes"]
-
 _MOST_BYTES = 200_000  # of a file that is shown as lines
 _MOST_LINES = 400  # of one difference
 

@@ -7,8 +7,6 @@ from typing import Any
 from assay.deployment.artifact import Artifact
 from assay.programs import program_fields
 
-__all__ = ["Compatibility", "compatibility"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Compatibility:

@@ -4,21 +4,28 @@ From recorded rollouts of the champion and from the replays of the shadow step: 
 live rollout's value less its covariate has a smaller variance, and the difference of the arms the same expectation,
 because nothing of the covariate depends on the assignment (CUPED, Deng et al. 2013). It is fitted on these rollouts
 alone and does not change while the deployment runs, so the confidence sequences stay valid however often they are read.
-Does not read the store.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import sqlalchemy as sa
 
-__all__ = ["FEWEST", "Covariate", "Effects", "Known", "covariate_of", "fitted"]
+from assay.deployment.plan import Metric
+from assay.deployment.rollout_values import SHADOW, columns_of, value_of
+from assay.traces.store.tables import rollouts
 
 FEWEST = 100  # recorded rollouts below which there is no covariate
 _LEAST = 10.0  # explained share of their variance times their number that is no chance: about the square of a t value
 _FOLDS = 5
 _SHRINKAGES = (1.0, 3.0, 10.0, 30.0)  # number of values at which half of a task's or unit's mean counts
+_RECORDED = 5000  # rollouts of the champion that the covariate is fitted on, at most
+_RECENT_S = 90 * 86_400.0  # of this long before the deployment: older users and tasks say less, and cost a scan
+_MOST_FIXED = 32  # covariates in memory, of at most some 10,000 numbers each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +44,11 @@ class Known:
     replayed: np.ndarray
 
 
-@dataclass(frozen=True, kw_only=True)
-class Effects:
-    """What tasks and units add to a value, by their number.
-
-    Attributes:
-        explained: share of the variance of recorded values that the effects explain, each without its own fold.
-    """
+class Effects(NamedTuple):
+    """What tasks and units add to a value, by their number."""
 
     tasks: np.ndarray
     units: np.ndarray
-    explained: float
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,55 @@ class Covariate:
 
     tasks: Mapping[str, float] = field(default_factory=dict)
     units: Mapping[str, float] = field(default_factory=dict)
-    explained: float = 0.0
 
     def of(self, task: str, unit: str) -> float:
         """0 for a task and a unit that were not seen before."""
         return self.tasks.get(task, 0.0) + self.units.get(unit, 0.0)
 
 
-def covariate_of(
-    rows: Sequence[tuple[str, str, str, float, bool]],
+_FIXED: dict[tuple[str, str], Covariate] = {}
+
+
+def recorded_covariate(
+    engine: sa.Engine, deployment: str, metric: Metric, *, champion: str, before: float, fixed: bool
 ) -> Covariate:
+    """The covariate of a deployment: from the champion's newest rollouts of the 90 days before it started, and from its
+    replays.
+
+    Args:
+        champion: name of the version.
+        before: when the deployment started; seconds since the epoch.
+        fixed: whether the shadow step is over: then it does not change, and is read once by each process.
+    """
+    if (deployment, metric.name) in _FIXED:
+        return _FIXED[deployment, metric.name]
+    columns = rollouts.c
+    of_row = (columns.task_id, columns.unit, columns.task_type, columns.phase, *columns_of(metric))
+    recorded = (
+        sa.select(*of_row)
+        .where(columns.version == champion, columns.phase == "deployed", columns.ended_at <= before)
+        .where(columns.started_at.between(before - _RECENT_S, before))
+        .order_by(columns.started_at.desc())
+        .limit(_RECORDED)
+    )
+    replayed = sa.select(*of_row).where(
+        columns.deployment == deployment, columns.phase == SHADOW, columns.status.in_(("done", "failed"))
+    )
+    rows = []
+    with engine.connect() as connection:
+        for query in (recorded, replayed):
+            for row in connection.execute(query).mappings():
+                if row["task_id"] and not math.isnan(value := value_of(metric, row)):
+                    rows.append((row["task_id"], row["unit"] or "", row["task_type"], value, row["phase"] == SHADOW))
+    covariate = covariate_of(rows)
+    if fixed:
+        while len(_FIXED) >= _MOST_FIXED:
+            _FIXED.pop(next(iter(_FIXED)), None)
+        _FIXED[deployment, metric.name] = covariate
+    return covariate
+
+
+def covariate_of(rows: Sequence[tuple[str, str, str, float, bool]]) -> Covariate:
     """The covariate from rows of task, unit, task type, value and whether it is a replay; empty where it explains
     nothing."""
     (tasks, task_codes), (units, unit_codes), (kinds, _) = (
@@ -79,7 +119,6 @@ def covariate_of(
     return Covariate(
         {name: float(effects.tasks[at]) for name, at in task_codes.items()},
         {name: float(effects.units[at]) for name, at in unit_codes.items()},
-        effects.explained,
     )
 
 
@@ -109,20 +148,19 @@ def fitted(known: Known, *, tasks: int, units: int) -> Effects | None:
         return None
     folds = np.full(len(recorded), -1)
     folds[recorded] = np.random.default_rng(0).integers(0, _FOLDS, len(own))
-    of_tasks = _Sums(known.tasks, deviations, folds, tasks)
-    of_units = _Sums(known.units[recorded], own, folds[recorded], units)
+    of_tasks = _FoldSums(known.tasks, deviations, folds, tasks)
+    of_units = _FoldSums(known.units[recorded], own, folds[recorded], units)
     best = _best(of_tasks, of_units, own)
-    explained = 1 - best.left / whole
-    if explained * len(own) < _LEAST:
+    if (1 - best.left / whole) * len(own) < _LEAST:
         return None
     (weight_of_tasks, weight_of_units), (k_tasks, k_units) = best.weights, best.shrinkages
     return Effects(
         tasks=weight_of_tasks * of_tasks.total / (of_tasks.count + k_tasks),
-        units=weight_of_units * of_units.total / (of_units.count + k_units), explained=explained,
-    )  # fmt: skip
+        units=weight_of_units * of_units.total / (of_units.count + k_units),
+    )
 
 
-class _Sums:
+class _FoldSums:
     """Sums of deviations by task or unit, and those of all folds but the own one for each recorded value."""
 
     def __init__(self, numbers: np.ndarray, values: np.ndarray, folds: np.ndarray, size: int) -> None:
@@ -141,7 +179,7 @@ class _Fit:
     shrinkages: tuple[float, float]
 
 
-def _best(tasks: _Sums, units: _Sums, values: np.ndarray) -> _Fit:
+def _best(tasks: _FoldSums, units: _FoldSums, values: np.ndarray) -> _Fit:
     """The fit that leaves the smallest sum of squares."""
     from scipy import optimize
 

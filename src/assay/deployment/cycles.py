@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from assay.deployment.loops import DONE, ENDED, FAILED, RUNNING, STEPS, WAITING, LoopStep
 
-__all__ = ["Position", "due_in", "position", "spent"]
-
 _WEEK_S = 7 * 86400.0
 _TOLERANCE_S = 60.0  # of clocks
 

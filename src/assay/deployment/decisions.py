@@ -6,7 +6,7 @@ behind the Protocol `Records`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from assay.deployment.assignment import CANDIDATE
@@ -25,8 +25,6 @@ from assay.deployment.readings import (
 )
 from assay.deployment.sequences import betting, obrien_fleming
 from assay.support.numbers import signed
-
-__all__ = ["Decision", "Records", "State", "advance", "decide", "readings_now"]
 
 RUNNING, PAUSED, PROMOTED, ROLLED_BACK = "running", "paused", "promoted", "rolled_back"
 _FEWEST_RUNNING = 5  # rollouts of the candidate that hang, from which on a step does not end
@@ -133,13 +131,10 @@ def _after(plan: Plan, state: State, decision: Decision, now: float) -> State:
         return state
     status = {"promote": PROMOTED, "rollback": ROLLED_BACK, "pause": PAUSED}.get(decision.action, RUNNING)
     moved = decision.action == "next"
-    return State(
-        step=state.step + moved,
-        status=status,
-        started_at=now if moved else state.started_at,
-        version=state.version + 1,
-        evaluations=state.evaluations + decision.evaluated,
-    )
+    return replace(
+        state, step=state.step + moved, status=status, started_at=now if moved else state.started_at,
+        version=state.version + 1, evaluations=state.evaluations + decision.evaluated,
+    )  # fmt: skip
 
 
 def decide(plan: Plan, state: State, name: str, records: Records, now: float) -> Decision:

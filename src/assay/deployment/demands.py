@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics.yaml_files import MOST_BYTES, read_yaml
 from assay.sources import trust
 from assay.sources.artifact_code import around, listed, named_code
 from assay.sources.artifact_files import (
@@ -19,8 +18,7 @@ from assay.sources.artifact_files import (
     code_of,
     verified,
 )
-
-__all__ = ["demand_trust", "demand_trust_around", "demands_of_values", "named_in", "wants_trust"]
+from assay.support.yaml_files import MOST_BYTES, read_yaml
 
 _MOST_NAMED = 8  # values in a message
 
@@ -121,7 +119,7 @@ def named_in(place: str, content: bytes) -> list[str]:
     if not place.lower().endswith((".yaml", ".yml")) or len(content) > MOST_BYTES:
         return []
     try:
-        entries = read_yaml(content.decode("utf-8"), place)[0]
+        entries = read_yaml(content.decode("utf-8"), place, RubricError)[0]
     except (RubricError, ValueError):
         return []
     named, waiting = list(named_code(entries)), [entries]

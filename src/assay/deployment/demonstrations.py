@@ -11,8 +11,6 @@ from assay.support.values import json_text
 from assay.traces.carried import set_carried
 from assay.traces.shown import Carried, demos_in
 
-__all__ = ["readable_text", "with_demonstrations"]
-
 
 def with_demonstrations(program: dspy.Module, manifest: Mapping[str, Any]) -> dspy.Module:
     """The program of an artifact; the tasks that its demonstrations show are recorded with its calls."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.covariates import Covariate
+from assay.deployment.covariates import Covariate, recorded_covariate
 from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision, State
 from assay.deployment.evidence import Arms
 from assay.deployment.plan import Metric, Plan
@@ -27,18 +27,14 @@ from assay.deployment.registry import (
     retire_in,
     retired_in,
 )
-from assay.deployment.rollout_values import arms_of, pairs_of, recorded_covariate, requests_of, units_of
-from assay.deployment.writing import writing
+from assay.deployment.rollout_values import arms_of, pairs_of, requests_of, units_of
 from assay.errors import ConfigError, DeploymentError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
 
-__all__ = ["Deployment", "Deployments"]
-
-_MOST_COVARIATES = 32  # covariates in memory, of at most some 10,000 numbers each
-_COVARIATES: dict[tuple[str, str], Covariate] = {}
-ENDED = (PROMOTED, ROLLED_BACK, "stopped")
+ENDED_STATUSES = (PROMOTED, ROLLED_BACK, "stopped")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,7 @@ class Deployment:
         """Share of the units on the candidate now."""
         if self.state.status == PROMOTED:
             return 1.0
-        return 0.0 if self.state.status in ENDED else self.plan.steps[self.state.step].share
+        return 0.0 if self.state.status in ENDED_STATUSES else self.plan.steps[self.state.step].share
 
 
 class Deployments:
@@ -184,10 +180,7 @@ class Deployments:
             if before.status not in allowed and not undo:
                 raise DeploymentError(f"deployment {current.id} is {before.status}: {action} is not possible")
             status = {"pause": PAUSED, "resume": RUNNING, "promote": PROMOTED, "rollback": ROLLED_BACK}[action]
-            after = State(
-                step=before.step, status=status, started_at=before.started_at, version=before.version + 1,
-                evaluations=before.evaluations,
-            )  # fmt: skip
+            after = replace(before, status=status, version=before.version + 1)
             decision = Decision(action=action, rule="order", reason=reason or "requested by a person", step=before.step)
             if self._write(current, decision, before, after, by or current_user()):
                 return decision
@@ -221,23 +214,13 @@ class Deployments:
 
     def evidence(self, name: str, metric: Metric, now: float) -> Arms:
         deployment = self.get(name)
-        covariate = self._covariate(deployment, metric) if deployment.plan.covariate else None
-        return arms_of(self.engine, deployment.id, metric, now, covariate)
-
-    def _covariate(self, deployment: Deployment, metric: Metric) -> Covariate:
-        """The covariate of a metric. After the shadow step it is read once by each process: it does not change."""
-        key = (deployment.id, metric.name)
-        if (covariate := _COVARIATES.get(key)) is not None:
-            return covariate
-        covariate = recorded_covariate(
-            self.engine, deployment.id, metric, champion=f"{deployment.agent}@{deployment.champion}",
-            before=deployment.started_at,
-        )  # fmt: skip
-        if not deployment.plan.steps[deployment.state.step].shadow:
-            while len(_COVARIATES) >= _MOST_COVARIATES:
-                _COVARIATES.pop(next(iter(_COVARIATES)), None)
-            _COVARIATES[key] = covariate
-        return covariate
+        covariate = Covariate()
+        if deployment.plan.covariate:
+            covariate = recorded_covariate(
+                self.engine, deployment.id, metric, champion=f"{deployment.agent}@{deployment.champion}",
+                before=deployment.started_at, fixed=not deployment.plan.steps[deployment.state.step].shadow,
+            )  # fmt: skip
+        return arms_of(self.engine, deployment.id, metric, now, covariate.of)
 
     def shadow(self, name: str, metric: Metric) -> Paired:
         return pairs_of(self.engine, self.get(name).id, metric)
@@ -271,7 +254,7 @@ class Deployments:
             .where(table.c.id == deployment.id, table.c.decided == before.version, table.c.status == before.status)
             .values(
                 status=after.status, stage=after.step, stage_at=after.started_at, decided=after.version,
-                evaluations=after.evaluations, active=None if after.status in ENDED else deployment.agent,
+                evaluations=after.evaluations, active=None if after.status in ENDED_STATUSES else deployment.agent,
             )
         )  # fmt: skip
         readings = [reading.to_dict() for reading in decision.readings]
@@ -298,13 +281,6 @@ class Deployments:
                 why = f"deployment {deployment.id}: {decision.reason}"
                 move_alias(connection, deployment.agent, alias, 0 if number in retired else number, by=by, why=why)
         return True
-
-    def versions(self, deployment: Deployment) -> dict[str, Version]:
-        """The two versions, by arm."""
-        return {
-            "champion": self.registry.version(f"{deployment.agent}@{deployment.champion}"),
-            "candidate": self.registry.version(f"{deployment.agent}@{deployment.candidate}"),
-        }
 
 
 def _moves(deployment: Deployment, before: State, after: State) -> dict[str, int]:

@@ -8,8 +8,6 @@ from typing import Any
 
 from assay.datasets.tasks import Task
 
-__all__ = ["Profile", "drift"]
-
 
 @dataclass
 class Profile:

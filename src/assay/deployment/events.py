@@ -4,16 +4,15 @@ An event is sent once. What could not be sent is counted and logged, and never d
 in the store has them all.
 """
 
-import http.client
+import asyncio
 import logging
 import os
 import queue
 import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +20,13 @@ from urllib.parse import urlsplit
 
 from assay.errors import ConfigError
 from assay.support.scrubbing import add_secrets, error_text
-from assay.support.settings import Settings, nearest, setting
+from assay.support.settings import Settings, one_of, setting
 from assay.support.values import json_text
-
-__all__ = ["EVENTS", "Hook", "Notifier", "hooks_of"]
 
 EVENTS = ("promoted", "rolled_back", "paused", "next", "alarm", "fallback", "waiting", "failed")
 _LOG = logging.getLogger("assay.events")
 _WAITING = 1000  # events that wait for a hook, at most
+_HEADERS = {"Content-Type": "application/json", "User-Agent": "assay"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,7 @@ class Hook(Settings):
             raise ConfigError(f"url={self.url!r} must be an http or https address")
         for name in self.events:
             if name not in EVENTS:
-                hint = f". Did you mean {near!r}?" if (near := nearest(str(name), EVENTS)) else ""
-                raise ConfigError(f"no event is called {name!r}: there are {', '.join(EVENTS)}{hint}")
+                raise ConfigError(f"events={name!r} {one_of(name, EVENTS)}")
 
     @property
     def name(self) -> str:
@@ -65,30 +62,6 @@ class Hook(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value not in (None, (), [])}
-
-
-def hooks_of(entries: Sequence[Any], *, stored: bool) -> tuple[Hook, ...]:
-    """Hooks from the entries of a file.
-
-    Args:
-        stored: the entries are written to the store, which must not name commands: whoever may write to it could run
-            them elsewhere.
-    """
-    hooks = []
-    for entry in entries:
-        if not isinstance(entry, Hook | Mapping):
-            raise ConfigError(f"a hook must be a mapping of its settings, not {entry!r}")
-        try:
-            hook = entry if isinstance(entry, Hook) else Hook(**{str(name): value for name, value in entry.items()})
-        except TypeError as error:
-            raise ConfigError(f"hook: {error}") from None
-        if stored and hook.command:
-            raise ConfigError(
-                f"command={list(hook.command)!r} cannot be a hook of a plan, because plans are stored in the "
-                f"database: name it in the loop file"
-            )
-        hooks.append(hook)
-    return tuple(hooks)
 
 
 class Notifier:
@@ -153,35 +126,22 @@ class Notifier:
 
 def _post(hook: Hook, body: bytes) -> None:
     """One POST. The limit holds for all of it, also for a server that sends a byte from time to time."""
+    import aiohttp
+
     if (address := hook.address) is None:
         raise ConfigError(f"the environment variable {hook.url_env} is not set")
     if hook.url_env is not None:
         add_secrets(address)
-    parts = urlsplit(address)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=hook.timeout_s)
-    late = threading.Event()
-    stop = threading.Timer(hook.timeout_s, _abort, [connection, late])
-    stop.daemon = True
-    stop.start()
-    try:
-        path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-        connection.request("POST", path, body, {"Content-Type": "application/json", "User-Agent": "assay"})
-        status = connection.getresponse().status
-    finally:
-        stop.cancel()
-        connection.close()
-    if late.is_set():  # the end of an aborted answer reads like the end of its headers
-        raise TimeoutError(f"no answer after {hook.timeout_s:g} s")
-    if not 200 <= status < 300:
+
+    async def post(url: str) -> int:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=hook.timeout_s)) as session,
+            session.post(url, data=body, headers=_HEADERS, allow_redirects=False) as answer,
+        ):
+            return answer.status
+
+    if not 200 <= (status := asyncio.run(post(address))) < 300:
         raise ConnectionError(f"status {status}")
-
-
-def _abort(connection: http.client.HTTPConnection, late: threading.Event) -> None:
-    late.set()
-    if connection.sock is not None:
-        with suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _run(hook: Hook, body: bytes) -> None:

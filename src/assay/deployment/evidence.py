@@ -16,11 +16,6 @@ import numpy as np
 from assay.deployment.assignment import CANDIDATE, CHAMPION, position
 from assay.errors import ConfigError
 
-__all__ = [
-    "BUCKETS", "Arms", "Cell", "Difference", "Stratum", "Units", "cell_of", "cell_of_units", "difference", "mean_of",
-    "unit_weight",
-]  # fmt: skip
-
 BUCKETS = 4096  # of units by their position: a constant amount of memory for any number of units
 _CORRELATION = 0.05  # of values of one unit, assumed for the weights; the variance is measured
 
@@ -34,8 +29,7 @@ class Cell:
 
     Attributes:
         weight, total: [bucket], sums of the unit weights w and of w times the unit's mean.
-        shift: [bucket], sums of w times the unit's mean covariate (`assay.deployment.covariates`), which differences
-            subtract; None without one.
+        shift: [bucket], sums of w times the unit's mean covariate, which differences subtract; None without one.
         count: number of values.
         units: that have at least one value.
         missing: rollouts that ended, are older than the metric's horizon and have no value; also those that should have

@@ -19,15 +19,13 @@ import sqlalchemy as sa
 
 from assay.deployment.assignment import unit_digest
 from assay.deployment.registry import Registry, current_user
-from assay.deployment.writing import writing
 from assay.errors import ConfigError
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import writing
 from assay.traces.store.rows import clean
 
-__all__ = ["flag_history", "flags_of", "matching", "set_flag", "write_flag"]
-
 _KINDS = ("kill", "percentage", "pin:unit:NAME", "pin:tenant:NAME", "exclude:unit:NAME", "exclude:tenant:NAME")
-_LONGEST = 300  # width of the column
+_LONGEST_NAME = 300  # width of the column
 
 
 def set_flag(
@@ -82,7 +80,7 @@ def _stored(name: str) -> str:
         kind in ("pin", "exclude") and of in ("unit", "tenant") and who
     ):
         stored = f"{kind}:unit:{unit_digest(who)}" if of == "unit" else clean(name)
-        if len(stored) <= _LONGEST:
+        if len(stored) <= _LONGEST_NAME:
             return stored
     raise ConfigError(f"there is no flag {name[:80]!r}: it must be one of {', '.join(_KINDS)}")
 

@@ -14,10 +14,8 @@ from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.watches import JUDGE_DRIFT, Watch
 from assay.support.numbers import signed
 
-__all__ = ["BEGUN", "DONE", "FAILED", "due_replays", "judge_alarm", "judge_watches", "write_replay"]
-
 BEGUN, DONE, FAILED = "begun", "done", "failed"
-_ALPHA = 0.01  # of a false alarm of one watch, over all of its replays
+_REPLAY_ALPHA = 0.01  # of a false alarm of one watch, over all of its replays
 _LOST = 0.05  # share of anchors without a verdict above which the judge counts as not working
 _NUMBERS = ("n", "lost", "mean_difference", "mean_square", "mean_square_error", "noise", "changed", "calls", "cost_usd")
 
@@ -115,7 +113,7 @@ def _drift(numbers: Mapping[str, Any], replay: int) -> tuple[float | None, float
     if mean is None:
         return None, None
     noise = float(numbers["noise"]) ** 2
-    z = float(stats.norm.isf(_ALPHA / (replay * (replay + 1))))
+    z = float(stats.norm.isf(_REPLAY_ALPHA / (replay * (replay + 1))))
     bound = math.inf if error is None else z * error
     return math.sqrt(max(0.0, mean - noise)), math.sqrt(max(0.0, mean - bound - noise))
 

@@ -19,13 +19,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.deployments import ENDED, Deployments
-from assay.deployment.loops import DONE, LoopStep
-from assay.deployment.loops import ENDED as STEP_ENDED
-from assay.deployment.loops import FAILED as STEP_FAILED
+from assay.deployment.deployments import ENDED_STATUSES, Deployments
+from assay.deployment.loops import DONE, ENDED, FAILED, LoopStep
 from assay.traces.store import tables as schema
-
-__all__ = ["Figure", "deployment_success", "live_scores", "loop_figures"]
 
 _ROLLOUTS = schema.rollouts.c
 _SURE = 1.96  # standard errors
@@ -146,8 +142,8 @@ def _share(name: str, good: int, whole: int, limit: float, detail: Mapping[str, 
 
 
 def _convergence(steps: Sequence[LoopStep], limit: float) -> Figure:
-    ended = [s for s in steps if s.step == "improve" and s.status in (DONE, STEP_ENDED, STEP_FAILED)]
-    good = sum(step.status != STEP_FAILED and bool(step.detail.get("converged")) for step in ended)
+    ended = [s for s in steps if s.step == "improve" and s.status in (DONE, ENDED, FAILED)]
+    good = sum(step.status != FAILED and bool(step.detail.get("converged")) for step in ended)
     return _share("convergence", good, len(ended), limit)
 
 
@@ -226,7 +222,7 @@ def deployment_success(deployments: Deployments, agent: str, limit: float) -> Fi
     good = whole = 0
     kinds = {"promoted": 0, "rolled back": 0, "taken back later": 0, "ended by hand": 0}
     for deployment in deployments.all(agent):
-        if deployment.state.status not in ENDED:
+        if deployment.state.status not in ENDED_STATUSES:
             continue
         whole += 1
         history = [row for row in deployments.history(deployment.id) if row["action"] not in ("alarm", "replay")]

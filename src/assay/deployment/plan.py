@@ -5,22 +5,18 @@ inconclusive pauses, a failure aborts to 0 %.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from assay.deployment.events import hooks_of
-from assay.deployment.watches import watches_of
+from assay.deployment.events import Hook
+from assay.deployment.watches import AMOUNTS, RATES, Watch, check_metric
 from assay.errors import ConfigError
-from assay.support.settings import Settings, nearest, setting
+from assay.support.settings import Settings, parts, setting
 
 __all__ = ["Metric", "Plan", "Step", "default_plan", "is_amount", "load_plan", "metric_of"]
 
-_SCORES = ("score", "human_rating")
-_RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
-_AMOUNTS = ("latency_s", "cost_usd", "tokens")
-_PREFIXES = ("criterion:", "judge:")
 TESTS = ("normal_mixture", "obrien_fleming")
 MISSING = ("alike", "bounds", "propensity")
 
@@ -54,13 +50,7 @@ class Metric(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.name not in (*_SCORES, *_RATES, *_AMOUNTS) and not self.name.startswith(_PREFIXES):
-            known = (*_SCORES, *_RATES, *_AMOUNTS)
-            hint = f". Did you mean {near!r}?" if (near := nearest(self.name, known)) else ""
-            raise ConfigError(
-                f"no metric is called {self.name!r}: it must be one of {', '.join(known)}, criterion:NAME or "
-                f"judge:NAME{hint}"
-            )
+        check_metric(self.name)
         if self.is_amount and self.failure_above is not None and self.failure_above <= 0:
             raise ConfigError(f"failure_above={self.failure_above!r} of {self.name} must be above 0")
         if not self.is_amount and self.failure_above is not None and not 0 <= self.failure_above <= 1:
@@ -74,7 +64,7 @@ class Metric(Settings):
     @property
     def sign(self) -> int:
         """1 where higher is better, else -1."""
-        return -1 if self.is_amount or self.name in _RATES else 1
+        return -1 if self.is_amount or self.name in RATES else 1
 
     def value(self, raw: float) -> float:
         """A measured value in the scale in which arms are compared; NaN stays NaN."""
@@ -177,10 +167,13 @@ class Plan(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "steps", tuple(_made(Step, entry, "step") for entry in self.steps))
-        object.__setattr__(self, "metrics", tuple(_made(Metric, entry, "metric") for entry in self.metrics))
-        object.__setattr__(self, "events", hooks_of(self.events, stored=True))
-        object.__setattr__(self, "watch", watches_of(self.watch))
+        for name, kind in (("steps", Step), ("metrics", Metric), ("events", Hook), ("watch", Watch)):
+            object.__setattr__(self, name, parts(kind, getattr(self, name), name))
+        if named := [hook.name for hook in self.events if hook.command]:
+            raise ConfigError(  # whoever may write to the store could run it elsewhere
+                f"the command {named[0]!r} cannot be a hook of a plan, because plans are stored in the database: name "
+                "it in the loop file"
+            )
         if not self.steps or self.steps[-1].shadow:
             raise ConfigError("a plan needs at least one step with a weight")
         if any(step.shadow for step in self.steps[1:]):
@@ -247,20 +240,9 @@ def _set_fields(entry: Any) -> dict[str, Any]:
     }
 
 
-def _made(kind: type[Any], entry: Any, word: str) -> Any:
-    if isinstance(entry, kind):
-        return entry
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"a {word} must be a mapping of its settings, not {entry!r}")
-    try:
-        return kind(**{str(name): value for name, value in entry.items()})
-    except TypeError as error:
-        raise ConfigError(f"{word}: {error}") from None
-
-
 def is_amount(name: str) -> bool:
     """Whether a metric's values are positive amounts, compared by their logarithms."""
-    return name in _AMOUNTS
+    return name in AMOUNTS
 
 
 def metric_of(text: str) -> Metric:
@@ -289,12 +271,6 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         ConfigError: there is no such file, it is not YAML, or a setting breaks its rule.
     """
-    from assay.support.yaml_files import read_text, read_yaml
+    from assay.support.yaml_files import load_settings
 
-    data, _ = read_yaml(read_text(Path(path), "plan", ConfigError), str(path), ConfigError)
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: a plan is a mapping with steps and metrics")
-    try:
-        return Plan(**{str(name): value for name, value in data.items()})
-    except (TypeError, ConfigError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return load_settings(path, Plan, "plan")

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from assay.datasets.tasks import SPLITS, Task, task_key, written_outputs
 from assay.deployment.drift import Profile, drift
 from assay.deployment.pool_settings import PoolSettings
-from assay.errors import ConfigError, DataError
+from assay.errors import DISTRIBUTION, ConfigError, DataError
 from assay.support.formats import check_format
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
@@ -33,8 +33,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.reads import Forgotten
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.sealing import SplitFinder, claim_salt
-
-__all__ = ["PoolReport", "manifest_path", "read_manifest", "write_pool"]
 
 FORMAT = 1
 _ROLLOUTS = schema.rollouts
@@ -157,7 +155,7 @@ def write_pool(
     if run.hider.state == FAILED:
         raise DataError(
             f"the anonymization of the pool is incomplete: {run.hider.missing}. Nothing was written; leave these task "
-            "types out, or install assay[privacy]"
+            f"types out, or install {DISTRIBUTION}[privacy]"
         )
     return report if out is None else _written(store, run, rows, report, out)
 

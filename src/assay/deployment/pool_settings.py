@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from assay.support.settings import Settings, setting
 
-__all__ = ["PoolSettings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSettings(Settings):

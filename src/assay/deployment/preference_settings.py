@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from assay.errors import ConfigError
 from assay.support.settings import Settings, setting
 
-__all__ = ["Preference", "PreferenceFields"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceFields(Settings):

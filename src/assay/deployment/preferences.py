@@ -19,8 +19,6 @@ from assay.deployment.registry import Registry
 from assay.errors import DeploymentError
 from assay.traces.store import tables as schema
 
-__all__ = ["ROUTED", "Quality", "choice", "preference_of", "probabilities", "qualities", "set_preference"]
-
 ROUTED = "routed"  # arm of a rollout that a preference assigned
 _FLAG = "route"
 _DRAWS = 4000

@@ -10,18 +10,6 @@ from assay.deployment.evidence import Arms, Cell, difference, mean_of
 from assay.deployment.plan import Metric, Plan, is_amount
 from assay.deployment.sequences import betting, normal_mixture
 
-__all__ = [
-    "Paired",
-    "Reading",
-    "beyond_limit",
-    "known_or_zero",
-    "reading_of",
-    "replayed_reading",
-    "stated",
-    "stored_reading",
-    "uncomparable",
-]
-
 _SHADOW, _GUARD, _GAIN = "shadow", "guard", "gain"
 _MISSING_ALPHA = 0.001  # of the check that the arms miss equally many values
 _LEAST_MISSING = 0.01  # difference of these shares below which it does not pause

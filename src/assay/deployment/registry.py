@@ -15,27 +15,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.writing import writing
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import unproven_note, verified
 from assay.support.names import check_name
 from assay.support.settings import nearest
 from assay.traces.store import tables as schema
+from assay.traces.store.leases import writing
 from assay.traces.store.rows import as_json, clean
-
-__all__ = [
-    "RETIRED",
-    "Alias",
-    "Registry",
-    "Version",
-    "aliases_in",
-    "check_not_retired_in",
-    "current_user",
-    "lock_version",
-    "move_alias",
-    "retire_in",
-    "retired_in",
-]
 
 RETIRED = "retired:"  # prefix of a flag; the number of the version follows
 _LONGEST = 200  # of a user's name, the width of its column
@@ -261,11 +247,6 @@ class Registry:
         """Numbers of the retired versions of an agent, with the reasons."""
         with self.engine.connect() as connection:
             return retired_in(connection, agent)
-
-    def check_not_retired(self, version: Version) -> None:
-        """Raises `DeploymentError` if a version is retired."""
-        with self.engine.connect() as connection:
-            check_not_retired_in(connection, version.agent, version.number)
 
     def problem_of(self, version: Version) -> str | None:
         """Why a version cannot be loaded on this machine: its folder is not there, or was changed; None if it can."""

@@ -1,35 +1,12 @@
 """What happens to versions that hold the data of an erased person: they are named, or retired. Deletes no file."""
 
+import itertools
 from collections.abc import Collection
 from typing import Any
 
 from assay.deployment.deployments import Deployments
-from assay.deployment.registry import Version
-
-__all__ = ["POLICIES", "versions_holding", "versions_of_erased"]
 
 POLICIES = ("name", "retire")
-
-
-def versions_holding(
-    deployments: Deployments, person: Collection[str], folders: Collection[str], adapters: Collection[str]
-) -> list[Version]:
-    """The registered versions, of all agents, that hold a person's data.
-
-    Args:
-        person: hashes of the data subject, see `subject_digests`.
-        folders: artifacts that were made from the person's data.
-        adapters: hashes of adapters that were trained on it.
-    """
-    registry = deployments.registry
-    return [
-        version
-        for agent in registry.agents()
-        for version in registry.versions(agent)
-        if not set(version.people).isdisjoint(person)
-        or version.artifact in folders
-        or set(version.adapters) & set(adapters)
-    ]
 
 
 def versions_of_erased(
@@ -40,18 +17,27 @@ def versions_of_erased(
     *,
     policy: str,
 ) -> list[dict[str, Any]]:
-    """Names the versions, or retires them.
+    """Names the registered versions, of all agents, that hold a person's data, or retires them.
 
     A retired version leaves all aliases but `champion`; a deployment of it that runs is rolled back. The champion stays
     in production, because an agent without one answers nobody: a person must deploy another version.
 
+    Args:
+        person: hashes of the data subject, see `subject_digests`.
+        folders: artifacts that were made from the person's data.
+        adapters: hashes of adapters that were trained on it.
     Returns:
         For each version: `version`, `artifact`, `retired`, `aliases` that named it, `is_champion`, and the id of the
         `deployment` that was rolled back, or None.
     """
-    rows = []
-    for version in versions_holding(deployments, person, folders, adapters):
-        registry = deployments.registry
+    rows, registry = [], deployments.registry
+    for version in itertools.chain.from_iterable(map(registry.versions, registry.agents())):
+        if (
+            set(version.people).isdisjoint(person)
+            and version.artifact not in folders
+            and set(version.adapters).isdisjoint(adapters)
+        ):
+            continue
         aliases = [alias for alias, number in registry.aliases(version.agent).items() if number == version.number]
         rolled_back = None
         if policy == "retire":

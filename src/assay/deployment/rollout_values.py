@@ -3,36 +3,21 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.deployment.assignment import CANDIDATE, CHAMPION
-from assay.deployment.covariates import Covariate, covariate_of
 from assay.deployment.evidence import Arms, Cell, Stratum, cell_of
 from assay.deployment.plan import Metric
 from assay.deployment.readings import Paired
 from assay.traces.store import tables as schema
 
-__all__ = [
-    "LOST_S",
-    "SHADOW",
-    "arms_of",
-    "columns_of",
-    "pairs_of",
-    "recorded_covariate",
-    "requests_of",
-    "units_of",
-    "value_of",
-]
-
 SHADOW = "shadow"  # phase of replayed rollouts; their group is the id of the recorded one
 LOST_S = 600.0  # after which a rollout that has not ended is missing; the default time limit of a rollout
 _BATCH = 5000
-_RECORDED = 5000  # rollouts of the champion that the covariate is fitted on, at most
-_RECENT_S = 90 * 86_400.0  # of this long before the deployment: older users and tasks say less, and cost a scan
 _ROLLOUTS, _CALLS = schema.rollouts, schema.transitions
 
 
@@ -89,13 +74,21 @@ def _raw(metric: Metric, row: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def arms_of(engine: sa.Engine, deployment: str, metric: Metric, now: float, covariate: Covariate | None = None) -> Arms:
+def arms_of(
+    engine: sa.Engine,
+    deployment: str,
+    metric: Metric,
+    now: float,
+    expected: Callable[[str, str], float] = lambda task, unit: 0.0,
+) -> Arms:
     """Cells of a metric by stratum and arm, of live rollouts that ended at least `horizon_s` before `now`.
 
     One that has not ended after `LOST_S` (and `horizon_s`) is missing: it hangs, or its process was killed. Rollouts
     of a stage for which a flag set another share are a stratum of their own: base rates change with the time.
+
+    Args:
+        expected: the covariate of a task and a unit.
     """
-    expected = (covariate or Covariate()).of
     middles = _middles(engine, deployment)
     by_share: dict[tuple[int, str, float], dict[str, Cell]] = {}
     for (stage, kind, arm, propensity), entries in _rows(engine, deployment, metric, now):
@@ -176,37 +169,6 @@ def _rows(
             result, key=lambda row: (row["stage"], row["task_type"], row["arm"], row["p"])
         ):
             yield key, ((row["unit"] or "", row["task_id"], value(row), row["began"]) for row in group)
-
-
-def recorded_covariate(
-    engine: sa.Engine, deployment: str, metric: Metric, *, champion: str, before: float
-) -> Covariate:
-    """The covariate of a deployment: from the champion's newest rollouts of the 90 days before it started, and from its
-    replays.
-
-    Args:
-        champion: name of the version.
-        before: when the deployment started; seconds since the epoch.
-    """
-    columns = _ROLLOUTS.c
-    of_row = (columns.task_id, columns.unit, columns.task_type, columns.phase, *columns_of(metric))
-    recorded = (
-        sa.select(*of_row)
-        .where(columns.version == champion, columns.phase == "deployed", columns.ended_at <= before)
-        .where(columns.started_at.between(before - _RECENT_S, before))
-        .order_by(columns.started_at.desc())
-        .limit(_RECORDED)
-    )
-    replayed = sa.select(*of_row).where(
-        columns.deployment == deployment, columns.phase == SHADOW, columns.status.in_(("done", "failed"))
-    )
-    rows = []
-    with engine.connect() as connection:
-        for query in (recorded, replayed):
-            for row in connection.execute(query).mappings():
-                if row["task_id"] and not math.isnan(value := value_of(metric, row)):
-                    rows.append((row["task_id"], row["unit"] or "", row["task_type"], value, row["phase"] == SHADOW))
-    return covariate_of(rows)
 
 
 def pairs_of(engine: sa.Engine, deployment: str, metric: Metric) -> Paired:

@@ -19,8 +19,6 @@ from assay.deployment.preference_settings import Preference
 from assay.deployment.preferences import ROUTED, choice, preference_of, probabilities, qualities
 from assay.deployment.registry import RETIRED, Version
 
-__all__ = ["Assignment", "Router"]
-
 _MEASURED_S = 30.0  # between two measurements of the qualities that a preference uses
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from assay.errors import ConfigError
 
-__all__ = ["betting", "normal_mixture", "obrien_fleming"]
-
 _STEPS = 60  # bisections of a bound: to 2^-60 of the range
 
 

@@ -18,8 +18,6 @@ from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 from assay.support.reprs import ReportRepr
 
-__all__ = ["SimulatedDeployment", "SimulationReport", "simulate"]
-
 _ARMS = (CHAMPION, CANDIDATE)
 _SECONDS = 1.0  # between two requests
 
@@ -39,22 +37,15 @@ class SimulatedDeployment:
         self._positions = np.array([position(f"user-{user}", f"seed-{seed}") for user in users])
         activity = 1 / (1.0 + users) ** traffic.heavy
         self._activity = np.cumsum(activity / activity.sum())
-        self._own = (
-            self._random.normal(0, traffic.user_spread, traffic.users)
-            if traffic.user_spread
-            else np.zeros(traffic.users)
-        )
+        self._own = self._random.normal(0, traffic.user_spread, traffic.users) if traffic.user_spread else users * 0.0
         self._own -= self._own.mean()
         count = traffic.task_types
         self._tasks = np.random.default_rng((seed, 1)).normal(0, traffic.task_spread, traffic.tasks)
         self._types = np.linspace(-0.15, 0.15, count) if count > 1 else np.zeros(1)
-        stages, shape = len(plan.steps), (2, count, traffic.users)
-        self._totals = np.zeros((stages, *shape), dtype=np.float32)
-        self._counts = np.zeros((stages, *shape), dtype=np.float32)
-        self._shifts = np.zeros((stages, *shape), dtype=np.float32)
-        self._missing = np.zeros((stages, *shape), dtype=np.float32)
-        self._missing_shifts = np.zeros((stages, *shape), dtype=np.float32)
-        self._late, self._late_shifts = self._missing * 0, self._missing * 0
+        stages = len(plan.steps)
+        # [total, count, shift, missing, their shift][stage][arm][task type][user]
+        self._sums = np.zeros((5, stages, 2, count, traffic.users), dtype=np.float32)
+        self._late = np.zeros_like(self._sums[3:])  # missing so far: their rewards come later
         self._deciding: list[tuple[np.ndarray, ...]] = []  # rewards of the step that decides, for its newer half
         self._seen = np.zeros(traffic.users, dtype=bool)
         self._units = np.zeros((stages, 2), dtype=int)
@@ -155,27 +146,23 @@ class SimulatedDeployment:
 
     def _collect(self, horizon: float) -> None:
         """Adds the rewards that have arrived, of rollouts that are old enough; others of these are missing so far."""
-        left, self._late, self._late_shifts = [], self._missing * 0, self._missing * 0
+        left: list[tuple[np.ndarray, ...]] = []
+        self._late[:] = 0
         for block in self._waiting:
             steps, arms, kinds, users, at, values, shifts, arrival = block
             old = at + horizon <= self.now
-            known = old & (arrival <= self.now)
-            place = (steps[known], arms[known], kinds[known], users[known])
-            np.add.at(self._totals, place, values[known])
-            np.add.at(self._counts, place, 1)
-            np.add.at(self._shifts, place, shifts[known])
-            lost = old & np.isinf(arrival)
+            known, lost = old & (arrival <= self.now), old & np.isinf(arrival)
             ended = (known | lost) & (steps == self.plan.deciding)
             if ended.any():
                 rewards = np.where(lost, np.nan, values)
                 self._deciding.append(tuple(column[ended] for column in (arms, kinds, users, at, rewards, shifts)))
-            late = old & ~known & ~lost
-            for rows, number, sums in (
-                (lost, self._missing, self._missing_shifts), (late, self._late, self._late_shifts)
+            ones = np.ones(len(values))
+            for sums, rows, columns in (
+                (self._sums, known, (values, ones, shifts)), (self._sums[3:], lost, (ones, shifts)),
+                (self._late, old & ~known & ~lost, (ones, shifts)),
             ):  # fmt: skip
-                place = (steps[rows], arms[rows], kinds[rows], users[rows])
-                np.add.at(number, place, 1)
-                np.add.at(sums, place, shifts[rows])
+                for part, column in zip(sums, columns, strict=False):
+                    np.add.at(part, (steps[rows], arms[rows], kinds[rows], users[rows]), column[rows])
             for stage in np.unique(steps[old]):
                 self._known.pop(int(stage), None)
             if not (known | lost).all():
@@ -189,13 +176,13 @@ class SimulatedDeployment:
         self._collect(metric.horizon_s)
         for stage in range(len(self.plan.steps)):
             if stage not in self._known:
-                self._known[stage] = self._sums(stage)
+                self._known[stage] = self._cells(stage)
         return {stratum: arms for stage in self._known.values() for stratum, arms in stage.items()}
 
-    def _sums(self, stage: int) -> dict[Stratum, dict[str, Cell]]:
-        parts = (self._totals, self._counts, self._shifts, self._missing + self._late)
-        totals, counts, shifts, missing = (part[stage].astype(float) for part in parts)
-        missing_shifts = (self._missing_shifts + self._late_shifts)[stage].astype(float)
+    def _cells(self, stage: int) -> dict[Stratum, dict[str, Cell]]:
+        parts = self._sums[:, stage].copy()
+        parts[3:] += self._late[:, stage]
+        totals, counts, shifts, missing, missing_shifts = parts.astype(float)
         users, none = np.arange(self.traffic.users), np.zeros(self.traffic.users)
         newer = self._newer() if stage == self.plan.deciding else {}
         return {

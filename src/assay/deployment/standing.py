@@ -16,8 +16,6 @@ from assay.deployment.readings import stored_reading
 from assay.deployment.sequences import normal_mixture
 from assay.support.reprs import ReportRepr
 
-__all__ = ["DeploymentReport", "notify", "order", "status_of"]
-
 _EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next", "alarm": "alarm"}
 _PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
 

@@ -11,8 +11,6 @@ from assay.deployment.registry import Registry
 from assay.deployment.suites import Suite
 from assay.errors import ConfigError, DeploymentError
 
-__all__ = ["set_suite", "suite_of"]
-
 _FLAG = "suite"
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from assay.support.settings import Settings, setting
 
-__all__ = ["Suite", "SuiteResult", "SuiteThresholds"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteThresholds(Settings):

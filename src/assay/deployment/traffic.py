@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from assay.errors import ConfigError
 from assay.support.settings import Settings, setting
 
-__all__ = ["Traffic"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic(Settings):

@@ -1,19 +1,22 @@
 """What a deployment is watched for, besides its comparison: settings. Evaluated by `assay.deployment.watching`."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.errors import ConfigError
-from assay.support.settings import Settings, nearest, setting
-
-__all__ = ["INPUT_DRIFT", "JUDGE_DRIFT", "Watch", "watches_of"]
+from assay.support.settings import Settings, one_of, setting
 
 INPUT_DRIFT, JUDGE_DRIFT = "input_drift", "judge_drift"
-_RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
-_SCORES = ("score", "human_rating")
-_AMOUNTS = ("latency_s", "cost_usd", "tokens")
+RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
+SCORES = ("score", "human_rating")
+AMOUNTS = ("latency_s", "cost_usd", "tokens")
+
+
+def check_metric(name: str, *others: str) -> None:
+    """Raises `ConfigError` if this is neither the name of a metric nor one of the others."""
+    known = (*SCORES, *RATES, *AMOUNTS, *others)
+    if name not in known and not name.startswith(("criterion:", "judge:")):
+        raise ConfigError(f"name={name!r} {one_of(name, known, other='criterion:NAME or judge:NAME')}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +45,11 @@ class Watch(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = (*_RATES, *_SCORES, *_AMOUNTS, INPUT_DRIFT, JUDGE_DRIFT)
-        if self.name not in known and not self.name.startswith(("criterion:", "judge:")):
-            hint = f". Did you mean {near!r}?" if (near := nearest(self.name, known)) else ""
-            listed = ", ".join(known)
-            raise ConfigError(f"nothing to watch is called {self.name!r}: there are {listed}, criterion:NAME{hint}")
+        check_metric(self.name, INPUT_DRIFT, JUDGE_DRIFT)
         if (self.above is None) == (self.below is None):
             raise ConfigError(f"the watch of {self.name} needs one limit: above or below")
         limit = self.above if self.above is not None else self.below
-        if self.name not in _AMOUNTS and limit is not None and limit > 1:
+        if self.name not in AMOUNTS and limit is not None and limit > 1:
             raise ConfigError(f"the limit {limit!r} of the watch of {self.name} must be between 0 and 1")
         self._check_judge()
 
@@ -71,16 +70,3 @@ class Watch(Settings):
         """Identifies it in the history: a watch gives its alarm once."""
         name = self.name if self.judge is None else f"{self.name} of {self.judge}"
         return f"{name} above {self.above:g}" if self.above is not None else f"{name} below {self.below:g}"
-
-
-def watches_of(entries: Sequence[Any]) -> tuple[Watch, ...]:
-    """Watches from the entries of a file."""
-    watches = []
-    for entry in entries:
-        if not isinstance(entry, Watch | Mapping):
-            raise ConfigError(f"a watch must be a mapping of its settings, not {entry!r}")
-        try:
-            watches.append(entry if isinstance(entry, Watch) else Watch(**{str(k): v for k, v in entry.items()}))
-        except TypeError as error:
-            raise ConfigError(f"watch: {error}") from None
-    return tuple(watches)

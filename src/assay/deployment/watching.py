@@ -24,8 +24,6 @@ from assay.deployment.sequences import betting
 from assay.deployment.watches import INPUT_DRIFT, JUDGE_DRIFT, Watch
 from assay.traces.store import tables as schema
 
-__all__ = ["watched", "watches_now"]
-
 _ALPHA = 0.01  # of a false alarm of one watch
 _COMPARED = 1000  # newest rollouts before and since, for drift
 _FEWEST = 100  # of each of them

@@ -9,8 +9,6 @@ from assay.judges.labels import Item
 from assay.judges.quality.agreement import FEWEST, AgreementTable, Answers, oriented
 from assay.rubrics import JudgeSpec
 
-__all__ = ["measure_gain"]
-
 
 def measure_gain(
     name: str, before: Answers, after: Answers, items: Sequence[Item], spec: JudgeSpec

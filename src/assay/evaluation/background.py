@@ -15,8 +15,6 @@ from assay.rubrics import Rubric
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Rollout
 
-__all__ = ["BackgroundScoring"]
-
 _LOG = logging.getLogger("assay.deployed")
 _MOST = 1000  # rollouts that wait; further ones stay unscored
 _QUIET_S = 60.0  # between two lines of the log

@@ -24,8 +24,6 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import Gain, differences_of, paired_gain
 from assay.support.numbers import counted, figure, signed
 
-__all__ = ["Comparison", "compare", "ended_early", "gains_by_criterion", "losses_behind_gain", "what_would_decide"]
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -43,6 +41,15 @@ class Comparison:
     planned: int
     ended: str = ""
     cap: BudgetExceeded | None = None
+
+    def end_of(self, split: str) -> str:
+        """A report line that says why not all tasks were run; empty if they were."""
+        reason = {
+            "decided": "a difference is shown; its interval holds for stopping early",
+            "futile": "it can hardly become significant with the tasks that are left",
+        }.get(self.ended)
+        reason = str(self.cap) if self.cap is not None else reason
+        return f"{split} ended after {len(self.after)} of {counted(self.planned, 'tasks')}: {reason}" if reason else ""
 
 
 def compare(
@@ -63,10 +70,12 @@ def compare(
         after_session: the session of `after`; None uses `session`.
     Raises:
         ModelError: no task of one of them could be scored.
-        BudgetExceeded: a cap was reached before any pair was complete. If some pairs were complete, they are compared
-            and `Comparison.cap` holds the error.
+        BudgetExceeded: there is no task, or a cap was reached before any pair was complete. If some pairs were
+            complete, they are compared and `Comparison.cap` holds the error.
         Cancelled: finished runs are in the store.
     """
+    if not tasks:
+        raise BudgetExceeded(f"the caps leave nothing for {split}")
     sessions = (session, after_session or session)
     for each in sessions:
         each.register(tasks, split)
@@ -132,19 +141,6 @@ def _in_parts(
         if decision.stop:
             return decision.level, decision.why
     return 0.05, ""  # no tasks
-
-
-def ended_early(comparison: Comparison, split: str) -> str:
-    """A report line that says why a comparison stopped early; empty if it ran all tasks or hit a cap."""
-    reason = {
-        "decided": "a difference is shown; its interval holds for stopping early",
-        "futile": "it can hardly become significant with the tasks that are left",
-    }.get(comparison.ended)
-    return (
-        f"{split} ended after {len(comparison.after)} of {counted(comparison.planned, 'tasks')}: {reason}"
-        if reason
-        else ""
-    )
 
 
 def what_would_decide(before: Evaluation, after: Evaluation, split: str) -> str:

@@ -16,19 +16,18 @@ from assay.errors import Cancelled, FailureKind
 from assay.evaluation.executors import in_threads, pairs_in_threads
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.metrics import Budget, TaskRun, measure, run_of, thinking_report
-from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
 from assay.evaluation.tool_use import figures_of, tool_use
 from assay.programs import program_version
 from assay.rubrics import ScoreResult
 from assay.rubrics.coverage import coverage_report
-from assay.rubrics.scoring import mean_result
+from assay.rubrics.scoring import ScoredRun, mean_result
 from assay.support.numbers import figure
 from assay.support.reprs import ReportRepr, measure_text
 from assay.traces import Rollout
 
-__all__ = ["Evaluation", "evaluate", "evaluate_pairs", "finished_runs"]
+_BY_TASK = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
 
 
 @dataclass(repr=False)
@@ -87,47 +86,31 @@ class Evaluation(ReportRepr):
         grades = [(name, figure(grade)) for name, grade in self.criteria().items()]
         return [("score", score), *grades, ("tasks", str(len(self))), ("unscored", str(self.unscored))]
 
-    def add(self, other: "Evaluation") -> None:
-        """Takes in the results of other tasks."""
-        self.results.update(other.results)
-        self.task_types.update(other.task_types)
-        self.tokens.update(other.tokens)
-        self.prompt_tokens.update(other.prompt_tokens)
-        self.calls.update(other.calls)
-        self.cost_usd.update(other.cost_usd)
-        self.unpriced |= other.unpriced
-        self.runs.update(other.runs)
-        self._samples.update(other._samples)
-
     def only(self, task_ids: Collection[str]) -> "Evaluation":
         """The results of some of the tasks."""
         selected = set(task_ids)
-        parts = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
-        parts_of = {
-            name: {key: value for key, value in getattr(self, name).items() if key in selected} for name in parts
+        by_task = {
+            name: {key: value for key, value in getattr(self, name).items() if key in selected} for name in _BY_TASK
         }
-        return Evaluation(
-            **parts_of,
-            unpriced=self.unpriced & selected,
-            runs={key: run for key, run in self.runs.items() if key[0] in selected},
-        )
+        runs = {key: run for key, run in self.runs.items() if key[0] in selected}
+        return Evaluation(**by_task, unpriced=self.unpriced & selected, runs=runs)
 
-    def add_run(self, task: Task, prediction: Any) -> None:
-        """Takes in a scored run of one task; another one of the same task is another sample."""
-        samples, result = self._samples.setdefault(task.id, []), result_of(prediction)
+    def add_run(self, task: Task, scored_run: ScoredRun) -> None:
+        """Takes in a run of one task; another one of the same task is another sample."""
+        rollout, result, has_tools = scored_run.rollout, scored_run.scored, scored_run.has_tools
+        samples = self._samples.setdefault(task.id, [])
         samples.append(result)
-        count, unscored = len(samples), math.isnan(result.value)
+        count = len(samples)
         run = run_of(
-            rollout_of(prediction),
-            score=None if unscored else result.value,
-            has_tools=getattr(prediction, "_has_tools", False),
+            rollout,
+            score=result.value if result.scored else None,
+            has_tools=has_tools,
             needed=task.metadata.get("tool_calls", task.expected.get("calls")),
-            error=(result.failed or result.feedback) if unscored else None,
-            tool_figures=figures_of(task, rollout_of(prediction)) if getattr(prediction, "_has_tools", False) else {},
+            error=None if result.scored else result.failed or result.feedback,
+            tool_figures=figures_of(task, rollout) if has_tools else {},
         )
         self.results[task.id] = mean_result(samples)
         self.task_types[task.id] = task.task_type
-        rollout = rollout_of(prediction)
         prompts = sum(t.prompt_tokens or 0 for t in rollout.transitions)
         for means, value in (
             (self.tokens, run.tokens or 0),
@@ -142,15 +125,7 @@ class Evaluation(ReportRepr):
     def arrange(self, order: Sequence[str]) -> None:
         """Puts tasks into this order, whichever were done first; others stay before them."""
         last = {task_id: place for place, task_id in enumerate(order)}
-        for by_task in (
-            self.results,
-            self.task_types,
-            self.tokens,
-            self.prompt_tokens,
-            self.calls,
-            self.cost_usd,
-            self._samples,
-        ):
+        for by_task in (getattr(self, name) for name in _BY_TASK):
             _reorder(by_task, sorted(by_task, key=lambda task_id: last.get(task_id, -1)))
         _reorder(self.runs, sorted(self.runs, key=lambda key: (key[1], last.get(key[0], -1))))
 
@@ -224,14 +199,14 @@ def evaluate(
     name: str = "evaluate",
     samples: int = 1,
     into: Evaluation | None = None,
-    known: Mapping[tuple[str, int], Any] | None = None,
+    known: Mapping[tuple[str, int], ScoredRun] | None = None,
 ) -> Evaluation:
     """Runs and scores `tasks` concurrently.
 
     Args:
         samples: number of runs of each task.
         into: evaluation that receives the results, also when the call is interrupted; None makes a new one.
-        known: scored predictions of an earlier process by (task id, sample), which are not repeated; see
+        known: runs of an earlier process by (task id, sample), which are not repeated; see
             `finished_runs`.
     Raises:
         BudgetExceeded, Cancelled: finished runs are in the store.
@@ -243,7 +218,7 @@ def evaluate(
     with session.progress.bar(name, samples * len(tasks)) as advance:
         for sample in range(samples):
             runner = recorded if sample == 0 else recorded.another(sample)
-            ahead = {task_id: prediction for (task_id, number), prediction in (known or {}).items() if number == sample}
+            ahead = {task_id: run for (task_id, number), run in (known or {}).items() if number == sample}
             deciding = first.deciding(tasks)
             for task in tasks:
                 if task.id in ahead:
@@ -251,9 +226,9 @@ def evaluate(
                     first.done(deciding, task, ahead[task.id])
             try:
                 with runner.unchanged():
-                    for task, prediction in execute(runner, [task for task in tasks if task.id not in ahead], session):
-                        evaluation.add_run(task, prediction)  # at once: predictions hold whole prompts and answers
-                        first.done(deciding, task, prediction)
+                    for task, run in execute(runner, [task for task in tasks if task.id not in ahead], session):
+                        evaluation.add_run(task, run)  # at once: a run holds whole prompts and answers
+                        first.done(deciding, task, run)
                         advance(1)
             except KeyboardInterrupt as stop:
                 session.meter.cancel()
@@ -263,8 +238,8 @@ def evaluate(
     return evaluation
 
 
-def finished_runs(program: RecordedProgram, phase: str, *, errors: bool = False) -> dict[tuple[str, int], Any]:
-    """Scored predictions of one phase that an earlier process recorded, by (task id, sample).
+def finished_runs(program: RecordedProgram, phase: str, *, errors: bool = False) -> dict[tuple[str, int], ScoredRun]:
+    """Runs of one phase that an earlier process recorded, by (task id, sample).
 
     Only runs of this version of the program, scored with the session's rubric version, are returned.
 
@@ -284,48 +259,42 @@ def finished_runs(program: RecordedProgram, phase: str, *, errors: bool = False)
     rows = [
         r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP and r.program_version == version
     ]
-    return {(r.task_id, r.sample): _prediction_of(store.rollout(r.id), program.has_tools) for r in rows}
+    return {(r.task_id, r.sample): _run_of(store.rollout(r.id), program.has_tools) for r in rows}
 
 
-def _prediction_of(rollout: Rollout, has_tools: bool) -> Any:
-    """Rebuilds a scored prediction from its stored rollout."""
+def _run_of(rollout: Rollout, has_tools: bool) -> ScoredRun:
+    """Rebuilds a run from its stored rollout."""
     import dspy
 
-    prediction = dspy.Prediction(**(rollout.prediction or {}))
-    failed = rollout.error if rollout.status in ("failed", "error") else None
-    value = math.nan if rollout.score is None else rollout.score
-    reason = next((verdict.reason for verdict in rollout.verdicts if verdict.grade is None), "")
-    coverage = 1.0 if rollout.coverage is None else rollout.coverage
-    prediction._result = ScoreResult(
-        value=value,
+    result = ScoreResult(
+        value=math.nan if rollout.score is None else rollout.score,
         verdicts=tuple(rollout.verdicts),
-        coverage=coverage,
-        feedback=reason,
-        failed=failed,
+        coverage=1.0 if rollout.coverage is None else rollout.coverage,
+        feedback=next((verdict.reason for verdict in rollout.verdicts if verdict.grade is None), ""),
+        failed=rollout.error if rollout.status in ("failed", "error") else None,
         failure=rollout.failure,
     )
-    prediction._rollout, prediction._has_tools = rollout, has_tools
-    return prediction
+    return ScoredRun(dspy.Prediction(**(rollout.prediction or {})), rollout, has_tools, result)
 
 
 def evaluate_pairs(
     pairs: Sequence[tuple[RecordedProgram, Task]], session: Session, *, name: str = "evaluate"
-) -> list[Any]:
+) -> list[ScoredRun]:
     """Runs and scores each program on its own task, `session.threads` pairs at a time.
 
     Returns:
-        Predictions in the order of `pairs`.
+        The runs in the order of `pairs`.
 
     Raises:
         BudgetExceeded, Cancelled: finished runs are in the store.
     """
     session.register([task for _, task in pairs])
-    by_place: dict[int, Any] = {}
+    by_place: dict[int, ScoredRun] = {}
     with session.progress.bar(name, len(pairs)) as advance:
         try:
             if session.executor is None:
-                for place, prediction in pairs_in_threads(pairs, session):
-                    by_place[place] = prediction
+                for place, run in pairs_in_threads(pairs, session):
+                    by_place[place] = run
                     advance(1)
             else:  # hosts are sent one program at a time
                 places: dict[int, list[int]] = defaultdict(list)
@@ -333,15 +302,15 @@ def evaluate_pairs(
                     places[id(recorded)].append(place)
                 for group in places.values():
                     by_task = {pairs[place][1].id: place for place in group}
-                    for task, prediction in session.executor(
+                    for task, run in session.executor(
                         pairs[group[0]][0], [pairs[place][1] for place in group], session
                     ):
-                        by_place[by_task[task.id]] = prediction
+                        by_place[by_task[task.id]] = run
                         advance(1)
         except KeyboardInterrupt as stop:
             session.meter.cancel()
             raise Cancelled(f"cancelled {str(stop) or 'by the user'}") from None
-    predictions = [by_place[place] for place in range(len(pairs))]
+    runs = [by_place[place] for place in range(len(pairs))]
     if session.first_runs is not None:
-        session.first_runs.add(predictions)
-    return predictions
+        session.first_runs.add(runs)
+    return runs

@@ -15,36 +15,36 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra, ModelError
-from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.threads import as_finished
 from assay.models.limits import LAST_CALLS_S
 from assay.models.meter import Usage
+from assay.models.unrecorded import Unrecorded
 from assay.programs.wrapping import wrapped
+from assay.rubrics.scoring import ScoredRun, ScoreResult
 from assay.sources.modules import is_private
 from assay.traces import Rollout, Transition
-from assay.traces.missed import Unrecorded
-
-__all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
 
 EXECUTORS = ("threads", "ray")
 _LOSSES = 2  # hosts that may be lost on one task; one more, and the task counts as the cause
 
 
-def in_threads(recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
-    """Runs the tasks, `session.threads` at a time; yields each task with its scored prediction as it finishes."""
-    for place, prediction in pairs_in_threads([(recorded, task) for task in tasks], session):
-        yield tasks[place], prediction
+def in_threads(recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, ScoredRun]]:
+    """Runs the tasks, `session.threads` at a time; yields each task with its run as it finishes."""
+    for place, run in pairs_in_threads([(recorded, task) for task in tasks], session):
+        yield tasks[place], run
 
 
-def pairs_in_threads(pairs: Sequence[tuple[RecordedProgram, Task]], session: Session) -> Iterator[tuple[int, Any]]:
-    """Runs each program on its task, `session.threads` pairs at a time; yields (index of the pair, scored prediction).
+def pairs_in_threads(
+    pairs: Sequence[tuple[RecordedProgram, Task]], session: Session
+) -> Iterator[tuple[int, ScoredRun]]:
+    """Runs each program on its task, `session.threads` pairs at a time; yields index of the pair and run.
 
     An exception ends the iteration after the runs finished before it were yielded. At a cap, those still in progress
     are yielded as well. Otherwise they are dropped: the end of the job waits for their calls in flight.
     """
 
-    def run(place: int) -> Any:
+    def run(place: int) -> ScoredRun:
         recorded, task = pairs[place]
         return recorded.run(task)
 
@@ -60,7 +60,7 @@ class Report:
 
     number: int
     rollout: Rollout
-    result: Any
+    result: ScoreResult
     has_tools: bool
     rollouts: list[Rollout]
     transitions: list[tuple[str, Transition]]
@@ -113,7 +113,7 @@ class Host:
         copy.set_parameters(settings["parameters"])
         copy.group = settings["group"]
         with session.context():
-            prediction = copy.run(task)
+            run = copy.run(task)
         with self._lock:
             usage, missed = session.meter.usage, session.recorder.unrecorded
             spent = Usage(**{name: value - getattr(self._sent, name) for name, value in vars(usage).items()})
@@ -121,9 +121,9 @@ class Host:
             self._reports += 1
             report = Report(
                 self._reports,
-                rollout_of(prediction),
-                result_of(prediction),
-                prediction._has_tools,
+                run.rollout,
+                run.scored,
+                run.has_tools,
                 rollouts,
                 transitions,
                 spent,
@@ -192,7 +192,7 @@ class RayExecutor:
 
     def __call__(
         self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session
-    ) -> Iterator[tuple[Task, Any]]:
+    ) -> Iterator[tuple[Task, ScoredRun]]:
         """As `in_threads`."""
         parts = (recorded.program, *(inner for _, inner in recorded.program.named_sub_modules()))
         _by_value({name for part in parts for name in _modules_of(part)}, self.ray)
@@ -267,8 +267,8 @@ class RayExecutor:
         except errors.RayActorError:
             return None
 
-    def _record(self, report: Report, session: Session) -> dspy.Prediction:
-        """Writes a host's records to the store and its usage to the meter; returns the scored prediction."""
+    def _record(self, report: Report, session: Session) -> ScoredRun:
+        """Writes a host's records to the store and its usage to the meter; returns the run."""
 
         def is_newest(record: Any) -> bool:
             if report.number < self._newest.get(record, 0):
@@ -281,8 +281,7 @@ class RayExecutor:
         session.recorder.take_in(rollouts, transitions, unrecorded=report.unrecorded)
         session.meter.add(report.spent, name=report.rollout.id)
         prediction = dspy.Prediction(**(report.rollout.prediction or {}))
-        prediction._rollout, prediction._result, prediction._has_tools = report.rollout, report.result, report.has_tools
-        return prediction
+        return ScoredRun(prediction, report.rollout, report.has_tools, report.result)
 
 
 def _modules_of(part: Any) -> set[str]:

@@ -15,77 +15,76 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
-from assay.evaluation.predictions import result_of
 from assay.programs.foreign.tasks import AgentFailed
-from assay.support.package import FOLDER
-
-__all__ = ["FirstRuns", "Place", "place_of", "program_traceback", "require_answers"]
+from assay.rubrics.scoring import ScoredRun
+from assay.support.package import OWN_FOLDERS
 
 _FIRST = 10  # runs that a job begins with
 _FEWEST = 3  # runs below which a job is never stopped
 _EMPTY = (
     ". The answer of `forward` needs a value: return a dspy.Prediction (or a mapping) with fields that are not empty"
 )
-_LIBRARIES = (str(FOLDER), str(Path(dspy.__file__).parent), str(Path(inspect.__file__).parent))
+_LIBRARIES = (*map(str, OWN_FOLDERS), str(Path(dspy.__file__).parent), str(Path(inspect.__file__).parent))
 
 
 class FirstRuns:
     """The first runs of a job. If each fails in the program itself, the job stops: every later score would be 0."""
 
     def __init__(self, *, proven: bool = False) -> None:
-        self.runs: list[Any] = []
+        self.runs: list[ScoredRun] = []
         self.proven = proven  # at least one run did not fail in the program itself
 
-    def deciding(self, tasks: Sequence[Task]) -> dict[str, Any]:
-        """A mapping from the ids of the deciding tasks to their predictions, to be filled; empty if already proven."""
+    def deciding(self, tasks: Sequence[Task]) -> dict[str, ScoredRun | None]:
+        """A mapping from the ids of the deciding tasks to their runs, to be filled; empty if already proven."""
         return {} if self.proven else dict.fromkeys(task.id for task in tasks[:_FIRST])
 
-    def done(self, deciding: dict[str, Any], task: Task, prediction: Any) -> None:
-        """Stores a prediction in `deciding`; once the mapping is full, passes all predictions to `add`.
+    def done(self, deciding: dict[str, ScoredRun | None], task: Task, run: ScoredRun) -> None:
+        """Stores a run in `deciding`; once the mapping is full, passes all runs to `add`.
 
         Raises:
             ProgramFailed: as `add`.
         """
         if task.id in deciding and deciding[task.id] is None:
-            deciding[task.id] = prediction
-            if all(answer is not None for answer in deciding.values()):
-                self.add(deciding.values())
+            deciding[task.id] = run
+            runs = [done for done in deciding.values() if done is not None]
+            if len(runs) == len(deciding):
+                self.add(runs)
 
-    def add(self, predictions: Iterable[Any]) -> None:
-        """Adds scored predictions.
+    def add(self, runs: Iterable[ScoredRun]) -> None:
+        """Adds runs.
 
         Raises:
             ProgramFailed: at least three runs were made, and each failed in the program itself.
         """
         if self.proven:
             return
-        self.runs += predictions
+        self.runs += runs
         self.proven = len(self.runs) >= _FIRST or not all(_failed_itself(run) for run in self.runs)
         require_answers(self.runs)
 
 
-def require_answers(predictions: Sequence[Any]) -> None:
+def require_answers(runs: Sequence[ScoredRun]) -> None:
     """Checks that not every run failed in the program itself; does nothing for fewer than three runs.
 
     Raises:
         ProgramFailed: with the most common reason and a traceback.
     """
-    if len(predictions) < _FEWEST or not all(_failed_itself(run) for run in predictions):
+    if len(runs) < _FEWEST or not all(_failed_itself(run) for run in runs):
         return
-    reason, count = Counter(result_of(run).failed for run in predictions).most_common(1)[0]
-    error = next((run._error for run in predictions if getattr(run, "_error", None) is not None), None)
+    reason, count = Counter(run.scored.failed for run in runs).most_common(1)[0]
+    error = next((run.error for run in runs if run.error is not None), None)
     how = f"\n{program_traceback(error)}\nCorrect the program" if error is not None else _EMPTY
     how = ". Correct the agent" if isinstance(error, AgentFailed) else how  # the traceback is of the code that ran it
-    example = "" if count == len(predictions) else ", such as"
+    example = "" if count == len(runs) else ", such as"
     raise ProgramFailed(
-        f"the program failed on each of the first {len(predictions)} tasks{example}: {reason}{how}. "
+        f"the program failed on each of the first {len(runs)} tasks{example}: {reason}{how}. "
         "preflight=False skips this check",
         flag="--no-preflight",
     )
 
 
-def _failed_itself(prediction: Any) -> bool:
-    result = getattr(prediction, "_result", None)
+def _failed_itself(run: ScoredRun) -> bool:
+    result = run.result
     return result is not None and result.failed is not None and result.failure is FailureKind.AGENT
 
 

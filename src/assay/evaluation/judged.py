@@ -19,12 +19,9 @@ from assay.judges.questions import is_needed
 from assay.models import sample_scope, spending
 from assay.models.limits import OverTime, limited, within_limit
 from assay.programs import program_version
-from assay.rubrics import NoGrade
-from assay.rubrics.criteria import JudgeSpec
+from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.scrubbing import error_text
 from assay.traces import Rollout
-
-__all__ = ["Judged", "joined", "judge_again", "judge_items", "only", "recalibrated"]
 
 
 @dataclass

@@ -24,11 +24,6 @@ from assay.traces.messages.prompts import sent_formats
 from assay.traces.records import RUN_FIELDS
 from assay.traces.thinking import ThinkingUse, thinking_of
 
-__all__ = [
-    "METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "ThinkingReport", "before_and_after", "measure",
-    "run_of", "thinking_report",
-]  # fmt: skip
-
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
 
 

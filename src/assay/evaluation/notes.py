@@ -6,8 +6,6 @@ from collections.abc import Collection
 
 from assay.evaluation.metrics import TaskRun
 
-__all__ = ["overridden_format", "run_notes"]
-
 _REASON_CHARS = 300
 
 

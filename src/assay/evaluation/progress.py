@@ -12,8 +12,6 @@ from typing import Protocol
 
 from assay.support.terminal import escaped
 
-__all__ = ["Advance", "NotebookProgress", "Progress", "SilentProgress", "default_progress"]
-
 Advance = Callable[[int], None]
 
 

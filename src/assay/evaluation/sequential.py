@@ -19,16 +19,6 @@ import numpy as np
 from assay.errors import ConfigError
 from assay.evaluation.statistics import FEWEST, interval_of, unseen_pairs
 
-__all__ = [
-    "Decision",
-    "SequentialTest",
-    "detectable_difference",
-    "fewest_to_accept",
-    "nominal_levels",
-    "spread_of",
-    "tasks_needed",
-]
-
 ALPHA = 0.05  # two-sided error of all evaluations together
 POWER = 0.8
 # Standard deviation of paired differences that is assumed without data; 0.3 to 0.6 is usual for right or wrong.

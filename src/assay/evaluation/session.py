@@ -31,6 +31,7 @@ from assay.programs.isolation import copied, running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
 from assay.rubrics.grading import score_rollout
+from assay.rubrics.scoring import ScoredRun
 from assay.sources.opened import watching
 from assay.support.scrubbing import error_text, message
 from assay.support.values import json_value
@@ -39,8 +40,6 @@ from assay.traces.carried import note_carried
 from assay.traces.listening import replacing
 from assay.traces.messages.endings import ending_of
 from assay.traces.places import OpenRollout, current_open_rollout
-
-__all__ = ["CONTINUES", "Measured", "RecordedProgram", "Session", "acting_parameters"]
 
 CONTINUES = "What was run is kept; after fixing the cause, continue with resume=True"
 
@@ -210,6 +209,17 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         finally:
             self.fixed_version = None
 
+    def around(self, program: dspy.Module, *, prompt_format: str | None = None) -> "RecordedProgram":
+        """Another program under the same recording, with this one's temperature.
+
+        Args:
+            prompt_format: None is this one's.
+        """
+        prompt_format = self.settings["adapter"] if prompt_format is None else prompt_format
+        other = RecordedProgram(program, self.session, prompt_format=prompt_format)
+        other.temperature = self.temperature
+        return other
+
     def another(self, sample: int) -> "RecordedProgram":
         """The same program with a sample number; the cache keeps samples, and those of different tasks, apart."""
         other = copy.copy(self)
@@ -251,19 +261,19 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
         return {"adapter": self.prompt_format, "parameters": parameters, **budget}
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
-        return self._recorded(inputs, self.session.tasks.find(inputs))
+        return self._recorded(inputs, self.session.tasks.find(inputs)).attach()
 
-    def run(self, task: Task) -> dspy.Prediction:
+    def run(self, task: Task) -> ScoredRun:
         """As a call with the task's inputs, without what DSPy does around each module. Two rows can have the same
         inputs, so a run of a row names its task."""
         return self._recorded(dict(task.inputs), task)
 
-    def _recorded(self, inputs: dict[str, Any], task: Task | None) -> dspy.Prediction:
+    def _recorded(self, inputs: dict[str, Any], task: Task | None) -> ScoredRun:
         seconds = self.session.task_timeout
         with limited(None if current_limit() is None else seconds, tools_of=seconds):
             return self._scored(inputs, task)
 
-    def _scored(self, inputs: dict[str, Any], task: Task | None) -> dspy.Prediction:
+    def _scored(self, inputs: dict[str, Any], task: Task | None) -> ScoredRun:
         """A rollout: the run under recording, scored."""
         session, settings, group = self.session, self.settings, self.group
         key = task.key if task else task_key(inputs)
@@ -288,17 +298,16 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             session.meter.check()
         with session.recorder.rollout(rollout, then_scored=task is not None, key=key):
             note_carried(self.program)
-            prediction = self._run(inputs, rollout)
+            run = self._run(inputs, rollout)
             session.count_calls(current_open_rollout())
-            failed = getattr(prediction, "_failed", None)
-            rollout.prediction = None if failed else json_value(dict(prediction.items()), placeholders=True)
-        prediction._rollout, prediction._has_tools = rollout, self.has_tools
+            if getattr(run.prediction, "_failed", None) is None:
+                rollout.prediction = json_value(dict(run.prediction.items()), placeholders=True)
         if task is not None:
             with limited(session.task_timeout):  # also where the run has none
-                self._score(task, prediction, rollout)
-        return prediction
+                self._score(task, run)
+        return run
 
-    def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
+    def _run(self, inputs: dict[str, Any], rollout: Rollout) -> ScoredRun:
         try:
             with (
                 sample_scope(self.sample, rollout.task_id),
@@ -307,7 +316,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
                 watching(self.session.program_name),
                 running(self.program) as program,
             ):
-                return within_limit(lambda: as_prediction(program(**self._given(inputs, rollout))), "the run")
+                prediction = within_limit(lambda: as_prediction(program(**self._given(inputs, rollout))), "the run")
+                return ScoredRun(prediction, rollout, self.has_tools)
         except DataError as error:  # the task is malformed, which the program found
             error.args = (f"task {rollout.task_id!r}: {error}", *error.args[1:])
             raise
@@ -324,8 +334,8 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
             failed.kind,
         )
         prediction = dspy.Prediction()
-        prediction._failed, prediction._error = failed, raised
-        return prediction
+        prediction._failed = failed  # rubrics read it
+        return ScoredRun(prediction, rollout, self.has_tools, error=raised)
 
     def _given(self, inputs: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
         """The inputs in the types that the program declares: those of stored tasks are JSON values."""
@@ -381,9 +391,9 @@ class RecordedProgram(dspy.Module):  # type: ignore[misc]
                 dspy.settings.trace.append((predictor, inputs, dspy.Prediction(**partial)))
                 return
 
-    def _score(self, task: Task, prediction: dspy.Prediction, rollout: Rollout) -> None:
-        rubric, recorder = self.session.rubric, self.session.recorder
+    def _score(self, task: Task, run: ScoredRun) -> None:
+        rubric, recorder, rollout = self.session.rubric, self.session.recorder, run.rollout
         with recorder.checking(rollout, name=rubric.name):
-            prediction._result = score_rollout(rubric, task, prediction, rollout)
+            run.result = score_rollout(rubric, task, run.prediction, rollout)
             rewards = rubric.step_rewards(task, rollout)
         recorder.scored(rollout, rewards)

@@ -10,21 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "BOOTSTRAP_MIN_LEVEL",
-    "FEWEST",
-    "Gain",
-    "differences_of",
-    "interval_of",
-    "largest_loss",
-    "losing_evidence",
-    "lossless_tasks",
-    "mean_difference",
-    "mean_interval",
-    "paired_gain",
-    "unseen_pairs",
-]
-
 _RESAMPLES = 4999
 _AT_ONCE = 500_000  # drawn values in memory
 BOOTSTRAP_MIN_LEVEL = 0.005  # smallest level of a bootstrap with so many resamples

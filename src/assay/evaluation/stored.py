@@ -20,8 +20,6 @@ from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, final_an
 from assay.traces.recorder import checking
 from assay.traces.records import Verdict
 
-__all__ = ["Graded", "grade_rollout", "task_of", "write_score"]
-
 NOT_ON_RECORD = "a call continues a conversation that is not on record"
 
 

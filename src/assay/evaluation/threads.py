@@ -13,8 +13,6 @@ from typing import Any, Generic, TypeVar
 
 from assay.errors import BudgetExceeded, Cancelled
 
-__all__ = ["as_finished", "in_background", "in_order"]
-
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
 _MAX_WAIT_S = 0.05  # longest wait in seconds before finished jobs are yielded

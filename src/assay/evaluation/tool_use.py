@@ -24,8 +24,6 @@ from assay.rubrics.tools import (
 )
 from assay.traces import Rollout
 
-__all__ = ["TOOL_FIGURES", "figures_of", "tool_use"]
-
 _GRADED = {
     "adoption_when_needed": adoption_when_needed,
     "abstention_when_not": abstention_when_not,

@@ -18,8 +18,6 @@ from assay.rubrics.criteria import ORIGINS, SHOWS, is_shown_name
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 
-__all__ = ["Judge", "Reading", "attempt", "make_spec", "rebuilt"]
-
 # the model's output before calibration: by default probabilities by label, and `tokens`
 Reading = Mapping[str, Any]
 

@@ -14,8 +14,6 @@ from assay.errors import ConfigError
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.settings import one_of
 
-__all__ = ["METHODS", "Calibration", "expected_step", "fit", "place"]
-
 METHODS = ("platt", "isotonic", "probe")
 _SMALLEST = 1e-6
 _STRENGTHS = (0.03, 0.3, 3.0)  # candidates for the inverse regularization strength of the logistic regression

@@ -22,8 +22,6 @@ from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 from assay.traces.recorder import aside
 
-__all__ = ["GroupDecider", "JudgeDecider", "JudgeResolver", "JudgeVerifier", "resolver"]
-
 
 class _JudgeCall:
     """Calls a judge model. The calls are recorded as a separate rollout of the judged task."""

@@ -10,8 +10,6 @@ from typing import Any
 from assay.judges.reading import MASS
 from assay.rubrics import JudgeSpec, NoGrade
 
-__all__ = ["asks_decisions", "decision_reading"]
-
 
 def asks_decisions(lm: Any) -> bool:
     """Whether the client supports decision requests, `client(state=…, questions=…)`."""

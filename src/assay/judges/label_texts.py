@@ -10,8 +10,6 @@ from assay.support.missing import is_missing
 from assay.support.number_texts import whole_number
 from assay.support.settings import nearest
 
-__all__ = ["GivenRating", "id_text", "rater_columns", "ratings_in", "read_label"]
-
 # what survey and spreadsheet tools write for a missing answer; a label of the scale that is spelled so is a label
 _NO_LABEL = frozenset(
     ("", "-", "--", "–", "—", ".", "?", "n/a", "#n/a", "na", "n.a", "n.a.", "<na>", "nan", "nat", "null", "none", "nil",

@@ -25,11 +25,6 @@ from assay.support.missing import is_missing
 from assay.support.numbers import counted
 from assay.support.values import digest_of
 
-__all__ = [
-    "Item", "LabelSplits", "LabelledItems", "Rating", "load_labels", "make_items", "output_name",
-    "shown_columns", "split_items",
-]  # fmt: skip
-
 _RATING_FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
 _ANONYMOUS = "anonymous "

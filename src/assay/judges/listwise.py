@@ -31,8 +31,6 @@ from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.settings import one_of
 
-__all__ = ["GradedOutput", "ListwiseJudge"]
-
 Key = TypeVar("Key", bound=Hashable)
 _LETTERS = LETTERS[:20]
 

@@ -17,14 +17,13 @@ from assay.judges.reading import MIN_MASS
 from assay.models.roles import address_in, is_loopback
 from assay.rubrics import JudgeSpec
 from assay.rubrics.criteria import JudgeFields
-from assay.rubrics.files import JudgeFile, StrictModel
-from assay.rubrics.loading import import_check, load_rubric, parse_yaml
-from assay.rubrics.yaml_files import read_text
+from assay.rubrics.files import JudgeFile
+from assay.rubrics.loading import import_check, load_rubric
 from assay.sources import trust
 from assay.sources.artifact_code import around
 from assay.support.settings import nearest
-
-__all__ = ["AnyJudge", "load_judge", "members_of"]
+from assay.support.yaml_files import read_text
+from assay.support.yaml_models import StrictModel, parse_yaml
 
 AnyJudge = Judge | ListwiseJudge
 Find = Callable[[str], AnyJudge]
@@ -122,12 +121,7 @@ def _of_rubric(file: str, name: str, find: Find) -> AnyJudge:
 
 
 def _from_yaml(path: Path, find: Find) -> AnyJudge:
-    parsed, _ = parse_yaml(
-        read_text(path),
-        str(path),
-        _JudgeDefinition,
-        "a judge is a mapping with 'text' and 'scale', or with 'jury' or 'cascade'",
-    )
+    parsed = _read(path)
     if parsed.use:
         raise RubricError(f"{path}: use is only for criteria of a rubric; a judge file needs a text")
     address = address_in(parsed.model)
@@ -139,6 +133,12 @@ def _from_yaml(path: Path, find: Find) -> AnyJudge:
         return _single(parsed)
     except (ConfigError, RubricError) as error:
         raise RubricError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> _JudgeDefinition:
+    expected = "a judge is a mapping with 'text' and 'scale', or with 'jury' or 'cascade'"
+    text = read_text(path, "rubric or judge", RubricError)
+    return parse_yaml(text, str(path), _JudgeDefinition, expected, RubricError)[0]
 
 
 def _single(parsed: _JudgeDefinition) -> AnyJudge:
@@ -165,7 +165,7 @@ def _single(parsed: _JudgeDefinition) -> AnyJudge:
 
 def members_of(path: Path) -> list[str]:
     """Returns the members of a jury's or cascade's YAML file as paths; an empty list for any other judge file."""
-    parsed, _ = parse_yaml(read_text(path), str(path), _JudgeDefinition, "a judge is a mapping")
+    parsed = _read(path)
     names = [
         *(parsed.jury.members if parsed.jury else ()),
         *((parsed.cascade.first, parsed.cascade.second) if parsed.cascade else ()),

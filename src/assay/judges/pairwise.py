@@ -12,8 +12,6 @@ from assay.judges.pointwise import PointwiseJudge
 from assay.judges.reading import MIN_MASS
 from assay.rubrics import JudgeSpec
 
-__all__ = ["PAIR_SCALE", "PairwiseJudge"]
-
 PAIR_SCALE = ("a", "tie", "b")
 ORDERS = ("given", "swapped")
 

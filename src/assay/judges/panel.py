@@ -15,8 +15,6 @@ from assay.rubrics import NoGrade
 from assay.sources.modules import attribute_of, qualified_name
 from assay.support.settings import one_of
 
-__all__ = ["Cascade", "Jury", "reliability_weights"]
-
 RULES = ("majority", "median", "mean")
 _MAX_WEIGHT = 4.0  # of a member that is never wrong
 

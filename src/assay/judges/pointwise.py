@@ -42,8 +42,6 @@ from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.json_texts import is_json
 from assay.support.settings import one_of
 
-__all__ = ["PointwiseJudge"]
-
 _SAMPLE_TEMPERATURE = 0.7  # if there are several samples
 _CLEAR_MASS = 0.5  # probability of the words below which letters are tried on a judge's first item
 

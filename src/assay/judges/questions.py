@@ -18,11 +18,6 @@ from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
 from assay.traces.store.direct_writes import DirectWrites
 from assay.traces.store.reads import StoreReads
 
-__all__ = [
-    "Asked", "Question", "ToLabel", "is_needed", "item_to_label", "items_to_label", "key_of", "known_questions",
-    "one_of", "output_of", "remember", "shown_values",
-]  # fmt: skip
-
 _MOST_SOURCES, _MOST_RUNS = 50, 500  # of one question
 
 

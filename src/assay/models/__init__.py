@@ -9,8 +9,8 @@ from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.models.cache import ResponseCache
-    from assay.models.calls import Call, call_to_dict
-    from assay.models.embedded import LINES
+    from assay.models.calls import Call
+    from assay.models.line_grammar import LINES
     from assay.models.lm import LanguageModel, get_lm, sibling, supports, with_recording
     from assay.models.meter import Caps, Meter, Usage
     from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
@@ -22,8 +22,8 @@ else:
         __name__,
         {
             "cache": "ResponseCache",
-            "calls": "Call call_to_dict",
-            "embedded": "LINES",
+            "calls": "Call",
+            "line_grammar": "LINES",
             "token_counts": "count_tokens",
             "lm": "LanguageModel get_lm sibling supports with_recording",
             "meter": "Caps Meter Usage",
@@ -44,7 +44,6 @@ __all__ = [
     "ResponseCache",
     "Thinking",
     "Usage",
-    "call_to_dict",
     "count_tokens",
     "find_model",
     "get_lm",

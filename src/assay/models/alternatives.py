@@ -16,8 +16,6 @@ from assay.support.sections import sections_in
 if TYPE_CHECKING:
     from dspy import lm15
 
-__all__ = ["LEAST", "pruned", "pruned_reply", "value_tokens"]
-
 LEAST = 1e-4  # probability; without alternatives below it, none of 132 stored decisions changed by more than 1e-4
 _LEAST_LOG = math.log(LEAST)
 

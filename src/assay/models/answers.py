@@ -15,8 +15,6 @@ from dspy import lm15
 
 from assay.models.codec import response_to_dict
 
-__all__ = ["failure_in", "reply_text", "response_of", "stored_response", "streamable", "text_of", "with_completion"]
-
 _PARSED = (lm15.DataPart, lm15.ToolCallPart)
 _TEXTS = (lm15.TextPart, lm15.RefusalPart)
 _MEDIA = (lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart)

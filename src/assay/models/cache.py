@@ -21,8 +21,6 @@ from assay.models.ledger import KeyLocks
 from assay.support.formats import check_format
 from assay.support.scrubbing import mask_secrets
 
-__all__ = ["CacheError", "ResponseCache"]
-
 _FORMAT = 1  # stored as `user_version` of the file
 
 

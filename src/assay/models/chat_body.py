@@ -11,8 +11,6 @@ from typing import Any
 
 from dspy import lm15
 
-__all__ = ["chat_body"]
-
 _AS_THEY_ARE = (
     *("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "service_tier", "store"),
 )  # fields of `lm15.Config` that the API has under the same name

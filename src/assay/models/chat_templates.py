@@ -15,8 +15,6 @@ from typing import Any
 from assay.errors import AssayError, ModelError
 from assay.models.registry import EMBEDDED, FILE_PREFIX, spec
 
-__all__ = ["ChatTemplate", "TemplateRefused", "find_template", "hub_name", "template_of_tokenizer"]
-
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as TRL finds it
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 

@@ -12,8 +12,6 @@ from typing import Any, cast
 
 from dspy import lm15
 
-__all__ = ["request_to_dict", "response_from_dict", "response_to_dict"]
-
 _PARTS: dict[str, Any] = {
     str(field.default): kind
     for kind in (

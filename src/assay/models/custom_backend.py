@@ -7,8 +7,6 @@ from dspy import lm15
 
 from assay.models.thinking import Thinking, ThinkingError, reasoning_request
 
-__all__ = ["CustomBackend", "rough_tokens"]
-
 
 class CustomBackend:
     """Backend for a user's own DSPy engine."""

@@ -1,6 +1,4 @@
 """Names of the default models. Imports nothing: the command line reads them at each start."""
 
-__all__ = ["DEFAULT_MODEL", "DEFAULT_WEIGHTS"]
-
 DEFAULT_MODEL = "embedded/smollm2-135m"
 DEFAULT_WEIGHTS = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the original weights of it, as transformers loads them

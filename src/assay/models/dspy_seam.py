@@ -20,43 +20,6 @@ import dspy
 from assay.errors import ConfigError
 from assay.support.dspy_versions import check_version, version_of
 
-__all__ = [
-    "BOOTSTRAP",
-    "DEFAULT_FORMAT",
-    "EVALUATE",
-    "EXECUTE",
-    "EXECUTOR",
-    "GEPA_BATCH",
-    "GEPA_TEXTS",
-    "MIPRO_CANDIDATE",
-    "SET_LM",
-    "SIMBA_MODELS",
-    "SIMBA_PROGRAM",
-    "TRANSPORTS",
-    "Part",
-    "PartMoved",
-    "async_engine_of",
-    "call_with_messages",
-    "engine_of",
-    "filter_truncation_warnings",
-    "handed_over",
-    "has_adaptive_thinking",
-    "moved_parts",
-    "optimizer_class",
-    "optimizer_internals",
-    "patch_calls",
-    "patch_overrides",
-    "patch_parsing",
-    "patch_parts",
-    "patched_parts",
-    "prompt_text",
-    "public_entries",
-    "serializer",
-    "set_engines",
-    "training_internals",
-    "with_callbacks",
-]
-
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _LEGACY = {"forward", "aforward"}  # further entries of DSPy 3.4's models

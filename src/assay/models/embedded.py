@@ -1,7 +1,7 @@
 """llama.cpp in process, behind DSPy's engine contract.
 
-One server per model file and process; copies of a language model share it. Concurrent calls use the server's slots and
-reuse each other's prompt prefixes. Constrained output: llama.cpp compiles JSON schemas to grammars; a schema marked
+One server per model file and process; copies of a language model share it. Concurrent calls use the server's slots
+and reuse each other's prompt prefixes. Constrained output: llama.cpp compiles JSON schemas to grammars; a schema marked
 `LINES` becomes a grammar of `name: value` lines, for prompt formats that write those.
 """
 
@@ -30,16 +30,6 @@ from assay.models.scope import current_field
 from assay.models.thinking import Thinking, llama_request, template_thinks
 from assay.models.tool_calls import with_tool_calls
 from assay.models.watching import LOOP, watched_reply
-
-__all__ = [
-    "LINES",
-    "LlamaBackend",
-    "PolicyBackend",
-    "busy_cores",
-    "loaded_models",
-    "server_url",
-    "unload",
-]
 
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up

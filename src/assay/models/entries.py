@@ -9,9 +9,10 @@ import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dspy.utils.exceptions import LMError
 
@@ -21,8 +22,6 @@ from assay.support.values import json_text
 
 if TYPE_CHECKING:
     from assay.models.thinking import Thinking
-
-__all__ = ["Entry", "Opened", "current_entry", "entered", "seed_of", "wrapped"]
 
 _SAMPLES = 1_000_003  # a prime above the number of samples that a run has
 
@@ -141,7 +140,8 @@ def entered(entry: Entry) -> Iterator[Entry]:
         current_entry.reset(token)
 
 
-class Opened(Protocol):
+@dataclass(frozen=True)
+class Opened:
     """A call of a public method, as it is made.
 
     Attributes:
@@ -151,14 +151,9 @@ class Opened(Protocol):
         done: called with the result, if it is no stream.
     """
 
-    @property
-    def lm(self) -> Any: ...
-
-    @property
-    def context(self) -> Callable[[], AbstractContextManager[Any]]: ...
-
-    @property
-    def done(self) -> Callable[[Any], None] | None: ...
+    lm: Any
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    done: Callable[[Any], None] | None = None
 
 
 def wrapped(plain: Any, opened: Callable[[Any, list[Any], dict[str, Any]], Opened]) -> Any:

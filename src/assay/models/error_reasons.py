@@ -6,8 +6,6 @@ from dspy.utils.exceptions import LMError, LMNotConfiguredError
 
 from assay.models.failures import is_refused
 
-__all__ = ["error_reason", "missing_keys"]
-
 _START = {"ollama": " (ollama serve)", "ollama_chat": " (ollama serve)", "hosted_vllm": " (vllm serve NAME)"}
 
 

@@ -3,22 +3,10 @@
 import errno
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 from assay.errors import EnvironmentFailed, FailureKind, LoopStopped, ModelError, SandboxError, StopRun, Unscored
+from assay.models.calls import Call
 from assay.models.tool_limits import ToolOverTime
-
-__all__ = [
-    "MODEL_FAILURES",
-    "FinishedCall",
-    "failure_of_call",
-    "failure_of_program",
-    "failure_of_run",
-    "is_agent_failure",
-    "is_refused",
-    "stop_in",
-    "unanswered",
-]
 
 MODEL_FAILURES = frozenset({FailureKind.MODEL, FailureKind.TIMEOUT})  # failures of the model's server
 _AGENTS = frozenset({FailureKind.PARSE, FailureKind.CONTEXT, FailureKind.AGENT, FailureKind.TOOL, FailureKind.LOOP})
@@ -60,15 +48,6 @@ _ERRNOS = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.E
 _PACKAGES = frozenset({"aiohttp", "botocore", "grpc", "httpcore", "httpx", "requests", "urllib3"})
 
 
-class FinishedCall(Protocol):
-    """An LM call with its outcome, such as `assay.traces.Transition`."""
-
-    error: str | None
-    failure: FailureKind | None
-    started_at: float
-    latency_ms: float
-
-
 def failure_of_call(error: BaseException) -> FailureKind:
     """Failure kind of a failed LM call: `context`, `timeout` or `cap` by the class of the error, else `model`."""
     return _kind_of_assay_error(error) or _kind(error, _CLIENTS) or _kind(error, _TIMEOUTS) or FailureKind.MODEL
@@ -89,7 +68,7 @@ def _first(error: BaseException, *, lines: bool) -> FailureKind:
     return next((kind for kind in kinds if kind is not None), FailureKind.AGENT)
 
 
-def failure_of_run(error: BaseException | None, calls: Sequence[FinishedCall]) -> FailureKind | None:
+def failure_of_run(error: BaseException | None, calls: Sequence[Call]) -> FailureKind | None:
     """Failure kind of a run without an answer, by its exception, or else by the call that it ended with.
 
     A connection that failed inside a recorded tool call is a tool failure, not a model failure.
@@ -102,7 +81,7 @@ def failure_of_run(error: BaseException | None, calls: Sequence[FinishedCall]) -
     return (unanswered(calls) or kind) if kind in (None, FailureKind.AGENT) else kind
 
 
-def unanswered(calls: Sequence[FinishedCall]) -> FailureKind | None:
+def unanswered(calls: Sequence[Call]) -> FailureKind | None:
     """Kind of the model failure that ended a run: a failed call, after which no call started and succeeded.
 
     Calls may overlap.

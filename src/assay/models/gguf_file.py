@@ -8,8 +8,6 @@ from typing import Any
 
 from assay.errors import ModelError, NoModelFile
 
-__all__ = ["read_metadata"]
-
 _FORMATS = {  # struct format by GGUF value type, see gguf.md of the ggml project
     0: "<B",
     1: "<b",

@@ -21,8 +21,6 @@ from assay.models.roles import check_address, check_variables
 from assay.models.thinking import Server, Thinking, hosted_request, server_at
 from assay.support.scrubbing import add_secrets, fields
 
-__all__ = ["HostedBackend", "quiet_litellm"]
-
 _DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run
 _PROVIDERS = ("anthropic/", "gemini/")  # whose own API an address speaks; others speak OpenAI's
 # For DSPy's own call below a call of ours, which is in the user's callbacks, history and usage already. The engine

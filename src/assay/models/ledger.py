@@ -16,8 +16,6 @@ from pathlib import Path
 
 from assay.models.scope import Repeats
 
-__all__ = ["KeyLocks", "Ledger", "Sent"]
-
 _CALLS = """CREATE TABLE IF NOT EXISTS calls (
     key BLOB NOT NULL, attempt INTEGER NOT NULL, owner TEXT NOT NULL, phase TEXT NOT NULL, sends INTEGER NOT NULL,
     settled INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0,

@@ -15,39 +15,14 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from assay.errors import ConfigError
+from assay.models.scope import having
 from assay.models.threads import pin_place
-
-__all__ = [
-    "DEFAULT_S",
-    "LAST_CALLS_S",
-    "STOP_AGAIN_S",
-    "TOOL_SHARE",
-    "Abandoned",
-    "LimitedCall",
-    "OverTime",
-    "RaisedInside",
-    "StoppableThread",
-    "asking_model",
-    "check_limit",
-    "current_limit",
-    "current_tool_limit",
-    "given_up",
-    "giving_up",
-    "innermost",
-    "inside",
-    "is_overdue",
-    "leave_if_abandoned",
-    "limited",
-    "run_of",
-    "uninterrupted",
-    "within_limit",
-]
 
 DEFAULT_S = 600.0
 LAST_CALLS_S = 30.0  # for the answers to calls in flight when a run is stopped; a second Ctrl-C ends at once
@@ -216,14 +191,9 @@ def innermost() -> LimitedCall | None:
     return _job.get()
 
 
-@contextmanager
-def inside(call: LimitedCall) -> Iterator[None]:
+def inside(call: LimitedCall) -> AbstractContextManager[LimitedCall | None]:
     """Inside, `call` is the innermost limited call."""
-    token = _job.set(call)
-    try:
-        yield
-    finally:
-        _job.reset(token)
+    return having(_job, call)
 
 
 def run_of(call: LimitedCall) -> _Job | None:
@@ -264,14 +234,9 @@ def given_up() -> float | None:
     return _given_up.get()()
 
 
-@contextmanager
-def giving_up(asked: Callable[[], float | None]) -> Iterator[None]:
+def giving_up(asked: Callable[[], float | None]) -> AbstractContextManager[object]:
     """Inside, `given_up` calls `asked`."""
-    token = _given_up.set(asked)
-    try:
-        yield
-    finally:
-        _given_up.reset(token)
+    return having(_given_up, asked)
 
 
 def check_limit(seconds: float) -> None:
@@ -288,12 +253,8 @@ def limited(seconds: float | None, *, tools_of: float | None = None) -> Iterator
         tools_of: limit of the run, of which a tool call gets the share `TOOL_SHARE`; None: `seconds`.
     """
     run_limit = seconds if tools_of is None else tools_of
-    token, tools = _limit.set(seconds), _tool_limit.set(None if run_limit is None else run_limit * TOOL_SHARE)
-    try:
+    with having(_limit, seconds), having(_tool_limit, None if run_limit is None else run_limit * TOOL_SHARE):
         yield
-    finally:
-        _limit.reset(token)
-        _tool_limit.reset(tools)
 
 
 def current_limit() -> float | None:

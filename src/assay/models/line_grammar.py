@@ -4,8 +4,6 @@ import json
 import re
 from typing import Any
 
-__all__ = ["LINES", "lines_grammar"]
-
 LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
 
 # of patterns in a grammar: a character class, or a character that has no meaning in regular expressions

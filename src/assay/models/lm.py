@@ -3,15 +3,12 @@
 Its engine (`assay.models.recording`) calls llama.cpp for embedded models, and DSPy's own engine or litellm for others.
 """
 
-import contextlib
 import difflib
 import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dspy
@@ -31,19 +28,6 @@ from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.thinking import Thinking, ThinkingError
 from assay.support.settings import nearest
-
-__all__ = [
-    "CLIENT_KEYS",
-    "LanguageModel",
-    "call_of",
-    "check_thinking",
-    "get_lm",
-    "has_provider",
-    "lm_over",
-    "sibling",
-    "supports",
-    "with_recording",
-]
 
 _PROVIDERS = ("anthropic", "azure", "gemini", "hosted_vllm", "lm_studio", "ollama", "ollama_chat", "openai")
 _REASONS = "max_completion_tokens"  # DSPy sets it for reasoning models that take no temperature
@@ -100,21 +84,12 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
             del owner.history[: -dspy.settings.max_history_size or None]
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of a public method of a model; see `assay.models.entries.Opened`."""
-
-    lm: LanguageModel
-    context: Callable[[], AbstractContextManager[Any]]
-    done: None = None
-
-
 def call_of(lm: LanguageModel, _: Sequence[Any], kwargs: dict[str, Any]) -> Opened:
     """A call of a model. Where one public method calls another, both are the same call."""
     backend, outer = lm.recording.backend, current_entry.get()
     thinking = Thinking.of(kwargs.pop("thinking", lm.thinking))
     if outer is not None and outer.backend is backend:
-        return _Call(lm, contextlib.nullcontext)
+        return Opened(lm)
     rollout_id = kwargs.get("rollout_id", lm.kwargs.get("rollout_id"))
     entry = Entry(
         backend,
@@ -123,7 +98,7 @@ def call_of(lm: LanguageModel, _: Sequence[Any], kwargs: dict[str, Any]) -> Open
         thinking=thinking,
         numbered=kwargs.get("rollout_id") is None,
     )
-    return _Call(lm, lambda: entered(entry))
+    return Opened(lm, lambda: entered(entry))
 
 
 def _inherited(name: str) -> Any:

@@ -13,14 +13,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
 from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
 from assay.support.numbers import counted
-
-__all__ = ["NO_PRICE", "Caps", "Meter", "Reservation", "Usage", "spent_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +63,10 @@ class Usage:
     def tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
+    def add(self, other: "Usage") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
     @property
     def known_cost_usd(self) -> float | None:
         """`cost_usd`; None if the price of any call is unknown, because the sum is then unknown too."""
@@ -106,15 +108,6 @@ def ignore(count: int) -> None:
     """Default of `Meter.on_call`."""
 
 
-def no_obstacle() -> None:
-    """Default of `Meter.obstacle`."""
-
-
-def none_unrecorded() -> int:
-    """Default of `Meter.unrecorded`, for runs without a count of unrecorded calls."""
-    return 0
-
-
 class Meter:
     """Thread-safe counter for one run. The caller names the phases (`search`, `gate`, `test`).
 
@@ -138,10 +131,9 @@ class Meter:
         self._later_phases: dict[str, Usage] = {}
         self._aside = Usage()
         self._sharing: list[Meter] = []
-        self.unrecorded: Callable[[], int] = none_unrecorded  # number of unrecorded calls, which count as `calls` too
-        self.obstacle: Callable[[], str | None] = (
-            no_obstacle  # why no further call can be made; ends the run as a cap does
-        )
+        self.unrecorded: Callable[[], int] = int  # number of unrecorded calls, which count as `calls` too; 0
+        # why no further call can be made; ends the run as a cap does
+        self.obstacle: Callable[[], str | None] = lambda: None
         self.on_call: Callable[[int], None] = ignore  # called for each call, answered by a model or by the cache
 
     def __deepcopy__(self, memo: object) -> "Meter":
@@ -153,16 +145,14 @@ class Meter:
         total = Usage()
         with self._lock:
             for part in self.phases.values():
-                for name, value in vars(part).items():
-                    setattr(total, name, getattr(total, name) + value)
+                total.add(part)
         return total
 
     def _used(self) -> Usage:
         """Amounts that count against the caps."""
         total = self.usage
         for other in self._sharing:
-            for name, value in vars(other.usage).items():
-                setattr(total, name, getattr(total, name) + value)
+            total.add(other.usage)
         return total
 
     def of(self, phase: str) -> Usage:
@@ -405,8 +395,7 @@ class Meter:
         usage = self.of(self.phase)
         self.on_call(spent.calls + spent.cached)
         with self._lock:
-            for field, value in vars(spent if new else Usage(repeated=spent.calls, cost_usd=spent.cost_usd)).items():
-                setattr(usage, field, getattr(usage, field) + value)
+            usage.add(spent if new else Usage(repeated=spent.calls, cost_usd=spent.cost_usd))
             self._made_calls[self.phase] = self._made_calls.get(self.phase, 0) + spent.calls + spent.cached
 
     def settle(
@@ -422,16 +411,15 @@ class Meter:
         usage = self.of(sent.phase)
         self.on_call(1)
         with self._lock:
-            was_failed, was_prompt, was_completion = sent.failed, sent.prompt_tokens, sent.completion_tokens
-            was_cost, was_unpriced = sent.cost_usd, sent.unpriced
+            before = replace(sent)
             sent.settle(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost_usd, failed=failed
             )
-            usage.errors += sent.failed - was_failed
-            usage.prompt_tokens += sent.prompt_tokens - was_prompt
-            usage.completion_tokens += sent.completion_tokens - was_completion
-            usage.cost_usd += sent.cost_usd - was_cost
-            usage.unpriced += sent.unpriced - was_unpriced
+            usage.errors += sent.failed - before.failed
+            usage.prompt_tokens += sent.prompt_tokens - before.prompt_tokens
+            usage.completion_tokens += sent.completion_tokens - before.completion_tokens
+            usage.cost_usd += sent.cost_usd - before.cost_usd
+            usage.unpriced += sent.unpriced - before.unpriced
             self.longest_answer = max(self.longest_answer, completion_tokens or 0)
         if self.ledger is not None and sent.key:
             self.ledger.settled(sent)
@@ -456,7 +444,5 @@ def spent_before(ledger: Ledger) -> dict[str, Usage]:
     """Amounts that a run has spent so far by its ledger, by phase."""
     phases: dict[str, Usage] = {}
     for phase, values in ledger.totals():
-        usage = phases.setdefault(phase, Usage())
-        for name, value in values.items():
-            setattr(usage, name, getattr(usage, name) + value)
+        phases.setdefault(phase, Usage()).add(Usage(**values))  # type: ignore[arg-type]  # counts are integers
     return phases

@@ -13,7 +13,6 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,29 +31,12 @@ from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
 from assay.support.scrubbing import add_secrets, fields
 
-__all__ = ["RecordedCall", "arun_recorded", "is_observed", "recorded_call", "replaced_call", "run_recorded"]
-
 _SAMPLING = (
     *("temperature", "max_tokens", "max_completion_tokens", "top_p", "stop", "seed", "presence_penalty"),
     *("frequency_penalty", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format", "reasoning_effort"),
 )
 _lock = threading.Lock()
 _backends: "weakref.WeakKeyDictionary[Any, tuple[Any, HostedBackend]]" = weakref.WeakKeyDictionary()
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordedCall:
-    """A call of a public method of a model, as it is made instead.
-
-    Attributes:
-        lm: the model to call.
-        context: opens the context of the call.
-        done: called with the result.
-    """
-
-    lm: Any
-    context: Callable[[], AbstractContextManager[Any]]
-    done: Callable[[Any], None] | None = None
 
 
 def is_observed(lm: Any, by: Observer | None = None) -> bool:
@@ -71,7 +53,7 @@ def recorded_call(
     observer: Observer,
     meter: Meter,
     cache: ResponseCache | None = None,
-) -> RecordedCall:
+) -> Opened:
     """A call of a model whose requests are counted by a meter and passed to an observer.
 
     Args:
@@ -84,7 +66,7 @@ def recorded_call(
         engine = copy.copy(lm.recording)
         engine.meter, engine.observers = meter, (observer,)
         set_engines(recorded, engine, AsyncRecordingEngine(engine))
-        return RecordedCall(recorded, nullcontext)
+        return Opened(recorded)
     make: Any = functools.partial(
         RecordingEngine, model=lm.model, cache=cache, meter=meter, observers=(observer,), as_requested=True
     )
@@ -111,7 +93,7 @@ def recorded_call(
         if not entry.reached:
             engine.answered_elsewhere(_request(lm, args, kwargs), response_of(_name(lm), result))
 
-    return RecordedCall(recorded, lambda: entered(entry), done)
+    return Opened(recorded, lambda: entered(entry), done)
 
 
 def replaced_call(lm: LanguageModel, args: list[Any], kwargs: dict[str, Any]) -> Opened:

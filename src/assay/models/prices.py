@@ -11,8 +11,6 @@ from typing import Any
 from assay.errors import ConfigError
 from assay.models.roles import is_embedded
 
-__all__ = ["FREE", "Price", "cost_of", "price", "price_text"]
-
 _MILLION = 1_000_000
 
 

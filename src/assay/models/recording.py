@@ -35,17 +35,14 @@ from assay.models.scope import (
     current_answers,
     current_field,
     current_prices,
-    current_sample,
     loops_are_text,
     waits_for_servers,
 )
 from assay.models.streaming import events_in_pieces
 from assay.models.thinking import thought_tokens
-from assay.models.transports import accounted, went_by
+from assay.models.unrecorded import accounted, went_by
 from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
-
-__all__ = ["NOT_KNOWN", "AsyncRecordingEngine", "RecordingEngine", "ServerRefused", "bill_answered"]
 
 NOT_KNOWN = 1.0  # marks a missing log-probability, which is never above 0: DSPy accepts no NaN
 
@@ -118,42 +115,42 @@ class RecordingEngine:
                 seed = seed_of(seed, sample, fields)
                 request = dataclasses.replace(request, config=dataclasses.replace(request.config, seed=seed))
                 fields = {**fields, "config": {**fields.get("config", {}), "seed": seed}}
-            return self._cached_or_called(request, fields, sample)
+            return self._of_sample(request, fields, sample)
 
     def _replayed_or_called(self, request: lm15.Request, fields: dict[str, Any]) -> lm15.Response:
         """An answer to a request of a model that is not a job's. It is sent unless an earlier process of the run sent
         it in the same rollout: its answer is then in the cache, as that of no other call."""
-        sample, ledger = current_sample.get(), self.meter.ledger
+        ledger = self.meter.ledger
         if self.cache is None or ledger is None:
-            return self._call(request, fields, "", sample)
+            return self._call(request, fields, "")
         identity = {"rollout": ledger.owner(), "address": getattr(self.backend, "address", ""), "request": fields}
         call = self.cache.key(identity, weights="", adapters=(), sample=None)
         number = ledger.repeats.next(call)
         key = self.cache.key({"call": call}, weights="", adapters=(), sample=number)
         try:
-            record = self.cache.get(key)
-            if record is None:
-                return self._call(request, fields, key, sample)
-            return self._cached(record, fields, key, sample)
+            return self._cached_or_called(self.cache, request, fields, key)
         except BaseException:
             ledger.repeats.unanswered(call, number)
             raise
 
-    def _cached_or_called(self, request: lm15.Request, fields: dict[str, Any], sample: int | None) -> lm15.Response:
+    def _of_sample(self, request: lm15.Request, fields: dict[str, Any], sample: int | None) -> lm15.Response:
         if self.cache is None:
-            return self._call(request, fields, "", sample)
+            return self._call(request, fields, "")
         weights, field = self.backend.weights or getattr(self.backend, "address", ""), current_field.get()
         identity = fields if field is None else {**fields, "alternatives_of": field}
         key = self.cache.key(identity, weights=weights, adapters=self.backend.adapters, sample=sample)
         if (answers := current_answers.get()) is not None:
             answers.append(functools.partial(self.cache.remove, key))
         with self.cache.locks.of(key):  # identical concurrent requests are sent once
-            record = self.cache.get(key)
-            if record is None:
-                return self._call(request, fields, key, sample)
-            return self._cached(record, fields, key, sample)
+            return self._cached_or_called(self.cache, request, fields, key)
 
-    def _cached(self, record: dict[str, Any], fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+    def _cached_or_called(
+        self, cache: ResponseCache, request: lm15.Request, fields: dict[str, Any], key: str
+    ) -> lm15.Response:
+        record = cache.get(key)
+        return self._call(request, fields, key) if record is None else self._cached(record, fields, key)
+
+    def _cached(self, record: dict[str, Any], fields: dict[str, Any], key: str) -> lm15.Response:
         """An answer from the response cache. If this rollout paid for it before a kill, it is recorded so."""
         response, replayed = response_from_dict(record["response"]), self.meter.replayed(key)
         cost = 0.0 if replayed is None else record.get("cost_usd", replayed.cost_usd)
@@ -166,7 +163,6 @@ class RecordingEngine:
             ids=record["token_ids"],
             error=looped,
             cached=replayed is None,
-            sample=sample,
             started=time.time(),
             latency_ms=record.get("latency_ms", 0.0),
             cost_usd=cost,
@@ -183,27 +179,26 @@ class RecordingEngine:
             response,
             ids=_token_ids(response),
             cached=True,
-            sample=current_sample.get(),
             started=time.time(),
         )
 
-    def _call(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+    def _call(self, request: lm15.Request, fields: dict[str, Any], key: str) -> lm15.Response:
         """An answer of the model. A request whose schema is refused is sent again without it, as another call."""
         backend = self.backend
         if not isinstance(backend, HostedBackend) or self.as_requested:
-            return self._send(request, fields, key, sample)
+            return self._send(request, fields, key)
         request = backend.fitting(request)
         try:
-            return self._send(request, fields, key, sample)
+            return self._send(request, fields, key)
         except LMInvalidRequestError as error:
             plainer = backend.plainer(request, error)
             if plainer is None:
                 raise
-        response = self._send(plainer, fields, key, sample)
+        response = self._send(plainer, fields, key)
         backend.without_schemas()
         return response
 
-    def _send(self, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+    def _send(self, request: lm15.Request, fields: dict[str, Any], key: str) -> lm15.Response:
         """An answer of the model, counted before the request is sent."""
         reserved = (
             reservation_of(self.backend, self.model, fields, self.meter.longest_answer, self.price)
@@ -211,11 +206,9 @@ class RecordingEngine:
             else None
         )
         with asking_model(), self.meter.sending(key, reserved) as sent:
-            return self._answer(sent, request, fields, key, sample)
+            return self._answer(sent, request, fields, key)
 
-    def _answer(
-        self, sent: Sent, request: lm15.Request, fields: dict[str, Any], key: str, sample: int | None
-    ) -> lm15.Response:
+    def _answer(self, sent: Sent, request: lm15.Request, fields: dict[str, Any], key: str) -> lm15.Response:
         started, clock = time.time(), time.perf_counter()
         response: lm15.Response | None = None
         cost: float | None = None
@@ -264,7 +257,6 @@ class RecordingEngine:
                 response,
                 ids=ids,
                 error=error,
-                sample=sample,
                 started=started,
                 latency_ms=latency_ms,
                 cost_usd=cost,
@@ -283,7 +275,6 @@ class RecordingEngine:
         response: lm15.Response | None,
         *,
         ids: list[int] | None,
-        sample: int | None,
         started: float,
         latency_ms: float = 0.0,
         cost_usd: float | None = 0.0,
@@ -300,7 +291,7 @@ class RecordingEngine:
             adapters=self.backend.adapters,
             request=self._sampled(request),
             response=stored_response(response, logprobs=False) if response is not None else None,
-            text=text_of(response),
+            output=text_of(response),
             error=None if error is None else error_text(error),
             failure=None if error is None else failure_of_call(error),
             cached=cached,
@@ -313,7 +304,6 @@ class RecordingEngine:
             latency_ms=latency_ms,
             cost_usd=cost_usd,
             started_at=started,
-            sample=sample,
         )
         for observer in self.observers:
             observer(call)

@@ -5,27 +5,21 @@ follow none.
 """
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
-__all__ = ["no_redirects"]
+from assay.models.scope import having
 
 _refused: ContextVar[bool] = ContextVar("assay_no_redirects", default=False)
 _installed = False
 
 
-@contextmanager
-def no_redirects() -> Iterator[None]:
+def no_redirects() -> AbstractContextManager[bool]:
     """Inside, requests made through httpx in this thread or task end at a redirect; their client raises an error."""
     _install()
-    token = _refused.set(True)
-    try:
-        yield
-    finally:
-        _refused.reset(token)
+    return having(_refused, True)
 
 
 def _install() -> None:

@@ -21,8 +21,6 @@ from assay.errors import ModelError, NoModelFile
 from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.settings import nearest
 
-__all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "installed_file", "model_home", "pull_model"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedModel:

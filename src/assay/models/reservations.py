@@ -12,8 +12,6 @@ from assay.models.meter import Reservation
 from assay.models.prices import Price, price
 from assay.support.values import json_text
 
-__all__ = ["FIRST_ANSWER", "counted", "reservation_of"]
-
 FIRST_ANSWER = 1024  # tokens reserved for the answer of a call without `max_tokens`, until an answer was seen
 _FORMAT = 8  # tokens of the chat format per message
 

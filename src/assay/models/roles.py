@@ -13,18 +13,6 @@ from urllib.parse import parse_qsl, urlsplit
 from assay.errors import ConfigError
 from assay.support.scrubbing import add_secrets, is_credential
 
-__all__ = [
-    "PROVIDER",
-    "Endpoint",
-    "address_in",
-    "check_address",
-    "check_variables",
-    "is_embedded",
-    "is_local",
-    "is_loopback",
-    "with_local_key",
-]
-
 PROVIDER = "provider"  # value for `api_base` that selects the provider's own address
 _NO_KEY = "none"  # clients require a key; servers on this machine or in a private network mostly do not
 _KEYS = frozenset(("key", "sig", "signature", "code"))  # query parameters that are credentials too

@@ -5,26 +5,11 @@ import heapq
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
-__all__ = [
-    "alternatives_of",
-    "current_answers",
-    "current_field",
-    "current_prices",
-    "current_repeats",
-    "current_sample",
-    "looping_answers_as_text",
-    "loops_are_text",
-    "refusals_end_at_once",
-    "repeats_numbered",
-    "sample_scope",
-    "spending",
-    "waits_for_servers",
-    "without_answers_of",
-]
-
+T = TypeVar("T")
 current_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
 current_field: ContextVar[str | None] = ContextVar("assay_field", default=None)
 current_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
@@ -35,7 +20,16 @@ waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 
 @contextmanager
-def sample_scope(sample: int | None, task_id: str = "") -> Iterator[None]:
+def having(variable: ContextVar[T], value: T) -> Iterator[T]:
+    """Inside, a context variable has this value."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+def sample_scope(sample: int | None, task_id: str = "") -> AbstractContextManager[int | None]:
     """Inside, calls belong to the `sample`-th rollout of their task, which the response cache keeps apart.
 
     With a `task_id` also from those of other tasks: where tasks have equal prompts, as at the first step of an
@@ -43,11 +37,7 @@ def sample_scope(sample: int | None, task_id: str = "") -> Iterator[None]:
     """
     if sample is not None and task_id:
         sample = int.from_bytes(hashlib.sha256(f"{sample}/{task_id}".encode("utf-8", "surrogatepass")).digest()[:6])
-    token = current_sample.set(sample)
-    try:
-        yield
-    finally:
-        current_sample.reset(token)
+    return having(current_sample, sample)
 
 
 class Repeats:
@@ -72,58 +62,35 @@ class Repeats:
             heapq.heappush(self._unanswered[call], number)
 
 
-@contextmanager
-def repeats_numbered() -> Iterator[None]:
+def repeats_numbered() -> AbstractContextManager[Repeats | None]:
     """Inside is one rollout: each of its equal calls is a sample of its own, which the response cache keeps apart."""
-    token = current_repeats.set(Repeats())
-    try:
-        yield
-    finally:
-        current_repeats.reset(token)
+    return having(current_repeats, Repeats())
 
 
-@contextmanager
-def looping_answers_as_text(value: bool = True) -> Iterator[None]:
+def looping_answers_as_text(value: bool = True) -> AbstractContextManager[bool]:
     """Inside, an answer that ends in a loop is a text with the finish reason `length`, as other servers return it.
 
     For calls that propose prompts. The call is recorded with the failure kind `loop` all the same.
     """
-    token = loops_are_text.set(value)
-    try:
-        yield
-    finally:
-        loops_are_text.reset(token)
+    return having(loops_are_text, value)
 
 
 @contextmanager
 def spending() -> Iterator[list[float]]:
     """Collect the price in dollars of every call made inside, in this thread or task, failed calls included."""
     prices: list[float] = []
-    token = current_prices.set(prices)
-    try:
+    with having(current_prices, prices):
         yield prices
-    finally:
-        current_prices.reset(token)
 
 
-@contextmanager
-def alternatives_of(field: str) -> Iterator[None]:
+def alternatives_of(field: str) -> AbstractContextManager[str | None]:
     """Inside, only the token alternatives of this output field's value are kept, because no others are read."""
-    token = current_field.set(field)
-    try:
-        yield
-    finally:
-        current_field.reset(token)
+    return having(current_field, field)
 
 
-@contextmanager
-def refusals_end_at_once() -> Iterator[None]:
+def refusals_end_at_once() -> AbstractContextManager[bool]:
     """Inside, calls to an address where nothing listens are not retried: a check of a server should not wait."""
-    token = waits_for_servers.set(False)
-    try:
-        yield
-    finally:
-        waits_for_servers.reset(token)
+    return having(waits_for_servers, False)
 
 
 @contextmanager
@@ -133,12 +100,10 @@ def without_answers_of(error: type[Exception]) -> Iterator[None]:
     For errors that say that answers could not be used: once the server works again, the requests are sent again.
     """
     removals: list[Callable[[], None]] = []
-    token = current_answers.set(removals)
     try:
-        yield
+        with having(current_answers, removals):
+            yield
     except error:
         for remove in removals:
             remove()
         raise
-    finally:
-        current_answers.reset(token)

@@ -12,8 +12,6 @@ from dspy import lm15
 
 from assay.models.answers import streamable
 
-__all__ = ["events_in_pieces"]
-
 _PIECE = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 
 

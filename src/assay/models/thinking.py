@@ -19,12 +19,6 @@ from assay.support.settings import nearest
 if TYPE_CHECKING:
     from dspy import lm15
 
-__all__ = [
-    "EFFORTS", "EFFORT_TOKENS", "THOUGHT_FIELDS", "Server", "Thinking", "ThinkingError", "budget_of",
-    "hosted_request", "llama_request", "native_thinking", "reasoning_request", "schema_of",
-    "server_at", "short_form", "template_thinks", "thought_tokens",
-]  # fmt: skip
-
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 # Tokens of an effort word where the engine has only a budget: those that DSPy sends for it (lm15).
 EFFORT_TOKENS: Mapping[str, int] = dict(zip(EFFORTS, (1024, 2048, 8192, 16384, 24576, 32768), strict=True))

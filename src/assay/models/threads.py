@@ -6,25 +6,15 @@ and what it sets with `dspy.context`, have the same values in a thread as withou
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from functools import wraps
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-from assay.models.scope import current_repeats, current_sample
-
-__all__ = [
-    "accounted_calls",
-    "current_place",
-    "follow",
-    "leave_place",
-    "open_place",
-    "pin_place",
-    "settings_for_threads",
-]
+from assay.models.scope import current_repeats, current_sample, having
 
 accounted_calls: ContextVar[int] = ContextVar("assay_accounted", default=0)
 _place: ContextVar[Any] = ContextVar("assay_place", default=None)
@@ -75,16 +65,11 @@ def _place_or_nowhere() -> object:
     return _NOWHERE if current is None else current
 
 
-@contextmanager
-def settings_for_threads() -> Iterator[None]:
+def settings_for_threads() -> AbstractContextManager[object]:
     """Inside, threads start with DSPy's current settings, as they would with those of `dspy.configure`."""
     import dspy
 
-    token = _settings.set(dict(dspy.settings.config))
-    try:
-        yield
-    finally:
-        _settings.reset(token)
+    return having(_settings, dict(dspy.settings.config))
 
 
 def follow() -> None:

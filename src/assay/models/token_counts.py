@@ -9,8 +9,6 @@ from weakref import WeakKeyDictionary
 from assay.models.custom_backend import rough_tokens
 from assay.models.lm import LanguageModel
 
-__all__ = ["count_tokens"]
-
 _COUNTS = 16_384  # token counts kept per backend
 # Per backend, so that counts end with it.
 _counts: WeakKeyDictionary[Any, OrderedDict[bytes, int]] = WeakKeyDictionary()

@@ -5,8 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["with_tool_calls"]
-
 _SPACE = re.compile(r"\s*")
 _MARKS = re.compile(r"</?tool_call>|```(?:json)?|\[\[ ## \w+ ## \]\]")  # what models and prompts write around an object
 

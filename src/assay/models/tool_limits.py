@@ -18,8 +18,6 @@ from typing import TypeVar
 
 from assay.models.limits import Abandoned, LimitedCall, OverTime, current_tool_limit, innermost, inside, run_of
 
-__all__ = ["ToolOverTime", "awaited_within_tool_limit", "within_tool_limit"]
-
 _GRACE_S = 1.0  # time for a stopped call to execute its next line of Python
 T = TypeVar("T")
 

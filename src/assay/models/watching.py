@@ -1,8 +1,8 @@
 """Watches an embedded model's generation as it is made, and stops it if it repeats itself.
 
 The reply is assembled from its chunks. Text, usage and finish reason are those of an unwatched call, but llama.cpp
-reports no log-probability for the token that ends the turn, and none for tokens whose text it holds back for a moment:
-their ids are then unknown.
+reports no log-probability for the token that ends the turn, and none for tokens whose text it holds back for a
+moment: their ids are then unknown.
 """
 
 import json
@@ -15,8 +15,6 @@ from assay.models.loops import Loop, LoopDetector, find_final_loop
 
 if TYPE_CHECKING:
     from dspy import lm15
-
-__all__ = ["LOOP", "stopped_loop", "watched_reply"]
 
 LOOP = "assay_loop"  # key of a stopped reply: the loop's kind, and the words it repeated
 

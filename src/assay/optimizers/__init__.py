@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
+    from assay.optimizers.budget import AUTO_SEARCH_CALLS
     from assay.optimizers.parameters import RLTrainer
-    from assay.optimizers.prompts.compile import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
+    from assay.optimizers.prompts.compile import CompileConfig, CompileOutcome, compile_prompts
     from assay.optimizers.prompts.dspy_patches import repaired_dspy
     from assay.optimizers.prompts.teleprompters import OPTIMIZERS
 else:
@@ -14,7 +15,8 @@ else:
         __name__,
         {
             "parameters": "RLTrainer",
-            "prompts.compile": "AUTO_SEARCH_CALLS CompileConfig CompileOutcome compile_prompts",
+            "budget": "AUTO_SEARCH_CALLS",
+            "prompts.compile": "CompileConfig CompileOutcome compile_prompts",
             "prompts.dspy_patches": "repaired_dspy",
             "prompts.teleprompters": "OPTIMIZERS",
         },

@@ -8,55 +8,59 @@ if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent
     from assay.programs.allocation import ThinkingPolicy
-    from assay.programs.code_repair import CodeRepair
-    from assay.programs.converse import Converse
-    from assay.programs.document_answers import AnswerFromDocuments
     from assay.programs.environments.agent import EnvironmentAgent
     from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
-    from assay.programs.environments.experiment import Experimenter
     from assay.programs.environments.gym import GymEnvironment
-    from assay.programs.environments.nim import NimPlayer
     from assay.programs.loading import SHIPPED, load_program, program_fields, program_inputs
     from assay.programs.mcp_servers import McpServer
     from assay.programs.memory import Fact, Memory
     from assay.programs.parameters import RANGES, AgentParameters
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
-    from assay.programs.shipped import Classify, Extract, MathQA
     from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
-    from assay.programs.sql.agent import TextToSQL
     from assay.programs.sql.opening import open_database
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_agent import ToolAgent
-    from assay.programs.tool_user import ToolUser
+    from assay.shipped.programs.answer_from_documents.program import AnswerFromDocuments
+    from assay.shipped.programs.classify.program import Classify
+    from assay.shipped.programs.code_repair.program import CodeRepair
+    from assay.shipped.programs.converse.program import Converse
+    from assay.shipped.programs.experiment.program import Experimenter
+    from assay.shipped.programs.extract.program import Extract
+    from assay.shipped.programs.math_qa.program import MathQA
+    from assay.shipped.programs.nim.program import NimPlayer
+    from assay.shipped.programs.text_to_sql.program import TextToSQL
+    from assay.shipped.programs.tool_user.program import ToolUser
 else:
     __getattr__, __dir__ = attach(
         __name__,
         {
+            "assay.shipped.programs.answer_from_documents.program": "AnswerFromDocuments",
+            "assay.shipped.programs.classify.program": "Classify",
+            "assay.shipped.programs.code_repair.program": "CodeRepair",
+            "assay.shipped.programs.converse.program": "Converse",
+            "assay.shipped.programs.experiment.program": "Experimenter",
+            "assay.shipped.programs.extract.program": "Extract",
+            "assay.shipped.programs.math_qa.program": "MathQA",
+            "assay.shipped.programs.nim.program": "NimPlayer",
+            "assay.shipped.programs.text_to_sql.program": "TextToSQL",
+            "assay.shipped.programs.tool_user.program": "ToolUser",
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent",
             "allocation": "ThinkingPolicy",
-            "code_repair": "CodeRepair",
-            "document_answers": "AnswerFromDocuments",
             "environments.agent": "EnvironmentAgent",
             "environments.base": "Environment EnvironmentStep InvalidAction environment_seed",
-            "environments.experiment": "Experimenter",
             "environments.gym": "GymEnvironment",
-            "environments.nim": "NimPlayer",
-            "converse": "Converse",
             "loading": "SHIPPED load_program program_fields program_inputs",
             "mcp_servers": "McpServer",
             "memory": "Fact Memory",
             "parameters": "RANGES AgentParameters",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
-            "shipped": "Classify Extract MathQA",
-            "sql.agent": "TextToSQL",
             "sql.opening": "open_database",
             "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
             "tool_agent": "ToolAgent",
-            "tool_user": "ToolUser",
         },
     )
 

@@ -1,4 +1,4 @@
-"""Loads programs by name: `path/to/file.py:Class`, `package.module:Class`, or a shipped program."""
+"""Loads programs by name: `path/to/file.py:Class`, `package.module:Class`, or that of a shipped program."""
 
 import ast
 import difflib
@@ -17,17 +17,9 @@ from assay.datasets import Task
 from assay.datasets.fields import Fields, allows_none
 from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
-from assay.programs.code_repair import CodeRepair
 from assay.programs.compose import EnsembleProgram, NearestDemos
-from assay.programs.converse import Converse
-from assay.programs.document_answers import AnswerFromDocuments
-from assay.programs.environments.experiment import Experimenter
-from assay.programs.environments.nim import NimPlayer
 from assay.programs.isolation import copied
 from assay.programs.saved import saved_program_hint
-from assay.programs.shipped import Classify, Extract, MathQA
-from assay.programs.sql.agent import TextToSQL
-from assay.programs.tool_user import ToolUser
 from assay.programs.wrapping import AgentProgram, FunctionProgram, as_module, takes_inputs, with_forward
 from assay.sources.files import is_user_file
 from assay.sources.modules import NoSuchFile, load_source, located, without_call
@@ -46,19 +38,22 @@ __all__ = [
     "program_inputs",
 ]
 
-SHIPPED: dict[str, type[Agent]] = {
-    "math_qa": MathQA,
-    "classify": Classify,
-    "extract": Extract,
-    "code_repair": CodeRepair,
-    "tool_user": ToolUser,
-    "answer_from_documents": AnswerFromDocuments,
-    "nim": NimPlayer,
-    "experiment": Experimenter,
-    "text_to_sql": TextToSQL,
-    "converse": Converse,
+SHIPPED: Mapping[str, str] = {
+    name: f"assay.shipped.programs.{name}.program:{kind}"
+    for name, kind in {
+        "math_qa": "MathQA",
+        "classify": "Classify",
+        "extract": "Extract",
+        "code_repair": "CodeRepair",
+        "tool_user": "ToolUser",
+        "answer_from_documents": "AnswerFromDocuments",
+        "nim": "NimPlayer",
+        "experiment": "Experimenter",
+        "text_to_sql": "TextToSQL",
+        "converse": "Converse",
+    }.items()
 }
-
+"""Name of a shipped program -> its class, as `package.module:Class`."""
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -77,8 +72,7 @@ def program_class(name: str) -> Any:
     Raises:
         ProgramError: the file, module or attribute does not exist; the message names the missing part.
     """
-    if name in SHIPPED:
-        return SHIPPED[name]
+    name = SHIPPED.get(name, name)
     module_name, colon, attribute = without_call(name).rpartition(":")
     if not colon:
         path = Path(name)

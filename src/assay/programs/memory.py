@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, StoreError
 from assay.programs.retrieval.fulltext import TOKENIZER, WORDS, match_of, words_of
 from assay.support.keywords import takes
-from assay.traces.recorder import current_rollout
+from assay.traces.places import current_rollout
 from assay.traces.records import subject_digest, subject_digests
 from assay.traces.store import Store
 from assay.traces.store import tables as schema

@@ -21,7 +21,7 @@ from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.protocols import Grader
 from assay.support.scrubbing import error_text
 from assay.support.values import value_text
-from assay.traces.recorder import current_rollout
+from assay.traces.places import current_rollout
 
 __all__ = ["Halting", "Refine"]
 

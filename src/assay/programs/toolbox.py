@@ -12,7 +12,6 @@ from typing import Any
 
 import dspy
 
-from assay.datasets.tools import simulated_result
 from assay.errors import NoJsonForm, ProgramError
 from assay.programs.tool_schemas import plain_schema, signature_line, type_text
 from assay.support.values import json_value, value_text
@@ -140,7 +139,7 @@ def _unrecorded(tool: dspy.Tool) -> Callable[..., Any]:
 def schema_tool(schema: Any) -> OfferedTool:
     """A tool of a task: a JSON schema as in BFCL (`name`, `description`, `parameters`) or OpenAI's (in `function`).
 
-    A schema with a `simulation` is executed: its calls have the results of `assay.datasets.tools.simulated_result`.
+    A schema with a `simulation` is executed: its calls have the results of `simulated_result`.
 
     Raises:
         ValueError: it has no name, or its simulation is not a list of cases with a result or an error.
@@ -221,3 +220,25 @@ def details(tool: OfferedTool, most: int) -> str:
         lines.append(f"- {name} ({kind}): {part.get('description', '')}".rstrip(": "))
     text = "\n".join(lines)
     return text if len(text) <= most else signature_line(tool.label, tool.parameters)[: max(most, 200)]
+
+
+def simulated_result(cases: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
+    """The result of a call of a simulated tool: that of the first case whose arguments all match.
+
+    Args:
+        cases: each has `arguments` (name -> value; others may have any value) and `result` or `error`.
+    Raises:
+        LookupError: the case has an error, or no case matches.
+    """
+    for case in cases:
+        if all(_same(arguments.get(name), value) for name, value in case.get("arguments", {}).items()):
+            if "error" in case:
+                raise LookupError(str(case["error"]))
+            return str(case["result"])
+    raise LookupError("nothing was found for these arguments")
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    if isinstance(value, str) and isinstance(wanted, str):
+        return value.strip().lower() == wanted.lower()
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)

@@ -17,7 +17,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN
 from assay.rubrics.comparison import same
-from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, not_expected
+from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, beyond, not_expected
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
 from assay.support.number_texts import parse_number
 from assay.support.thoughts import without_thoughts
@@ -289,7 +289,7 @@ def length(
     """For a pitfall: 0 up to `max_tokens` words, rising linearly to 1 at twice the limit."""
     texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
     words = sum(len(value_text(text).split()) for text in texts)
-    over = min(1.0, max(0.0, words / max_tokens - 1))
+    over = beyond(words, max_tokens)
     return Grade(value=over, reason=f"{words} words, the limit is {max_tokens}." if over else "")
 
 
@@ -319,7 +319,7 @@ def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     if rollout is None:
         raise NoGrade("the number of LM calls is unknown without a rollout")
     used = len(rollout.transitions)
-    return Grade(value=min(1.0, max(0.0, used / budget - 1)), reason=f"{used} LM calls, the budget is {budget}.")
+    return Grade(value=beyond(used, budget), reason=f"{used} LM calls, the budget is {budget}.")
 
 
 @arguments_rule(_validate_limits)
@@ -350,10 +350,7 @@ def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, b
     """For a pitfall: 0 up to `budget` tokens, rising linearly to 1 at twice the budget."""
     if rollout is None:
         raise NoGrade("the number of tokens is unknown without a rollout")
-    return Grade(
-        value=min(1.0, max(0.0, rollout.tokens / budget - 1)),
-        reason=f"{rollout.tokens} tokens, the budget is {budget}.",
-    )
+    return Grade(value=beyond(rollout.tokens, budget), reason=f"{rollout.tokens} tokens, the budget is {budget}.")
 
 
 _REFUSAL = re.compile(

@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.comparison import same
-from assay.rubrics.criteria import Grade, NoGrade, not_expected
+from assay.rubrics.criteria import Grade, NoGrade, beyond, not_expected
 from assay.rubrics.steps import plain_text
 from assay.traces.messages.chaining import requests_of
 from assay.traces.messages.dialects import chat_messages, part_texts
@@ -132,7 +132,7 @@ def turns_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     if not isinstance(needed, int) or isinstance(needed, bool) or needed < 1:
         raise NoGrade(f"task {task.id!r} does not say how many turns it needs: set budget, or turns in its metadata")
     turns = sum(isinstance(message, Mapping) and message.get("role") != "user" for message in messages)
-    over = min(1.0, max(0.0, (turns - needed) / needed))
+    over = beyond(turns, needed)
     return Grade(value=over, reason=f"{turns} turns, {needed} are enough." if over else "")
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "NotApplicable",
     "OutOfRange",
     "arguments_rule",
+    "beyond",
     "is_shown_name",
 ]
 
@@ -60,6 +61,11 @@ class Grade:
     reason: str = ""
     label: str | None = None
     confidence: float | None = None
+
+
+def beyond(used: float, budget: float) -> float:
+    """The grade of a pitfall: 0 up to a budget, rising linearly to 1 at twice the budget (at one if it is 0)."""
+    return min(1.0, max(0.0, (used - budget) / max(1, budget)))
 
 
 class NoGrade(Exception):

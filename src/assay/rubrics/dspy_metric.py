@@ -7,8 +7,7 @@ from assay.datasets.tasks import TaskIndex, task_key
 from assay.errors import Unscored
 from assay.rubrics.protection import MissingScore, protect_dspy
 from assay.rubrics.protocols import Scorer
-from assay.rubrics.scoring import ScoreResult
-from assay.traces.records import Rollout
+from assay.rubrics.scoring import ScoredRun, ScoreResult
 
 __all__ = ["RubricMetric", "example_fields"]
 
@@ -59,13 +58,13 @@ class RubricMetric:
 
     def result(self, example: Any, prediction: Any) -> ScoreResult:
         """Returns the full result. A prediction whose rollout was already scored for this task is not scored again."""
-        rollout, result = getattr(prediction, "_rollout", None), getattr(prediction, "_result", None)
-        task, rollout = self.task_of(example), rollout if isinstance(rollout, Rollout) else None
-        if isinstance(result, ScoreResult) and (rollout is None or rollout.task_id in ("", task.id)):
-            return result
+        task, run = self.task_of(example), ScoredRun.of(prediction)
+        if run is not None and run.result is not None and run.rollout.task_id in ("", task.id):
+            return run.result
+        rollout = None if run is None else run.rollout
         scored = self.rubric.score(task, getattr(prediction, "_failed", None) or prediction, rollout)
-        if result is not None:  # it was of another row with the same inputs, which are all that the program was given
-            prediction._result = scored
+        if run is not None and run.result is not None:
+            run.result = scored  # it was of another row with the same inputs, which are all that the program was given
         return scored
 
     def task_of(self, example: Any) -> Task:

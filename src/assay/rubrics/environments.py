@@ -1,6 +1,6 @@
 """Checks of episodes in an environment: they read `steps` of the prediction, as `EnvironmentAgent` has it.
 
-`step_reward` and `plan_feasible` are of scope `step`, all others of scope `final`.
+`step_reward` is of scope `step`, all others of scope `final`.
 """
 
 import math
@@ -8,18 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.datasets import Task
-from assay.datasets.games import NimRules, nim_problem
-from assay.errors import DataError
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number
 from assay.traces.records import Rollout, Transition
 
 __all__ = [
     "episode_ended",
     "episode_reward",
-    "feasible_plans",
     "last_info",
-    "nim_won",
-    "plan_feasible",
     "step_reward",
     "valid_actions",
 ]
@@ -116,49 +111,6 @@ def last_info(
     return Grade(value=_graded(float(value), low, high), reason=f"{field} is {float(value):g}.")
 
 
-def nim_won(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
-    """Grade 1 if the agent won its game of Nim, by a replay of the recorded moves.
-
-    A game in which the opponent broke the rules is unscored.
-    """
-    taken = [step for step in episode_steps(prediction) if step.get("error") is None]
-    infos = [info for step in taken if isinstance(info := step.get("info"), Mapping)]
-    if len(infos) < len(taken):
-        raise NoGrade("the steps have no info with the opponent's moves")
-    own = [int(text) if (text := str(step.get("action"))).isdigit() and len(text) < 3 else text for step in taken]
-    try:
-        rules = NimRules.of(task.inputs)
-    except DataError as error:
-        raise NoGrade(str(error)) from None
-    won, problem = nim_problem(rules, own, [info.get("opponent") for info in infos])
-    if problem:
-        raise NoGrade(f"the record of the game breaks the rules: {problem}")
-    return Grade(value=float(won), reason="" if won else f"The game was not won; the moves were {own}.")
-
-
-def feasible_plans(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
-    """Share of the actions whose `info` has a true `feasible`; a refused action is not feasible."""
-    steps = episode_steps(prediction)
-    feasible = [False if step.get("error") is not None else _feasible(step) for step in steps]
-    if not feasible or None in feasible:
-        raise NoGrade("a step has no 'feasible' in its info")
-    return Grade(
-        value=feasible.count(True) / len(feasible), reason=f"{feasible.count(False)} of {len(feasible)} plans failed."
-    )
-
-
-def plan_feasible(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
-    """Scope `step`: grade 1 if the plan that the call wrote was feasible, 0 if it failed or was refused."""
-    steps = _written_by(prediction, rollout)
-    return Grade(value=float(all(_feasible(step) for step in steps)))
-
-
-def _feasible(step: Mapping[str, Any]) -> bool | None:
-    info = step.get("info")
-    value = info.get("feasible") if isinstance(info, Mapping) else None
-    return value if isinstance(value, bool) else None
-
-
 @arguments_rule(_check_scale)
 def step_reward(
     task: Task,
@@ -176,12 +128,12 @@ def step_reward(
         scale: the largest reward of a step.
         losses: grade the size of negative rewards instead, for a criterion of negative weight.
     """
-    rewards = [step["reward"] for step in _written_by(prediction, rollout)]
+    rewards = [step["reward"] for step in written_by(prediction, rollout)]
     total = math.fsum(rewards) * (-1 if losses else 1)
     return Grade(value=min(1.0, max(0.0, total / scale)))
 
 
-def _written_by(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[Mapping[str, Any]]:
+def written_by(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[Mapping[str, Any]]:
     """The steps whose action the graded LM call wrote.
 
     Raises:

@@ -6,14 +6,9 @@ import pydantic
 
 from assay.rubrics.criteria import JudgeSpec
 from assay.rubrics.rubric import STEP_CAP
+from assay.support.yaml_models import StrictModel
 
-__all__ = ["CriterionFile", "EssentialFile", "JudgeFile", "RubricFile", "StrictModel", "rubric_schema"]
-
-
-class StrictModel(pydantic.BaseModel):
-    """Base of the file models; unknown keys are errors."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
+__all__ = ["CriterionFile", "EssentialFile", "JudgeFile", "RubricFile", "rubric_schema"]
 
 
 class EssentialFile(StrictModel):

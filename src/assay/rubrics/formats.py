@@ -11,7 +11,7 @@ from assay.errors import RubricError
 from assay.rubrics.criteria import Criterion, JudgeSpec
 from assay.rubrics.protocols import Resolver
 from assay.rubrics.rubric import Rubric
-from assay.rubrics.yaml_files import read_text
+from assay.support.yaml_files import read_text
 
 __all__ = ["points_rubric", "read_foreign"]
 
@@ -34,7 +34,7 @@ def read_foreign(path: Path, *, resolver: Resolver | None = None) -> Rubric:
         RubricError: the file has neither format, or a criterion is invalid.
     """
     try:
-        text = read_text(path)
+        text = read_text(path, "rubric or judge", RubricError)
         data = _toml(text, path) if path.suffix.lower() == ".toml" else json.loads(text)
     except RubricError:
         raise

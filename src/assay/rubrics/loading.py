@@ -7,37 +7,30 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, conversations, documents, environments, sql, steps, tested, tools
+from assay.rubrics import checks, conversations, documents, environments, steps, tested, tools
 from assay.rubrics.calling import as_check, definition_of
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
-from assay.rubrics.file_problems import (
-    Problem,
-    as_text,
-    corrected_key,
-    did_you_mean,
-    duplicate_keys,
-    line_of,
-    model_problems,
-)
 from assay.rubrics.files import CriterionFile, JudgeFile, RubricFile
 from assay.rubrics.formats import read_foreign
 from assay.rubrics.protocols import Resolver
 from assay.rubrics.rubric import Rubric
-from assay.rubrics.yaml_files import read_text, read_yaml
 from assay.sources.modules import attribute_of, qualified_name
 from assay.sources.naming import why_not_imported
+from assay.support.package import CONTENT
 from assay.support.places import no_such_file
 from assay.support.settings import nearest
+from assay.support.yaml_files import read_text
+from assay.support.yaml_models import Problem, as_text, corrected_key, did_you_mean, line_of, read_mapping, validated
 
 __all__ = [
     "SHIPPED",
@@ -46,7 +39,6 @@ __all__ = [
     "check_rubric_exists",
     "importable_name",
     "load_rubric",
-    "parse_yaml",
     "rubric_name",
     "rubric_text",
 ]
@@ -67,12 +59,15 @@ _ENDINGS = (".yaml", ".yml", ".toml", ".json")  # of rubric files
 
 # what may be given as a rubric: a name or file, a rubric, a DSPy metric or check
 RubricSource: TypeAlias = str | Path | Rubric | Callable[..., Any]
-Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
+_OF_PROGRAMS = [import_module(f"assay.shipped.programs.{name}.checks") for name in ("experiment", "nim", "text_to_sql")]
 SHIPPED_CHECKS: Mapping[str, Check] = {
     name: getattr(module, name)
-    for module in (checks, code_checks, tested, tools, steps, conversations, documents, environments, sql)
+    for module in (
+        *(checks, code_checks, tested, tools, steps, conversations, documents, environments),
+        *_OF_PROGRAMS,
+    )
     for name in module.__all__
     if "task" in inspect.signature(getattr(module, name)).parameters
 }
@@ -104,13 +99,13 @@ def load_rubric(source: RubricSource, *, resolver: Resolver | None = None) -> Ru
     if Path(source).suffix.lower() in (".toml", ".json"):
         return read_foreign(Path(source), resolver=resolver)
     text, name, folder = rubric_text(source)
-    data, node = _mapping(text, name, _EXPECTED)
+    data, node = read_mapping(text, name, _EXPECTED, RubricError)
     if "criteria" not in data and data.keys() & _JUDGE_KEYS:
         raise RubricError(
             f"{name} is a judge file, not a rubric. A rubric has criteria; one of them can use this judge: "
             f"{{name: NAME, judge: {{use: {Path(name).name}}}}}"
         )
-    parsed, problems = _validated(data, node, RubricFile)
+    parsed, problems = validated(data, node, RubricFile)
     if parsed is not None and (whole := _whole(parsed, folder)) is not None:
         return load_rubric(whole, resolver=resolver)
     entries = parsed.criteria if parsed is not None else _valid_entries(data)
@@ -197,39 +192,6 @@ def _without_errors(entry: Mapping[str, Any], at: int) -> CriterionFile | None:
     return CriterionFile.model_validate({**valid, **{key: placeholders[key] for key in wrong & placeholders.keys()}})
 
 
-def parse_yaml(text: str, source: str, model: type[Model], expected: str) -> tuple[Model, yaml.Node | None]:
-    """Validates YAML text against a model. Returns the instance and the YAML node, which has line numbers.
-
-    Args:
-        source: file name, for error messages.
-        expected: description of the expected mapping, for the error message.
-    Raises:
-        RubricError: invalid YAML, an unknown or repeated key, or an invalid value; each with its line.
-    """
-    data, node = _mapping(text, source, expected)
-    parsed, problems = _validated(data, node, model)
-    if problems or parsed is None:
-        raise RubricError(as_text(source, problems))
-    return parsed, node
-
-
-def _mapping(text: str, source: str, expected: str) -> tuple[dict[str, Any], yaml.Node | None]:
-    """The unvalidated content of a file and its YAML node."""
-    data, node = read_yaml(text, source)
-    if not isinstance(data, dict):
-        raise RubricError(f"{source}:1: {expected}, found {type(data).__name__}")
-    return data, node
-
-
-def _validated(data: dict[str, Any], node: yaml.Node | None, model: type[Model]) -> tuple[Model | None, list[Problem]]:
-    """The model instance, or None if the content is invalid, and all problems, each with its line."""
-    problems = list(duplicate_keys(node))
-    try:
-        return model.model_validate(data), problems
-    except pydantic.ValidationError as error:
-        return None, [*model_problems(error, data, node, model), *problems]
-
-
 def rubric_name(source: RubricSource) -> str:
     """The name of a rubric in settings: as it was given, else that of the object."""
     return str(source) if isinstance(source, str | Path) else load_rubric(source).name
@@ -294,8 +256,7 @@ def rubric_text(source: str | Path) -> tuple[str, str, Path | None]:
     """
     name = str(source)
     if name in SHIPPED:
-        path = Path(str(resources.files("assay.rubrics"))) / "shipped" / f"{name}.yaml"
-        return path.read_text(encoding="utf-8"), f"{name}.yaml", None
+        return (CONTENT / "rubrics" / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml", None
     if name in SHIPPED_CHECKS:
         if name in (*_PITFALLS, *_OF_STEPS):
             kind = "a pitfall, whose weight is negative" if name in _PITFALLS else "a check of single LM calls"
@@ -307,7 +268,7 @@ def rubric_text(source: str | Path) -> tuple[str, str, Path | None]:
     path = Path(source)
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise _unknown(name)
-    return read_text(path), name, path.absolute().parent
+    return read_text(path, "rubric or judge", RubricError), name, path.absolute().parent
 
 
 def _text_of_one(name: str, key: str, value: str) -> str:

@@ -107,9 +107,12 @@ class Rubric:
             )
         return self.resolver.together(judged)
 
+    def _with(self, criteria: Sequence[Criterion], resolver: Resolver | None) -> "Rubric":
+        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=resolver, judging=self.judging)
+
     def with_resolver(self, resolver: Resolver) -> "Rubric":
         """Returns the same rubric with another resolver for its judge criteria."""
-        return Rubric(self.name, self.criteria, step_cap=self.step_cap, resolver=resolver, judging=self.judging)
+        return self._with(self.criteria, resolver)
 
     def with_metric_model(self, lm: Any) -> "Rubric":
         """Returns the same rubric with a model that its DSPy metrics call, where they have none yet."""
@@ -119,7 +122,7 @@ class Rubric:
             else c
             for c in self.criteria
         ]
-        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
+        return self._with(criteria, self.resolver)
 
     def decider(self, name: str) -> Check | None:
         """Returns the grader of a criterion: its check, or its judge if a model is available, otherwise None."""
@@ -402,7 +405,7 @@ class Rubric:
     def reweighted(self, weights: Mapping[str, float]) -> "Rubric":
         """Returns the same rubric with new weights. `weights` maps criterion names; others keep their weight."""
         criteria = [replace(c, weight=weights.get(c.name, c.weight)) for c in self.criteria]
-        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
+        return self._with(criteria, self.resolver)
 
     def without(self, names: Collection[str]) -> "Rubric":
         """Returns the same rubric without the criteria of these names.
@@ -411,7 +414,7 @@ class Rubric:
             RubricError: no criterion with a positive weight is left, or one counts only where a removed one passes.
         """
         criteria = [c for c in self.criteria if c.name not in names]
-        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
+        return self._with(criteria, self.resolver)
 
 
 def _grades(call: Callable[[], Sequence[Any]], count: int) -> Sequence[Any]:

@@ -22,7 +22,17 @@ from assay.support.scrubbing import error_text
 from assay.support.values import json_value
 from assay.traces.records import Rollout, Verdict
 
-__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result", "read_by", "set_failure", "waits"]
+__all__ = [
+    "ScoreResult",
+    "ScoredRun",
+    "combine",
+    "fields_of",
+    "grade",
+    "mean_result",
+    "read_by",
+    "set_failure",
+    "waits",
+]
 
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
 _ROUNDING = 1e-5  # of arithmetic at the ends of a range: a similarity of two equal float32 vectors may be 1.0000001
@@ -68,6 +78,43 @@ class ScoreResult(ReportRepr):
             facts.append((v.criterion, grade + (f": {shortened(v.reason)}" if v.reason else "")))
         capped = [("capped_by", ", ".join(self.capped_by))] if self.capped_by else []
         return [*facts, *capped, *([("failed", shortened(self.failed))] if self.failed is not None else [])]
+
+
+@dataclass
+class ScoredRun:
+    """A run of a recorded program.
+
+    Attributes:
+        prediction: without fields if the run failed.
+        rollout: its record.
+        has_tools: whether the program has tools at all.
+        result: its score; None if no task has these inputs.
+        error: what the program raised; None if it did not, or ran in another process.
+    """
+
+    prediction: Any
+    rollout: Rollout
+    has_tools: bool = False
+    result: ScoreResult | None = None
+    error: BaseException | None = None
+
+    @property
+    def scored(self) -> ScoreResult:
+        """The score of a run of a task."""
+        assert self.result is not None
+        return self.result
+
+    def attach(self) -> Any:
+        """The prediction for DSPy, which passes nothing else on; `of` finds the run of it again."""
+        self.prediction._run = replace(self, prediction=None)  # private: the fields are the program's outputs
+        return self.prediction
+
+    @staticmethod
+    def of(prediction: Any) -> "ScoredRun | None":
+        """The run that a prediction comes from; its own `prediction` is None. None of any other prediction."""
+        run = getattr(prediction, "_run", None)
+        return run if isinstance(run, ScoredRun) else None
+
 
 
 def fields_of(prediction: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.call_matching import expected_calls, matched_calls
-from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, not_expected
+from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, beyond, not_expected
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -153,5 +153,5 @@ def calls_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
         needed = len(listed) if isinstance(listed, list | tuple) else listed
     if not isinstance(needed, int) or isinstance(needed, bool) or needed < 0:
         raise NoGrade(f"task {task.id!r} does not say how many calls it needs: set budget, or expected.calls")
-    over = min(1.0, max(0.0, (calls - needed) / max(1, needed)))
+    over = beyond(calls, needed)
     return Grade(value=over, reason=f"{calls} tool calls, the budget is {needed}." if over else "")

@@ -149,8 +149,7 @@ def _error(job: Job, path: Path) -> BaseException | None:
 
 def _run_once(job: Job, recorded: RecordedProgram) -> BaseException | None:
     with job.session.phase("preflight"), job.session.context():
-        error: BaseException | None = getattr(recorded(**job.splits.val[0].inputs), "_error", None)
-    return error
+        return recorded.run(job.splits.val[0]).error
 
 
 def _data(job: Job) -> Path:

@@ -20,13 +20,13 @@ from assay.models.lm import check_thinking
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.models.thinking import ThinkingError
+from assay.models.unrecorded import Unrecorded
 from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
 from assay.runs.lock import exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.support.names import place_in
 from assay.traces import Recorder, Store, store_url
-from assay.traces.missed import Unrecorded
 from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt

@@ -26,7 +26,6 @@ from assay.errors import (
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
 from assay.evaluation.notes import overridden_format
-from assay.evaluation.predictions import rollout_of
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge
 from assay.judges.base import attempt
@@ -38,10 +37,10 @@ from assay.models.hosted import HostedBackend
 from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once, without_answers_of
-from assay.optimizers.prompts.estimate import price_of
+from assay.optimizers.budget import price_of
 from assay.programs.foreign.tasks import AgentFailed, RunnerLost
 from assay.rubrics import Rubric, ScoreResult
-from assay.rubrics.scoring import fields_of
+from assay.rubrics.scoring import ScoredRun, fields_of
 from assay.runs.jobs import Job
 from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
 from assay.traces import Rollout
@@ -149,41 +148,39 @@ def preflight(
         BudgetExceeded, Cancelled: a cap was reached; the calls made so far are in the store.
     """
     check_prices(session, max_cost_usd)
-    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), _verdicts(session)
-    answers: list[dspy.Prediction] = []
+    first, verdicts = list(tasks[:_TRIES]), _verdicts(session)
     session.register(first, split)
-    runs: list[Rollout] = []
+    runs, errors = list[ScoredRun](), list[BaseException]()
     with _asking(session), limited(session.task_timeout):
         before = session.meter.usage
         for task in first:
-            prediction = recorded.run(task)
-            runs.append(rollout_of(prediction))
-            answers.append(prediction)
-            error = getattr(prediction, "_error", None)
+            run = recorded.run(task)
+            runs.append(run)
+            error = run.error
             if error is not None and not isinstance(error, AdapterParseError | ContextWindowExceededError):
                 errors.append(error)
                 if is_refused(error) and isinstance(error, LMError):
                     break
                 continue
-            verdicts.take(task, prediction)
+            verdicts.take(task, run)
             if not verdicts.missing:
                 break
         if errors and len(errors) == len(runs):
             _stop(errors, recorded)
         if not errors:
-            require_answers(answers)
-        verdicts.ask(first[0], runs[0])
+            require_answers(runs)
+        verdicts.ask(first[0], runs[0].rollout)
         verdicts.require(tasks)
         spent = session.meter.usage
     _say_styles(session)
-    sent = sent_formats([call for run in runs for call in run.transitions])
+    sent = sent_formats([call for run in runs for call in run.rollout.transitions])
     warnings = [*verdicts.warnings(), *overridden_format(recorded.prompt_format, sent)]
     for warning in warnings:
         session.progress.say(f"warning: {warning}")
     ask_reflection(session)
     check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
     calls = spent.calls + spent.cached - before.calls - before.cached
-    return replace(_measured(runs, calls), warnings=tuple(warnings))
+    return replace(_measured([run.rollout for run in runs], calls), warnings=tuple(warnings))
 
 
 def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None) -> None:
@@ -369,7 +366,7 @@ def _priced_by_name(lm: LanguageModel) -> bool:
     return isinstance(lm.recording.backend, HostedBackend)
 
 
-def _stop(errors: Sequence[Exception], recorded: RecordedProgram) -> None:
+def _stop(errors: Sequence[BaseException], recorded: RecordedProgram) -> None:
     """Raises if all runs failed in the same way; different failures do not show that the program is broken."""
     if all(isinstance(error, LMError) for error in errors):
         failure = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"

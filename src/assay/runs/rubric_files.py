@@ -10,11 +10,11 @@ from typing import Any
 from assay.deployment.artifact import is_artifact
 from assay.errors import ArtifactError, RubricError
 from assay.rubrics.loading import rubric_text
-from assay.rubrics.yaml_files import read_yaml
 from assay.runs.loading import load_rubric
 from assay.sources.files import SourceFiles
 from assay.sources.modules import located
 from assay.sources.naming import public
+from assay.support.yaml_files import read_yaml
 
 __all__ = ["portable_rubric"]
 
@@ -52,7 +52,7 @@ class _Carrier:
             folder: folder that its names are relative to.
             up: relative path from the file's new folder to the top.
         """
-        for name in sorted(set(_named_files(read_yaml(text, "rubric")[0])), key=len, reverse=True):
+        for name in sorted(set(_named_files(read_yaml(text, "rubric", RubricError)[0])), key=len, reverse=True):
             if (new := self.carried(name, folder)) is not None:
                 written = (up + new).replace("\\", r"\\")
                 text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", written, text)

@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import dspy
-
 from assay.datasets import Task
 from assay.errors import ModelError, RubricError
-from assay.evaluation.predictions import rollout_of
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.calling import call
-from assay.rubrics.scoring import fields_of, grade
+from assay.rubrics.scoring import ScoredRun, fields_of, grade
 from assay.rubrics.spelling import unfit_arguments
 from assay.traces import Rollout
 from assay.traces.records import Verdict
@@ -43,9 +40,9 @@ class Verdicts:
         self.answered: list[tuple[Task, dict[str, Any], Rollout]] = []  # runs with an answer
         self._verdicts: list[Verdict] = []
 
-    def take(self, task: Task, prediction: dspy.Prediction) -> None:
-        """Reads the verdicts of a scored run, and asks judges without a verdict separately."""
-        self.read(task, getattr(prediction, "_result", None), fields_of(prediction), rollout_of(prediction))
+    def take(self, task: Task, run: ScoredRun) -> None:
+        """Reads the verdicts of a run, and asks judges without a verdict separately."""
+        self.read(task, run.result, fields_of(run.prediction), run.rollout)
 
     def read(self, task: Task, result: ScoreResult | None, fields: dict[str, Any], rollout: Rollout) -> None:
         """As `take`, for a score result."""

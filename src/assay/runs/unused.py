@@ -11,8 +11,8 @@ from typing import Any
 
 from assay.datasets import SPLITS
 from assay.errors import ConfigError
-from assay.optimizers.prompts.halting import fits_thinking
 from assay.optimizers.prompts.teleprompters import writes_instructions
+from assay.optimizers.prompts.thinking import fits_thinking
 from assay.programs.loading import BuiltFromTasks
 from assay.rubrics import Rubric
 from assay.runs.jobs import Job

@@ -28,7 +28,7 @@ from assay.sources.artifact_files import SOURCE
 from assay.sources.modules import root_of
 from assay.sources.opened import is_written, opened_for, unfit
 from assay.support.names import is_within
-from assay.support.package import FOLDER
+from assay.support.package import OWN_FOLDERS
 
 __all__ = ["FILES", "SourceFiles", "is_user_file"]
 
@@ -210,7 +210,7 @@ def _is_environment(folder: Path) -> bool:
 def is_user_file(path: Path) -> bool:
     """Whether a file is the user's own: not part of an installed package, of Python, or of assay."""
     path = path.resolve()
-    if not path.is_file() or path.is_relative_to(FOLDER):
+    if not path.is_file() or any(path.is_relative_to(folder) for folder in OWN_FOLDERS):
         return False
     installed = {
         *site.getsitepackages(),

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from assay.support.package import FOLDER
+from assay.support.package import FOLDER, OWN_FOLDERS
 
 __all__ = ["databases_file", "forget", "is_written", "notice", "opened_for", "unfit", "watching"]
 
@@ -33,7 +33,11 @@ _CLIENTS = tuple(
         ("dspy", "clients", ""), ("litellm", ""),
     )
 )  # fmt: skip
-_LIBRARIES = (f"{FOLDER}{os.sep}", *(sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")), "<")
+_LIBRARIES = (
+    *(f"{folder}{os.sep}" for folder in OWN_FOLDERS),
+    *(sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")),
+    "<",
+)
 _watching: ContextVar[str | None] = ContextVar("assay_watching", default=None)
 _opened: dict[str, dict[Path, str]] = {}  # key -> absolute path -> the path as it was written
 _written: set[Path] = set()

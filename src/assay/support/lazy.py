@@ -14,9 +14,14 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
     Args:
         package: its `__name__`.
-        modules: module, relative to the package -> names of its public objects, separated by spaces.
+        modules: module, relative to the package or beginning with `assay.` -> names of its public objects, separated by
+            spaces.
     """
-    where = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+    where = {
+        name: module if module.startswith("assay.") else f"{package}.{module}"
+        for module, names in modules.items()
+        for name in names.split()
+    }
 
     def get(name: str) -> Any:
         if name not in where:

@@ -10,9 +10,7 @@ import dspy
 
 from assay.traces.records import check_agent_name
 
-__all__ = ["acting_as", "current_agent"]
-
-_KEY = "assay_agent"
+_AGENT = "assay_agent"
 
 
 @contextmanager
@@ -27,11 +25,11 @@ def acting_as(name: str) -> Iterator[None]:
     Raises:
         ConfigError: another name.
     """
-    with dspy.context(**{_KEY: check_agent_name(name)}):
+    with dspy.context(**{_AGENT: check_agent_name(name)}):
         yield
 
 
 def current_agent() -> str:
     """Name of the agent that acts in this thread or task; "" without one."""
-    name = dspy.settings.get(_KEY)
+    name = dspy.settings.get(_AGENT)
     return name if isinstance(name, str) else ""

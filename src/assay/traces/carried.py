@@ -9,8 +9,6 @@ from typing import Any
 from assay.traces.places import current_open_rollout
 from assay.traces.shown import Carried
 
-__all__ = ["carried_by", "note_carried", "set_carried"]
-
 _ATTRIBUTE = "_assay_carried"
 
 

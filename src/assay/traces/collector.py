@@ -12,8 +12,6 @@ from assay.errors import ConfigError
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
-__all__ = ["Collected", "DataCollector", "TrainingData"]
-
 _FIELDS = ("input", "output", "rating", "task_type", "model", "data_subject", "tenant", "consent")
 
 

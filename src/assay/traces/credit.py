@@ -14,8 +14,6 @@ from assay.errors import ConfigError, Unscored
 from assay.support.settings import one_of
 from assay.traces.records import Rollout
 
-__all__ = ["RETURNS", "AgentBaselines", "Baseline", "differs_by_turn", "fitted_values", "gae", "returns", "rewards_of"]
-
 RETURNS = ("to_go", "episode", "step", "uniform")
 _EPSILON = 1e-4  # added to the deviation, as in TRL's GRPOTrainer
 _ULP = 2**1074  # every finite float is an integer multiple of 2**-1074

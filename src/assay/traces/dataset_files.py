@@ -22,8 +22,6 @@ from assay.traces.rating import why_not_rated
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 
-__all__ = ["DatasetFile", "add_task", "dataset_names", "why_not_added"]
-
 _MOST_BYTES = 32 << 20  # of a file that is read whole to add a task
 _MOST_NAMES = 50
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from assay.datasets.keys import IDENTIFYING
 
-__all__ = ["ERASED", "FEW_LETTERS", "LETTERS", "ErasedTexts"]
-
 ERASED = "[erased]"
 """Stands in place of an erased text."""
 LETTERS, FEW_LETTERS, DIGITS = 20, 8, 9

@@ -15,8 +15,6 @@ from assay.models.scope import current_sample
 from assay.support.values import json_text
 from assay.traces.records import Rollout
 
-__all__ = ["RolloutIds", "outside_id"]
-
 
 class RolloutIds:
     """Generates the rollout ids of one run. Thread-safe.

@@ -12,9 +12,9 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
 
 import dspy
 
@@ -28,11 +28,6 @@ from assay.models.meter import Meter
 from assay.models.own_lms import arun_recorded, recorded_call, replaced_call, run_recorded
 from assay.models.threads import accounted_calls, current_place
 from assay.models.tool_limits import awaited_within_tool_limit, within_tool_limit
-from assay.traces.replaying import ToolReplay, has_side_effects
-
-__all__ = [
-    "Listener", "Recording", "has_listeners", "listeners", "listening", "replacing", "run_tool", "with_lm",
-]  # fmt: skip
 
 _KEY = "assay_listeners"
 _REPLACEMENT = "assay_replacement"  # DSPy setting: the model that is called in place of those that a program made
@@ -56,14 +51,16 @@ class Recording:
     cache: ResponseCache | None = None
 
 
-class Listener(Protocol):
+class Listener:
     """Receives events in the thread or task where they happen. Its exceptions are logged and not raised."""
 
     def recording(self, lm: Any) -> "Recording | None":
         """Called before an LM call: what records it; None if this listener does not, or the model does so itself."""
+        return None
 
-    def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
+    def lm_called(self, lm: Any) -> AbstractContextManager[Any] | None:
         """Called before an LM call that cannot be recorded. May return a context manager for the call."""
+        return None
 
     def tool_began(self, tool: Any, arguments: dict[str, Any]) -> Any:
         """Called before a tool runs. The result is passed to `tool_ended`."""
@@ -73,6 +70,10 @@ class Listener(Protocol):
 
     def parse_failed(self, text: str) -> None:
         """Called when an adapter could not parse an answer."""
+
+    def replayed(self, tool: Any, arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
+        """What is called in place of a tool; None if the tool runs."""
+        return None
 
 
 def listeners() -> tuple[Listener, ...]:
@@ -114,7 +115,7 @@ def _install() -> None:
     with _lock:
         if _installed:
             return
-        patch_calls(lm=lambda plain: wrapped(plain, _Opening), tool=_with_tool_events)
+        patch_calls(lm=lambda plain: wrapped(plain, _opened), tool=_with_tool_events)
         patch_overrides(_recorded_override)
         patch_parsing(_watched)
         _installed = True
@@ -128,31 +129,23 @@ def _tell(handler: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-class _Opening:
+def _opened(lm: Any, args: list[Any], kwargs: dict[str, Any]) -> Opened:
     """A call of a model that is not the job's: replaced or recorded if a listener can, else only counted."""
-
-    done: Callable[[Any], None] | None = None
-
-    def __init__(self, lm: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-        self.lm = lm
-        self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
-        active = _asking_listeners()
-        if (record := _recording_of(lm)) is not None:
-            replacement = dspy.settings.get(_REPLACEMENT)
-            try:
-                call: Opened = (
-                    recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter, cache=record.cache)
-                    if replacement is None
-                    else replaced_call(replacement, args, kwargs)
-                )
-                self.lm, self.context, self.done = call.lm, lambda: _handed_over(lm, call), call.done
-                return
-            except (StopRun, PartMoved):
-                raise
-            except Exception as error:  # of a class that cannot be copied
-                _logger.warning("calls of %s cannot be recorded: %s: %s", lm, type(error).__name__, error)
-        if active:
-            self.context = functools.partial(_counted, active, lm)
+    active = _asking_listeners()
+    if (record := _recording_of(lm)) is not None:
+        replacement = dspy.settings.get(_REPLACEMENT)
+        try:
+            call = (
+                recorded_call(lm, args, kwargs, observer=record.observer, meter=record.meter, cache=record.cache)
+                if replacement is None
+                else replaced_call(replacement, args, kwargs)
+            )
+            return replace(call, context=lambda: _handed_over(lm, call))
+        except (StopRun, PartMoved):
+            raise
+        except Exception as error:  # of a class that cannot be copied
+            _logger.warning("calls of %s cannot be recorded: %s: %s", lm, type(error).__name__, error)
+    return Opened(lm, functools.partial(_counted, active, lm)) if active else Opened(lm)
 
 
 def _asking_listeners() -> tuple[Listener, ...]:
@@ -239,11 +232,8 @@ def run_tool(tool: Any, arguments: dict[str, Any], work: Callable[[], Any]) -> A
 
 
 def _replayed(tool: Any, arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
-    """In a replay, what answers a tool with side effects; else None."""
-    replay = next((listener for listener in listeners() if isinstance(listener, ToolReplay)), None)
-    if replay is None or not has_side_effects(tool):
-        return None
-    return functools.partial(replay.result, tool, arguments)
+    answers = (listener.replayed(tool, arguments) for listener in listeners())
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def _with_tool_events(plain: Any) -> Any:

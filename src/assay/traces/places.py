@@ -12,22 +12,10 @@ import dspy
 from assay.datasets.tasks import task_key
 from assay.models.scope import repeats_numbered
 from assay.models.threads import current_place, leave_place, open_place
+from assay.models.unrecorded import UnrecordedCalls
 from assay.traces.listening import has_listeners, listeners
 from assay.traces.records import Rollout
 from assay.traces.shown import Carried
-from assay.traces.unrecorded import UnrecordedCalls
-
-__all__ = [
-    "OpenRollout",
-    "Outside",
-    "current_missed_calls",
-    "current_open_rollout",
-    "current_rollout",
-    "opened",
-    "opened_outside",
-    "others_open",
-    "rollouts_of",
-]
 
 _KEY = "assay_rollout"
 _open: list["OpenRollout"] = []  # in this process

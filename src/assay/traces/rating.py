@@ -5,8 +5,6 @@ from typing import Protocol
 from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout
 
-__all__ = ["SEALED", "UNRATED_SOURCES", "store_rating", "why_not_rated"]
-
 UNRATED_SOURCES = ("outside", *NOT_AGENTS)  # sources of rollouts that no export uses by itself
 _NAMES = {
     "judge": "a verdict of a judge",

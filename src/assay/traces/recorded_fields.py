@@ -8,8 +8,6 @@ from assay.errors import ConfigError, FailureKind
 from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest
 from assay.traces.records import Verdict
 
-__all__ = ["CallFields", "RolloutFields", "check_fields"]
-
 
 class RolloutFields(TypedDict, total=False):
     """Fields of `assay.traces.Rollout` that the caller of `assay.record` may set."""

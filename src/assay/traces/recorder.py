@@ -18,13 +18,12 @@ from assay.models.failures import failure_of_program
 from assay.models.lm import LanguageModel
 from assay.models.meter import Meter
 from assay.models.own_lms import is_observed
-from assay.models.transports import accounted, asking
+from assay.models.unrecorded import NOTHING, Unrecorded, UnrecordedCalls, accounted, asking, watch_calls
 from assay.support.scrubbing import error_text
 from assay.traces.agents import current_agent
 from assay.traces.identity import RolloutIds, outside_id
-from assay.traces.listening import Recording, listeners, listening
+from assay.traces.listening import Listener, Recording, listeners, listening
 from assay.traces.messages.dialects import answer_of, chat_messages
-from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.places import (
     OpenRollout,
     Outside,
@@ -39,9 +38,6 @@ from assay.traces.places import (
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
-from assay.traces.unrecorded import UnrecordedCalls, watch_calls
-
-__all__ = ["Recorder", "aside", "checking", "current_rollout", "note_failure", "note_isolation"]
 
 _TEXT = 20_000  # maximum stored characters of a tool result
 
@@ -111,7 +107,7 @@ def _requested_tools(response: dict[str, Any] | None) -> list[ToolCall]:
     )
 
 
-class Recorder:
+class Recorder(Listener):
     """Records rollouts. Pass `recorder.observe` to `get_lm(observers=…)` and run programs inside `recorder.rollout(…)`.
 
     While `active`, it also records tool calls and counts `unrecorded` LM calls: those of a `dspy.LM` that the program
@@ -337,28 +333,11 @@ class Recorder:
         with self._lock:
             self.demonstrated_tasks.update(shown_tasks)
             transition = Transition(
+                **vars(call),
                 t=len(rollout.transitions),
-                model=call.model,
-                weights=call.weights,
-                adapters=call.adapters,
-                request=call.request,
-                response=call.response,
-                output=call.text,
-                error=call.error,
-                failure=call.failure,
-                constrained=call.constrained,
-                cached=call.cached,
-                prompt_tokens=call.prompt_tokens,
-                completion_tokens=call.completion_tokens,
-                thinking_tokens=call.thinking_tokens,
-                token_ids=call.token_ids,
-                logprobs=call.logprobs,
+                tools=_requested_tools(call.response),
                 shown_tasks=shown_tasks,
                 agent=current_agent(),
-                latency_ms=call.latency_ms,
-                cost_usd=call.cost_usd,
-                started_at=call.started_at,
-                tools=_requested_tools(call.response),
             )
             rollout.transitions.append(transition)
             if not rollout.model:
@@ -417,7 +396,7 @@ class Recorder:
             return None
         return Recording(self.observe_own, self.meter, self.cache)
 
-    def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
+    def lm_called(self, lm: Any) -> AbstractContextManager[Any] | None:
         """Count a call that will not be observed.
 
         If the transport is watched, each HTTP request counts, including retries; answers from DSPy's cache do not.

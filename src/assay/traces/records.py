@@ -9,21 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import ConfigError, FailureKind
-
-__all__ = [
-    "NOT_AGENTS",
-    "RUN_FIELDS",
-    "Rollout",
-    "ToolCall",
-    "Transition",
-    "Verdict",
-    "check_agent_name",
-    "new_id",
-    "of_tenant",
-    "person_digest",
-    "subject_digest",
-    "subject_digests",
-]
+from assay.models.calls import Call
 
 RUN_FIELDS = frozenset({"rounds", "steps", "turn_calls"})
 """Fields of a prediction that record how it was made. They are no part of the answer, which judges and checks grade."""
@@ -115,30 +101,12 @@ class Verdict:
 
 
 @dataclass(kw_only=True)
-class Transition:
+class Transition(Call):
     """An LM call of a rollout, at turn `t` (from 0)."""
 
     t: int
-    model: str
-    weights: str = ""
-    adapters: tuple[str, ...] = ()
-    request: dict[str, Any]
-    response: dict[str, Any] | None = None
-    output: str = ""
-    error: str | None = None
-    failure: FailureKind | None = None
     tools: list[ToolCall] = field(default_factory=list)
-    constrained: bool = False
-    cached: bool = False
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    thinking_tokens: int | None = None  # part of completion_tokens; None if the engine does not report them
     shown_tasks: tuple[str, ...] = ()  # keys of the tasks in its demonstrations
-    token_ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
-    latency_ms: float = 0.0
-    cost_usd: float | None = None
-    started_at: float = 0.0
     step_rewards: dict[str, float] = field(default_factory=dict)
     return_: float | None = None
     agent: str = ""  # name of the agent that made the call, see `assay.traces.acting_as`; header `x-assay-agent`

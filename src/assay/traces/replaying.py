@@ -3,15 +3,14 @@
 Without a replay a marked tool runs as any other. Does not run programs.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from assay.support.values import json_text
+from assay.traces.listening import Listener
 from assay.traces.records import ToolCall
-
-__all__ = ["NotInRecording", "RecordedToolError", "ToolReplay", "has_side_effects", "side_effects"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "assay_side_effects"
@@ -36,9 +35,8 @@ class NotInRecording(LookupError):
     """A replayed program calls a tool with side effects in another way than the recorded one: the result is unknown."""
 
 
-class ToolReplay:
-    """Answers the calls of marked tools with the results of a recorded rollout. A listener, see
-    `assay.traces.listening`.
+class ToolReplay(Listener):
+    """Answers the calls of marked tools with the results of a recorded rollout.
 
     Each recorded call answers one call of the same tool with the same arguments, in their order.
 
@@ -79,20 +77,8 @@ class ToolReplay:
             raise RecordedToolError(call.error)
         return call.result or ""
 
-    def recording(self, lm: Any) -> None:
-        return None
-
-    def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
-        return None
-
-    def tool_began(self, tool: Any, arguments: dict[str, Any]) -> Any:
-        return None
-
-    def tool_ended(self, begun: Any, result: Any, error: BaseException | None) -> None:
-        return None
-
-    def parse_failed(self, text: str) -> None:
-        return None
+    def replayed(self, tool: Any, arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
+        return functools.partial(self.result, tool, arguments) if has_side_effects(tool) else None
 
 
 def _key(arguments: Mapping[str, Any]) -> str:

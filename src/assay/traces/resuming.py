@@ -10,12 +10,10 @@ from assay.errors import FailureKind
 from assay.models import ResponseCache
 from assay.models.ledger import Ledger
 from assay.models.recording import bill_answered
-from assay.traces.missed import Unrecorded
+from assay.models.unrecorded import Unrecorded
 from assay.traces.recorder import Recorder
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
-
-__all__ = ["close_running", "drop_cut_off", "end_on_full_disk", "opened_ledger"]
 
 _REASON = "interrupted: the process ended before the rollout did"
 

@@ -14,8 +14,6 @@ from typing import Any
 from assay.support.sections import ASKS, fields_in
 from assay.support.values import value_text
 
-__all__ = ["Carried", "OwnTask", "TaskTexts", "demos_in", "message_texts", "occurs_in"]
-
 _WORD = re.compile(r"\w+")
 _SHARED = 8  # maximum number of tasks with a common input that still identifies them
 _SHORT = 12  # texts with fewer characters match only if they are delimited in their line

@@ -10,8 +10,6 @@ from assay.models.thinking import THOUGHT_FIELDS, budget_of, schema_of
 from assay.support.sections import fields_in
 from assay.traces.records import RUN_FIELDS, Rollout, Transition
 
-__all__ = ["ThinkingUse", "thinking_of"]
-
 _LONGEST = 1024  # bits of an integer that a thought may mention; Python refuses to write very long ones
 
 

@@ -25,7 +25,7 @@ from assay.web.rendering import View, link
 __all__ = ["label_view", "store_label", "withdraw_label"]
 
 _WINDOW = 1_000  # newest rollouts, of the store or of a run, among which items are chosen
-_SEARCHED, _RUNS = 200, 10  # newest runs among which those of a judge are found, and how many of them are read
+_SEARCHED, _JUDGED_RUNS = 200, 10  # newest runs among which those of a judge are found, and how many of them are read
 _ENOUGH = 100  # rollouts to label, above which those of earlier runs are not read
 _FIELDS = ("rater", "run", "item", "skip")
 _MOST_SKIPPED = 40  # that an address holds
@@ -144,7 +144,7 @@ def _judged_runs(store: Store, question: Question) -> list[str]:
         for run in list_runs(store, limit=_SEARCHED)
         if run["id"] in question.runs or run["config"].get("rubric") in rubrics
     )
-    return list(itertools.islice(runs, _RUNS))
+    return list(itertools.islice(runs, _JUDGED_RUNS))
 
 
 def _labelled(store: Store, question: Question, run_id: str | None) -> list[ToLabel]:

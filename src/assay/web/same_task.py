@@ -16,7 +16,7 @@ from assay.web.rendering import link
 
 __all__ = ["OtherSide", "other_sides"]
 
-_MOST = 8
+_MOST_SIDES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,8 @@ class OtherSide:
 def other_sides(
     store: Store, rollout: Rollout, query: Mapping[str, str], filters: Mapping[str, str], *, where: str | Path | None
 ) -> list[OtherSide]:
-    """Rollouts of the task of a rollout, at most `_MOST`: first that of the comparison from which it was opened, then
+    """Rollouts of the task of a rollout, at most `_MOST_SIDES`: first that of the comparison from which it was
+    opened, then
     the last ones of the other versions that its run evaluated in the same phase on the same split: those of the other
     side of its training, of a winner and of a baseline before others.
 
@@ -63,7 +64,7 @@ def other_sides(
     back = {**filters, "other": rollout.id}
     return [
         OtherSide(rollout_id=other, name=name, score=score, address=link("rollouts", other, **back))
-        for other, (name, score) in list(sides.items())[:_MOST]
+        for other, (name, score) in list(sides.items())[:_MOST_SIDES]
     ]
 
 

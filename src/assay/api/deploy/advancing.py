@@ -18,8 +18,6 @@ from assay.evaluation.progress import Progress
 from assay.support.scrubbing import error_text
 from assay.traces import Store
 
-__all__ = ["Advancer", "advanced"]
-
 _LOG = logging.getLogger("assay.deployed")
 _REST = 50  # an evaluation is followed by a pause of so many times its CPU time, so that it takes at most 2 % of a core
 _LONGEST_S = 300.0  # of such a pause

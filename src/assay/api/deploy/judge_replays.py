@@ -13,9 +13,7 @@ from assay.errors import BudgetExceeded
 from assay.evaluation.progress import Progress
 from assay.support.scrubbing import error_text
 
-__all__ = ["replay_judges"]
-
-_LOG = logging.getLogger("assay.deployed")
+_LOGGED = logging.getLogger("assay.deployed")
 
 
 def replay_judges(
@@ -54,7 +52,7 @@ def _replay(
     try:
         report = replay_anchors(str(watch.judge), anchors=watch.anchors, store=store, progress=progress, **options)
     except (Exception, BudgetExceeded) as error:  # a folder that is gone, a model that is away
-        _LOG.warning("the anchors of %s could not be replayed: %s", watch.judge, error_text(error))
+        _LOGGED.warning("the anchors of %s could not be replayed: %s", watch.judge, error_text(error))
         write_replay(deployments, name, watch, FAILED, at=at, error=error_text(error)[:1000])
     else:
         write_replay(deployments, name, watch, DONE, at=at, report=report)

@@ -18,17 +18,13 @@ from assay.deployment.registry import Version
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.statistics import Gain, paired_gain
-from assay.evaluation.stored import task_of
 from assay.models.failures import failure_of_program
 from assay.models.limits import OverTime
 from assay.rubrics import Rubric
 from assay.runs.loading import load_rubric
 from assay.support.scrubbing import error_text
-from assay.traces import Rollout, Store
-from assay.traces.replaying import ToolReplay
+from assay.traces import Rollout
 from assay.traces.store import tables as schema
-
-__all__ = ["CHECK", "Rehearsal", "rehearse", "replay_rubric"]
 
 CHECK = "check"  # phase of these rollouts; they have no version, so that no figure of production counts them
 _NEWEST = 1000  # recorded rollouts that the replayed ones are chosen from
@@ -118,7 +114,7 @@ def rehearse(
     Tools with side effects are answered from the recording, as in the shadow step. It ends early if the candidate's
     model cannot be asked, or a replay exceeds its time limit.
     """
-    found = _recorded(deployments.engine, champion.name, count)
+    found = _answered(deployments.engine, champion.name, count)
     if not found:
         problem = f"{champion.name} has no recorded answers" if count else None
         return Rehearsal(wanted=count, missing={}, given={}, failures={}, problem=problem)
@@ -127,68 +123,42 @@ def rehearse(
     except AssayError as error:
         return Rehearsal(wanted=count, missing={}, given={}, failures={}, problem=error_text(error))
     opened, _ = opened_store(store)
-    replays = _Replays(loaded, rubric, opened)
+    missing, given, failures = Counter[str](), Counter[str](), Counter[str]()
+    pairs: list[tuple[Rollout, str]] = []  # recorded rollout, id of the replay
+    problem = None
     with default_progress(progress).bar(f"replay on {candidate.name}", len(found)) as advance:
-        for name in found:
-            replays.run(opened.rollout(name))
+        for original in map(opened.rollout, found):
+            try:
+                prediction = loaded.replay(original, rubric=rubric, store=opened.url, phase=CHECK)
+            except Exception as error:
+                failures[error_text(error)[:200]] += 1
+                if isinstance(error, OverTime) or failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT):
+                    problem = "no more were replayed"
+            else:
+                names = set(original.prediction or {})
+                given.update(names)
+                missing.update(names - set(dict(prediction.items())))
+                pairs.append((original, str(prediction.rollout)))
             advance(1)
-            if replays.problem is not None:
+            if problem is not None:
                 break
     opened.flush()
-    return replays.result(count)
-
-
-class _Replays:
-    def __init__(self, loaded: LoadedVersion, rubric: Rubric | None, opened: Store) -> None:
-        self.loaded, self.rubric, self.opened = loaded, rubric, opened
-        self.pairs: list[tuple[Rollout, str]] = []  # recorded rollout, id of the replay
-        self.missing, self.given, self.failures = Counter[str](), Counter[str](), Counter[str]()
-        self.n = 0
-        self.problem: str | None = None
-
-    def run(self, original: Rollout) -> None:
-        fields: dict[str, Any] = {
-            "phase": CHECK, "group_id": original.id, "tenant": original.tenant, "consent": original.consent,
-            "data_subject": original.data_subject, "split": original.split,
-        }  # fmt: skip
-        self.n += 1
-        try:
-            prediction = self.loaded.run(
-                task_of(original),
-                rubric=self.rubric,
-                store=self.opened.url,
-                replay=ToolReplay(original.tools),
-                **fields,
-            )
-        except Exception as error:
-            down = failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
-            self.failures[error_text(error)[:200]] += 1
-            if down or isinstance(error, OverTime):
-                self.problem = "no more were replayed"
-            return
-        names = set(original.prediction or {})
-        self.given.update(names)
-        self.missing.update(names - set(dict(prediction.items())))
-        self.pairs.append((original, str(prediction.rollout)))
-
-    def result(self, wanted: int) -> Rehearsal:
-        before = {original.id: _number(original.score) for original, _ in self.pairs}
-        after = {original.id: _number(self.opened.rollout(replay).score) for original, replay in self.pairs}
-        gain = paired_gain(before, after)
-        both = [name for name in before if not math.isnan(before[name] + after[name])]
-        means = [math.fsum(scores[name] for name in both) / len(both) if both else None for scores in (before, after)]
-        return Rehearsal(
-            wanted=wanted, n=self.n, answered=len(self.pairs), missing=dict(self.missing), given=dict(self.given),
-            failures=dict(self.failures), champion=means[0], candidate=means[1], gain=gain if gain.n else None,
-            problem=self.problem,
-        )  # fmt: skip
+    before = {original.id: _number(original.score) for original, _ in pairs}
+    after = {original.id: _number(opened.rollout(replay).score) for original, replay in pairs}
+    gain = paired_gain(before, after)
+    both = [name for name in before if not math.isnan(before[name] + after[name])]
+    means = [math.fsum(scores[name] for name in both) / len(both) if both else None for scores in (before, after)]
+    return Rehearsal(
+        wanted=count, n=len(pairs) + failures.total(), answered=len(pairs), missing=dict(missing), given=dict(given),
+        failures=dict(failures), champion=means[0], candidate=means[1], gain=gain if gain.n else None, problem=problem,
+    )  # fmt: skip
 
 
 def _number(score: float | None) -> float:
     return math.nan if score is None else score
 
 
-def _recorded(engine: sa.Engine, champion: str, count: int) -> list[str]:
+def _answered(engine: sa.Engine, champion: str, count: int) -> list[str]:
     """Ids of the newest answered production rollouts of a version: the newest of each task type, then the next ones."""
     rollouts = schema.rollouts.c
     query = (

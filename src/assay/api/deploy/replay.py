@@ -14,14 +14,10 @@ from assay.deployment.readings import SCORED_BY
 from assay.deployment.rollout_values import SHADOW
 from assay.errors import AssayError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
-from assay.evaluation.stored import task_of
 from assay.models.limits import OverTime
 from assay.rubrics.loading import RubricSource
 from assay.traces import Rollout
-from assay.traces.replaying import ToolReplay
 from assay.traces.store import tables as schema
-
-__all__ = ["replay"]
 
 _HUNG = 3  # rollouts over the time limit, after which a call of `replay` ends
 
@@ -84,17 +80,13 @@ def _run(loaded: LoadedVersion, original: Rollout, rubric: Any, store: str, vers
     """Replays one rollout. False if it exceeded the time limit."""
     # one row for a rollout, whoever replays it
     row = sha256(f"{deployment}\0{original.id}".encode()).hexdigest()[:32]
-    fields: dict[str, Any] = {
-        "id": row, "deployment": deployment, "stage": 0, "arm": CANDIDATE, "unit": original.unit, "version": version,
-        "group_id": original.id, "phase": SHADOW, "tenant": original.tenant, "consent": original.consent,
-        "data_subject": original.data_subject, "split": original.split,
-    }  # fmt: skip
-    replay = ToolReplay(original.tools)
+    fields = {"id": row, "deployment": deployment, "stage": 0, "arm": CANDIDATE, "unit": original.unit}
     try:
-        loaded.run(task_of(original), rubric=rubric, store=store, replay=replay, **fields)
+        loaded.replay(original, rubric=rubric, store=store, version=version, phase=SHADOW, **fields)
+    except DeploymentError:
+        pass  # a call without a recorded answer: the pair is missing
     except AssayError:
-        if not replay.missed:
-            raise
+        raise
     except Exception as error:  # the candidate's failure is recorded with its kind, and scored
         return not isinstance(error, OverTime)
     return True

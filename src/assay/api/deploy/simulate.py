@@ -11,8 +11,6 @@ from assay.runs.settings.deploy import SimulateSettings
 from assay.runs.settings.store_options import SimulateOptions
 from assay.support.keywords import takes
 
-__all__ = ["plan_of", "simulate_plan"]
-
 
 @takes(SimulateSettings)
 def simulate_plan(*, progress: Progress | None = None, **options: Unpack[SimulateOptions]) -> SimulationReport:

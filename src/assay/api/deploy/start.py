@@ -30,8 +30,6 @@ from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces import Store
 
-__all__ = ["StartReport", "expected_requests", "start_deployment"]
-
 _RUNS = 40  # simulated deployments for the expected number of requests
 _TOTAL = 300_000  # requests of all of them, enough for the default plan: a longer plan has fewer runs
 

@@ -20,8 +20,6 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.traces import Store
 
-__all__ = ["DeploymentReport", "advance_deployment", "deployment_history", "deployment_status", "order_deployment"]
-
 
 @takes()
 def deployment_status(

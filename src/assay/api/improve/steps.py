@@ -1,4 +1,4 @@
-"""Checks the settings of an improvement: its steps, the models they train, and the judges.
+"""The steps of an improvement: checks of their settings, models and judges, and the runs that they request.
 
 `assay improve` and its estimate (`--dry-run`) share these checks, so that neither accepts what the other refuses.
 Opens nothing and calls no model.
@@ -11,14 +11,16 @@ from typing import Any
 from assay.api.train import guards_of
 from assay.deployment.artifact import is_artifact
 from assay.errors import ConfigError
+from assay.models import Meter
+from assay.optimizers.budget import ImprovePlan, forecast_pair, plan_report, plan_steps, search_cap, search_runs
 from assay.optimizers.finetuning.run_folder import check_free
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.runs.independence import independent
+from assay.runs.jobs import Job
 from assay.runs.settings import DEFAULT_MODEL, ImproveSettings
+from assay.runs.settings.shared import PromptSettings
 from assay.sources.artifact_files import read_manifest
 from assay.support.settings import nearest
-
-__all__ = ["STATE", "STEPS", "adapter_names", "check_improvement", "check_name", "program_name", "start_model_of"]
 
 STATE = "state.json"  # of an unfinished improvement, in its folder
 STEPS = ("prompts", "sft", "grpo")
@@ -63,6 +65,26 @@ def check_improvement(config: ImproveSettings, *, model: str | None, monitor: st
             judge=judge,
             model=trained,
         )
+
+
+def steps_of(job: Job, order: Sequence[str], *, rollouts: int, grpo: PolicySettings, retained: int) -> ImprovePlan:
+    """The runs of the steps, of their gates and of the sealed test, without caps.
+
+    Args:
+        rollouts: of each train task, collected by `sft`.
+        retained: number of retention tasks of `grpo`.
+    """
+    sizes, cap = job.splits.sizes(), None
+    if isinstance(job.config, PromptSettings):
+        cap = search_cap(job.config.max_search_calls, job.config.optimizer)
+    pair = forecast_pair(job.recorded.program, job.session)
+    return ImprovePlan(
+        report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair),
+        steps=plan_steps(
+            order, sizes, search=search_runs(cap, pair.calls / 2, sizes["val"]), rollouts=rollouts, grpo=grpo,
+            retained=retained,
+        ),
+    )  # fmt: skip
 
 
 def check_name(name: str, order: Sequence[str], folder: Path) -> None:

@@ -19,8 +19,6 @@ from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.store import tables as schema
 
-__all__ = ["Order", "improved", "usage_since"]
-
 _HACKING = "being gamed"  # of the alarm of `assay.optimizers.finetuning.monitoring`, in notes and logs
 
 

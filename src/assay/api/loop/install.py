@@ -11,8 +11,6 @@ from assay.support.names import check_name
 from assay.traces.store.connection import password_of
 from assay.traces.store.location import store_url
 
-__all__ = ["schedule_files"]
-
 
 @takes(LoopInstallSettings)
 def schedule_files(

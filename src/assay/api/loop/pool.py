@@ -13,8 +13,6 @@ from assay.runs.settings.store_options import PoolOptions
 from assay.support.keywords import takes
 from assay.traces import Store
 
-__all__ = ["collect_pool"]
-
 
 @takes(PoolSettings)
 def collect_pool(

@@ -17,7 +17,7 @@ from assay.deployment.cycles import Position, due_in, position, spent
 from assay.deployment.decisions import RUNNING
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.events import Notifier
-from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Lease, Loops, LostLease, time_of
+from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Loops
 from assay.deployment.pool import read_manifest
 from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, DataError, DeploymentError
@@ -32,8 +32,7 @@ from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import error_text
 from assay.support.settings import settings_of
 from assay.traces import Store
-
-__all__ = ["LoopRunReport", "run_loop"]
+from assay.traces.store.leases import Lease, LostLease, seconds
 
 _JUDGE = tuple(settings_of(AdvanceSettings))  # of the scoring settings: the model of the rubric's judges
 
@@ -88,16 +87,15 @@ def run_loop(
     with Store(store) as opened:
         loops = Loops(opened.engine)
         settings = loop_file(loops, agent, file)
-        loop = loops.get(agent)
-        if loop is None or not loop.enabled:
+        if not loops.known(agent).enabled:
             return LoopRunReport(agent=agent, action="stopped", reason="the loop was stopped", dry_run=dry_run)
         run = _Run(agent, settings, opened, store, default_progress(progress))
         if dry_run:
             return run.dry()
         lease = loops.acquire(agent, lease_s=settings.lease_s)
         if lease is None:
-            holder = (held := loops.get(agent)) and held.holder
-            return LoopRunReport(agent=agent, action="held", reason=f"{holder or 'another process'} runs the loop now")
+            holder = loops.known(agent).holder or "another process"
+            return LoopRunReport(agent=agent, action="held", reason=f"{holder} runs the loop now")
         with lease:
             try:
                 return run.go(lease)
@@ -139,8 +137,7 @@ class _Run:
             at = position(self.loops.steps(self.agent), self.settings.attempts)
             if (reason := self._hindrance(at)) is not None:
                 return self._report("wait", reason, at)
-            loop = self.loops.get(self.agent)
-            if loop is None or not loop.enabled:
+            if not self.loops.known(self.agent).enabled:
                 return self._report("stopped", "the loop was stopped", at)
             status, reason = self._step(lease, at)
             if status == FAILED:
@@ -185,7 +182,7 @@ class _Run:
         """Why the cycle cannot continue now; None if it can."""
         steps, settings = self.loops.steps(self.agent), self.settings
         with self.opened.engine.connect() as connection:
-            now = time_of(connection)
+            now = seconds(connection)
         if not at.improves and (left := due_in(steps, 86400 * settings.every_days, now)) > 0:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(now + left))
             return f"the next cycle is due at {when}"
@@ -213,9 +210,9 @@ class _Run:
         if at.attempts >= self.settings.attempts:
             reason = f"its process was killed or failed in each of {at.attempts} attempts"
             status, detail = FAILED, {"reason": reason, **self._lost(at)}
-            lease.end(at.cycle, at.step, status, detail)
+            self.loops.end(lease, self.agent, at.cycle, at.step, status, detail)
             return status, str(detail["reason"])
-        lease.begin(at.cycle, at.step)
+        self.loops.begin(lease, self.agent, at.cycle, at.step)
         steps: dict[str, Callable[[Position], tuple[str, dict[str, Any]]]] = {
             "pool": self._pool, "gates": self._gates, "improve": self._improve, "register": self._register,
             "deploy": self._deploy,
@@ -227,7 +224,7 @@ class _Run:
             raise
         except (Exception, BudgetExceeded) as error:  # whatever a program, judge or trainer raises; tried again
             status, detail = FAILED, {"reason": error_text(error)[:2000], **self._lost(at)}
-        lease.end(at.cycle, at.step, status, detail)
+        self.loops.end(lease, self.agent, at.cycle, at.step, status, detail)
         reason = str(detail.get("reason") or "")
         self.taken.append({"step": at.step, "status": status, "reason": reason})
         return status, reason
@@ -283,7 +280,7 @@ class _Run:
         registry = self.deployments.registry
         champion = registry.version(self.agent)
         with self.opened.engine.connect() as connection:
-            now = time_of(connection)
+            now = seconds(connection)
         began = at.steps["improve"].started_at if "improve" in at.steps else now
         calls, usd = self._left(now, without=at.cycle)  # caps of a resumed job hold for all of its attempts
         order = Order(

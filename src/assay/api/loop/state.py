@@ -15,8 +15,6 @@ from assay.support.places import no_such_file
 from assay.traces import Store
 from assay.traces.store.location import store_file
 
-__all__ = ["has_loop", "loop_file", "start_loop", "stop_loop"]
-
 
 @takes()
 def start_loop(agent: str, file: str | Path, *, store: str | Path | None = None) -> dict[str, Any]:
@@ -85,8 +83,7 @@ def loop_file(loops: Loops, agent: str, file: str | Path | None = None) -> LoopS
     Raises:
         DeploymentError: the agent has no loop, or the file is missing or another one than at the start.
     """
-    if (loop := loops.get(agent)) is None:
-        raise DeploymentError(f"agent {agent!r} has no loop: assay loop start {agent} --file FILE starts one")
+    loop = loops.known(agent)
     path = Path(loop.file if file is None else file)
     if not path.is_file():
         raise DeploymentError(

@@ -8,15 +8,14 @@ from assay.api.loop.state import loop_file
 from assay.deployment.cycles import due_in, position, spent
 from assay.deployment.deployments import Deployments
 from assay.deployment.judge_drift import judge_watches
-from assay.deployment.loops import Loops, LoopStep, time_of
+from assay.deployment.loops import Loops, LoopStep
 from assay.deployment.monitoring import loop_figures
-from assay.errors import AssayError, DeploymentError
+from assay.errors import AssayError
 from assay.runs.settings.loop import LoopLimits, LoopSettings
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces import Store
-
-__all__ = ["LoopStatusReport", "loop_status"]
+from assay.traces.store.leases import seconds
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -67,16 +66,14 @@ def loop_status(agent: str, *, file: str | Path | None = None, store: str | Path
     """
     with Store(store) as opened:
         loops, deployments = Loops(opened.engine), Deployments(opened.engine)
-        loop = loops.get(agent)
-        if loop is None:
-            raise DeploymentError(f"agent {agent!r} has no loop: assay loop start {agent} --file FILE starts one")
+        loop = loops.known(agent)
         settings, problem = None, None
         try:
             settings = loop_file(loops, agent, file)
         except AssayError as error:
             problem = str(error)
         with opened.engine.connect() as connection:
-            now = time_of(connection)
+            now = seconds(connection)
         steps, active = loops.steps(agent), deployments.active(agent)
         newest = next(iter(deployments.all(agent, limit=1)), None)
         judges = [] if newest is None else judge_watches(deployments, newest)

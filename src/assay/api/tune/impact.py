@@ -13,10 +13,10 @@ from assay.errors import ConfigError
 from assay.evaluation import Progress, default_progress
 from assay.evaluation.metrics import Budget
 from assay.models import Meter
+from assay.optimizers.budget import too_few_to_score
 from assay.optimizers.parameters import Point
 from assay.optimizers.parameters.impact import Impact, impact
 from assay.optimizers.parameters.page import importance, write_page
-from assay.optimizers.prompts.reserve import too_few_to_score
 from assay.programs import AgentParameters
 from assay.programs.budgets import thresholds_of
 from assay.rubrics.loading import RubricSource
@@ -36,8 +36,6 @@ from assay.traces.store.sealing import resolve_salt
 
 if TYPE_CHECKING:
     import optuna
-
-__all__ = ["ImpactReport", "parameter_impact"]
 
 
 @dataclass(repr=False)

@@ -20,8 +20,6 @@ from assay.runs.settings import TuneSettings
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import Openings, openings_line
 
-__all__ = ["TuneReport", "as_page", "cheaper", "saving"]
-
 
 @dataclass(repr=False)
 class TuneReport(ReportRepr):

@@ -27,13 +27,13 @@ from assay.evaluation import Progress, RecordedProgram, default_progress
 from assay.evaluation.comparison import (
     Comparison,
     compare,
-    ended_early,
     losses_behind_gain,
     what_would_decide,
 )
 from assay.evaluation.metrics import Budget
-from assay.evaluation.sequential import POWER, SequentialTest, detectable_difference, tasks_needed
+from assay.evaluation.sequential import POWER, detectable_difference, tasks_needed
 from assay.models.meter import Usage
+from assay.optimizers.budget import announce_splits, forecast_pair, plan_report
 from assay.optimizers.parameters import (
     Point,
     ProgramObjective,
@@ -47,8 +47,6 @@ from assay.optimizers.parameters import (
 )
 from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.parameters.search import requeue_all
-from assay.optimizers.prompts.estimate import price_of
-from assay.optimizers.prompts.reserve import announce_splits, forecast_pair, plan_report
 from assay.programs.budgets import thresholds_of
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
@@ -67,8 +65,6 @@ from assay.support.keywords import takes
 from assay.support.numbers import counted, figure
 from assay.traces import url_without_password
 from assay.traces.store.sealing import resolve_salt
-
-__all__ = ["tune"]
 
 _SIDES = ("default", "tuned")
 
@@ -154,8 +150,7 @@ def _prepared(job: Job, config: TuneSettings, progress: Progress) -> list[str]:
     measured = checked(job, job.splits.val, split="val")
     warnings += [*(measured.warnings if measured else ()), *see_models(job)]
     warnings += rehearsed(job, portable=config.portable)
-    price = price_of(job.session.lm, 300, 40) or 0.0
-    pair = forecast_pair(job.recorded.program, job.session, cost_per_call=price)
+    pair = forecast_pair(job.recorded.program, job.session)
     plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
     progress.say(plan.detectable_gain)
     plan.reserve(job.session.meter)
@@ -397,18 +392,11 @@ def _compared(
     report: TuneReport, job: Job, before: RecordedProgram, after: RecordedProgram, tasks: Sequence[Task], split: str
 ) -> Comparison:
     """Compares default and tuned program. Does not stop for futility: equal quality at a lower cost is a result too."""
-    if not tasks:
-        raise BudgetExceeded(f"the caps leave nothing for {split}")
-    decisions = job.config.decisions
-    rule = (
-        SequentialTest(tasks=len(tasks), difference=decisions.difference, futility=False)
-        if decisions.early_stop
-        else None
-    )
+    rule = job.config.decisions.rule(len(tasks), futility=False)
     comparison = compare(before, after, tasks, job.session, split=split, names=_SIDES, rule=rule)
-    if note := ended_early(comparison, split):
-        report.notes.append(note)
-    report.notes += losses_behind_gain(comparison, split)
     if comparison.cap is not None:
         report.stopped = str(comparison.cap)
+    elif note := comparison.end_of(split):
+        report.notes.append(note)
+    report.notes += losses_behind_gain(comparison, split)
     return comparison

@@ -18,8 +18,6 @@ from assay.runs.settings import TuneSettings
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["StagedSearch"]
-
 
 class StagedSearch:
     """Searches stage by stage, then compares the default and the best point of each stage on all val tasks.

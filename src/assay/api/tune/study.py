@@ -26,18 +26,6 @@ from assay.traces import store_url, url_without_password
 if TYPE_CHECKING:
     import optuna
 
-__all__ = [
-    "default_of",
-    "default_program",
-    "facts_of",
-    "objective_of",
-    "program_at",
-    "space_of",
-    "storage_of",
-    "study_of",
-    "study_to_show",
-]
-
 
 def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
     """The parameters that have an effect in the program and in each artifact that is tried as an alternative."""

@@ -19,8 +19,6 @@ from assay.runs.jobs import open_job
 from assay.runs.settings import TuneSettings
 from assay.traces import Store
 
-__all__ = ["helped"]
-
 
 @contextmanager
 def helped(

@@ -17,18 +17,6 @@ from assay.errors import ConfigError
 from assay.judges.labels import Item
 from assay.rubrics import JudgeSpec
 
-__all__ = [
-    "FEWEST",
-    "MEASURES",
-    "Agreement",
-    "AgreementTable",
-    "Answers",
-    "agreement",
-    "ceiling",
-    "objective_of",
-    "oriented",
-]
-
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 _RESAMPLES = 500
 _MAX_INDICES = 2_000_000  # resampling indices in memory at once

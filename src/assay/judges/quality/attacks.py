@@ -7,8 +7,6 @@ from typing import Any
 
 from assay.errors import DataError
 
-__all__ = ["FAKE_TURNS", "STYLE", "Attack", "cut_short", "holds", "load_attacks"]
-
 _PLACE = "{output}"
 
 

@@ -14,19 +14,6 @@ from assay.judges.quality.bases import BASES, Base
 from assay.rubrics import JudgeSpec
 from assay.support.settings import one_of
 
-__all__ = [
-    "FILLER",
-    "PROFILES",
-    "Case",
-    "assess",
-    "audit_cases",
-    "judges_quality",
-    "negatives",
-    "not_tried",
-    "padded",
-    "plain_rows",
-]
-
 PROFILES = ("quality", "property")
 ATTACK = "#audit"  # part of the id of an item that was created as an attack
 PASS_AT = 0.8  # minimum share of an attack's cases with the expected result

@@ -9,8 +9,6 @@ from assay.judges.labels import Item, output_name
 from assay.judges.quality.attacks import holds
 from assay.rubrics import JudgeSpec
 
-__all__ = ["BASES", "Base", "bases_of", "load_bases"]
-
 
 @dataclass(frozen=True)
 class Base:

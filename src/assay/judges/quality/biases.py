@@ -13,8 +13,6 @@ from assay.judges.quality.agreement import Answers
 from assay.judges.quality.audit import FILLER
 from assay.rubrics import JudgeSpec
 
-__all__ = ["LARGE", "assess_biases", "edited", "edits"]
-
 LARGE = 0.05  # share of the scale; a smaller mean change is no bias
 _LEVEL = 0.05  # for all edits together (Holm 1979, Scandinavian Journal of Statistics 6:65)
 _DRAWS = 4999

@@ -12,8 +12,6 @@ from assay.judges.quality.reliability import calibration_error
 from assay.rubrics import JudgeSpec
 from assay.support.numbers import figure, signed
 
-__all__ = ["human_gaps", "partial_correlation", "reliability_card"]
-
 _POWER = 1.959964 + 0.841621  # normal quantiles of 0.975 and 0.8: two-sided 5 %, power 80 %
 _RESAMPLES = 500
 _LITTLE_MASS = 0.1

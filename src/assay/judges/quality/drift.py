@@ -18,8 +18,6 @@ from assay.support.formats import check_format
 from assay.support.numbers import signed
 from assay.support.places import write_whole
 
-__all__ = ["Anchor", "AnchorSet", "Cusum", "compare", "population_stability_index"]
-
 _FORMAT = 2
 _BINS = 10
 _PSI = 0.25  # a shift above it is major (a convention of credit scoring)

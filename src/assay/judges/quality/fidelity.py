@@ -14,8 +14,6 @@ from assay.datasets import Task
 from assay.errors import DataError
 from assay.programs.simulated_users import ENDINGS, MESSAGE_CHARS, UserProfile, UserProgram
 
-__all__ = ["FAULTS", "Interview", "faults_of", "fidelity_card", "interview"]
-
 FAULTS: Mapping[str, str] = {
     "no_goal": "did not tell its goal in the first message",
     "repeated_goal": "told its goal again",

@@ -7,8 +7,6 @@ import numpy as np
 
 from assay.errors import DataError
 
-__all__ = ["FEWEST_PEOPLE", "CorrectedMean", "corrected_mean"]
-
 FEWEST_PEOPLE = 20  # minimum number of labelled items
 
 

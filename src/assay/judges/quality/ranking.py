@@ -9,8 +9,6 @@ import numpy as np
 
 from assay.errors import ConfigError
 
-__all__ = ["bradley_terry", "pairings", "win_rates"]
-
 Name = TypeVar("Name", bound=Hashable)
 _PRIOR = 0.1  # precision of the Gaussian prior; keeps the strength of an output that won or lost everything finite
 _ALL = 8  # up to this number of outputs every pair is compared

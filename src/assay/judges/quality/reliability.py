@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from assay.judges.labels import Item
 from assay.judges.quality.agreement import Answers
 
-__all__ = ["calibration_error"]
-
 
 def calibration_error(
     answers: Answers, items: Sequence[Item], *, bins: int = 10

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["explained_by", "features_of"]
-
 FEWEST = 40  # minimum number of verdicts
 _PERMUTATIONS = 999
 _MOST_WORDS = 400

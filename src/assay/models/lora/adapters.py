@@ -24,16 +24,6 @@ from assay.support.job_folders import MARKER
 from assay.support.names import check_name, place_in
 from assay.support.values import json_text
 
-__all__ = [
-    "Adapter",
-    "adapter_home",
-    "find_adapter",
-    "keep_adapter",
-    "list_adapters",
-    "served_as",
-    "with_adapters",
-]
-
 FORMAT = 1
 _PEFT = ("adapter_config.json", "adapter_model.safetensors")
 

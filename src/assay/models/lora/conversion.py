@@ -9,8 +9,6 @@ from typing import Any
 
 from assay.errors import MissingExtra, ModelError
 
-__all__ = ["permuted_rows", "write_gguf", "write_merged"]
-
 _PERMUTED = {"llama"}  # architectures for which llama.cpp reorders the rows of q and k by rotary pairs
 _HEADS = {"q_proj": "head_count", "k_proj": "head_count_kv"}
 

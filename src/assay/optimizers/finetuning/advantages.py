@@ -16,8 +16,6 @@ from assay.optimizers.finetuning.rows import Row, Trajectory
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, fitted_values, gae, returns
 
-__all__ = ["Credit", "ValueMemory", "add_hidden", "assign_credit"]
-
 _RIDGES = (1.0, 30.0, 300.0, 3000.0)  # in rows; the first one is used where there are no hidden states
 _HIDDEN = "hidden_0"  # feature name of the first dimension of the hidden state
 

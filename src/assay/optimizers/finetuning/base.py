@@ -19,8 +19,6 @@ from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.registry import find_model, model_home, spec
 from assay.optimizers.finetuning.hub import why_unreachable
 
-__all__ = ["Policy", "fast_bf16", "lean_head", "load_policy", "lora_of", "quiet", "tokenizer_sha", "unpacked_weights"]
-
 
 @dataclass
 class Policy:

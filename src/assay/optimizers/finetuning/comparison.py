@@ -19,8 +19,6 @@ from assay.optimizers.finetuning.engines import PolicyEngine
 from assay.optimizers.finetuning.run_folder import rank
 from assay.programs.agent import WRITTEN_DECISIONS
 
-__all__ = ["MODES", "EvalTask", "compare_weights", "compared", "evaluate_weights"]
-
 MODES = ("greedy", "sampled")
 
 

@@ -15,8 +15,6 @@ from assay.support.places import no_such_file
 from assay.support.values import value_text
 from assay.traces.export.manifest import checked_manifest
 
-__all__ = ["TrainingData", "read_sft"]
-
 _REQUIRED = ("prompt", "completion")
 _HINT = "Make one with: assay export sft --out FOLDER"
 _SPEAKERS = {  # of ShareGPT's format

@@ -31,8 +31,6 @@ from assay.optimizers.finetuning.run_folder import check_free, ready
 from assay.optimizers.finetuning.settings import PolicySettings, settings_from
 from assay.support.names import check_name
 
-__all__ = ["TRLReinforceJob"]
-
 _ENDLESS = 10_000  # steps: DSPy's loop decides when training ends
 _SETTINGS = frozenset({
     "name", "algorithm", "prompts_per_step", "num_generations", "learning_rate", "lora_r", "loss", "epsilon",

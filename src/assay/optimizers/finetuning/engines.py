@@ -25,8 +25,7 @@ from assay.models.lora.conversion import write_gguf
 from assay.models.recording import NOT_KNOWN
 from assay.optimizers.finetuning.rollout_pool import CHECK_S, Run, TimeoutPool, calls_of, place_in_pool
 from assay.programs.foreign.agent import ForeignAgent
-
-__all__ = ["LlamaPolicy", "PolicyEngine", "TrainerPolicy", "serve"]
+from assay.rubrics.scoring import ScoredRun
 
 # An agent of another process may wait for something else than an answer, such as a free runner: the requests of the
 # others are then answered without it.
@@ -50,8 +49,8 @@ class PolicyEngine(ABC):
         """Serves the current weights of the trainer."""
 
     @abstractmethod
-    def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
-        """Scored predictions in the order of the runs; None where one took longer than `timeout_s`.
+    def play(self, runs: Sequence[Run], session: Session) -> list[ScoredRun | None]:
+        """The scored runs, in their order; None where one took longer than `timeout_s`.
 
         Raises:
             Cancelled: `stop` was set.
@@ -61,11 +60,13 @@ class PolicyEngine(ABC):
     def greedy(self) -> AbstractContextManager[None]:
         """Inside: greedy decoding."""
 
-    def execute(self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+    def execute(
+        self, recorded: RecordedProgram, tasks: Sequence[Task], session: Session
+    ) -> Iterator[tuple[Task, ScoredRun]]:
         """Executor for `assay.evaluation.evaluate`; a task whose run exceeds `timeout_s` has no result."""
         runs = [(recorded, task) for task in tasks]
         results = zip(tasks, self.play(runs, session), strict=True)
-        yield from ((task, prediction) for task, prediction in results if prediction is not None)
+        yield from ((task, run) for task, run in results if run is not None)
 
     @abstractmethod
     def before(self) -> AbstractContextManager[None]:
@@ -104,7 +105,7 @@ class LlamaPolicy(PolicyEngine):
             self._served.unlink(missing_ok=True)
         self._served = out
 
-    def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
+    def play(self, runs: Sequence[Run], session: Session) -> list[ScoredRun | None]:
         return TimeoutPool(calls_of(runs, session), session.threads, self.timeout_s).finished(self.stop)
 
     def greedy(self) -> AbstractContextManager[None]:
@@ -144,7 +145,7 @@ class TrainerPolicy(PolicyEngine):
         self.backend.ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
         trainer._last_loaded_step = -1  # makes TRL update vLLM's weights before it generates
 
-    def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
+    def play(self, runs: Sequence[Run], session: Session) -> list[ScoredRun | None]:
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
         pool, desk = TimeoutPool(calls_of(runs, session), len(runs), self.timeout_s), self.backend

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from assay.support.scrubbing import error_text
 
-__all__ = ["why_unreachable"]
-
 CONNECT_S = 30.0  # enough for five transmissions of the first packet: a slow network is not an absent one
 PAUSE_S = 1.0  # before the second of two tries: a name server may answer late
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
-__all__ = ["completion_row", "conversation_rows", "has_loss", "trained_turns"]
-
 Message = dict[str, Any]
 Tokens = dict[str, list[int]]  # `input_ids` and `labels`, of the same length
 _NO_LOSS = -100  # index that torch's cross entropy ignores

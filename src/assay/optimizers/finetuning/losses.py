@@ -8,8 +8,6 @@ from typing import Any
 
 from assay.reports.training_log import TrainingLog
 
-__all__ = ["LossMonitor"]
-
 _RISEN = 2  # consecutive evaluations above the lowest held-out loss before an alarm
 
 

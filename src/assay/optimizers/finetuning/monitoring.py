@@ -2,13 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from assay.reports.training_log import TrainingLog
-
-__all__ = ["TrainingMonitor"]
 
 _WINDOW = 10  # steps of each window of the convergence rule
 _CONVERGED = 0.1  # largest half width of the interval of the difference, in units of the reward
@@ -67,115 +65,78 @@ class TrainingMonitor:
         curve = self.curves.get(name, {})
         return [curve[step] for step in sorted(curve)[-count:]]
 
-    def _first(self, name: str) -> list[float]:
-        return [value for _, value in sorted(self.curves.get(name, {}).items())[:_RUN]]
-
     def _alarms(self) -> dict[str, str]:
         """All alarms at this step, by name. The thresholds are rules of thumb, not from a paper."""
-        alarms = {
-            "entropy": self._entropy(),
-            "clip": self._clipping(),
-            "deviation": self._deviation(),
-            "zero_variance": self._zero_variance(),
-            "distinct": self._diversity(),
-            "kl": self._kl(),
-            "cut": self._truncation(),
-            "income": self._call_rewards(),
-            "hacking": self._reward_hacking(),
-        }
-        return {name: text for name, text in alarms.items() if text is not None}
+        alarms = dict[str, str]()
+        if self._collapsed("entropy"):
+            alarms["entropy"] = (
+                f"entropy fell from {self._first('entropy'):.2f} to {self.last('entropy', 1)[0]:.2f} nats per token: "
+                "the policy has stopped exploring. Raise beta=… or temperature=…, or lower learning_rate=…"
+            )
+        if (clipped := self._lasting("clip_ratio/region_mean", lambda share: share > 0.2)) is not None:
+            alarms["clip"] = (
+                f"{100 * clipped:.0f} % of the tokens are clipped: the policy changes too fast. Lower "
+                "learning_rate=… or iterations=…"
+            )
+        if self._collapsed("reward_std") and not self._near_maximum():
+            alarms["deviation"] = (
+                f"the standard deviation of the rewards fell from {self._first('reward_std'):.3f} to "
+                f"{self.last('reward_std', 1)[0]:.3f}: little is left to learn from. Take other tasks, raise "
+                "temperature=… or num_generations=…, or give the rubric grades between 0 and 1"
+            )
+        if (share := self._lasting("zero_variance_groups", lambda share: share >= 0.75)) is not None:
+            alarms["zero_variance"] = (
+                f"{100 * share:.0f} % of the groups have zero variance, so nothing is learned from them. "
+                f"{self._difficulty()}, or raise num_generations=… or temperature=…"
+            )
+        distinct = self._lasting("distinct", lambda share: share < 0.3)
+        if distinct is not None and not self._near_maximum():
+            alarms["distinct"] = (
+                f"only {100 * distinct:.0f} % of the answers of a group are distinct: raise temperature=…, beta=… or "
+                "num_generations=…"
+            )
+        if (kl := self._lasting("kl", lambda nats: nats > 0.5)) is not None:
+            alarms["kl"] = (
+                f"the KL to the model before training is {kl:.2f} nats per token. Raise beta=… or lower learning_rate=…"
+            )
+        if (cut := self._lasting("cut_off", lambda share: share > 0.3)) is not None:
+            alarms["cut"] = (
+                f"{100 * cut:.0f} % of the answers are truncated: raise max_completion=…, or add a criterion on "
+                "length to the rubric"
+            )
+        if self._trend("reward") > 0 and self._trend("turns") > 0 >= self._trend("score"):
+            alarms["income"] = (
+                "the reward rises with the number of calls and the score does not: step rewards are earned by making "
+                "more calls. Lower step_weight=… or discount=…, or limit the calls with parameters={'max_steps': …}"
+            )
+        if self._trend("score") > 0 > self._trend("monitor"):
+            alarms["hacking"] = (
+                "the score by the trained rubric rises while the score by the monitor rubric falls: the trained "
+                "rubric is being gamed. Read the samples, and correct its criteria"
+            )
+        return alarms
+
+    def _first(self, name: str) -> float:
+        """Mean of the first values of a curve."""
+        return float(np.mean([value for _, value in sorted(self.curves[name].items())[:_RUN]]))
+
+    def _lasting(self, name: str, holds: Callable[[float], bool]) -> float | None:
+        """The last value of a curve, if its last three values all hold."""
+        last = self.last(name, _RUN)
+        return last[-1] if len(last) == _RUN and all(map(holds, last)) else None
 
     def _collapsed(self, name: str) -> bool:
         """Whether a curve has stayed below a fifth of its first values."""
-        last = self.last(name, _RUN)
-        more = len(self.curves.get(name, {})) > _RUN
-        return len(last) == _RUN and more and max(last) < 0.2 * float(np.mean(self._first(name)))
+        return len(self.curves.get(name, {})) > _RUN and max(self.last(name, _RUN)) < 0.2 * self._first(name)
 
-    def _entropy(self) -> str | None:
-        if not self._collapsed("entropy"):
-            return None
-        first, last = np.mean(self._first("entropy")), self.last("entropy", 1)[-1]
-        return (
-            f"entropy fell from {first:.2f} to {last:.2f} nats per token: the policy has stopped exploring. Raise "
-            "beta=… or temperature=…, or lower learning_rate=…"
-        )
-
-    def _clipping(self) -> str | None:
-        clipped = self.last("clip_ratio/region_mean", _RUN)
-        if len(clipped) < _RUN or min(clipped) <= 0.2:
-            return None
-        return (
-            f"{100 * clipped[-1]:.0f} % of the tokens are clipped: the policy changes too fast. Lower "
-            "learning_rate=… or iterations=…"
-        )
-
-    def _deviation(self) -> str | None:
-        if not self._collapsed("reward_std") or self._near_maximum():
-            return None
-        first, last = np.mean(self._first("reward_std")), self.last("reward_std", 1)[-1]
-        return (
-            f"the standard deviation of the rewards fell from {first:.3f} to {last:.3f}: little is left to learn from. "
-            "Take other tasks, raise temperature=… or num_generations=…, or give the rubric grades between 0 and 1"
-        )
-
-    def _zero_variance(self) -> str | None:
-        shares = self.last("zero_variance_groups", _RUN)
-        if len(shares) < _RUN or min(shares) < 0.75:
-            return None
-        reward = self.last("score", 1)[-1] if self.last("score", 1) else math.nan
-        if reward >= 0.9:
-            advice = "The tasks are too easy: take harder tasks"
-        elif reward > 0.1:
-            # neither 0 nor the maximum: the rollouts are alike, and the tasks are not at fault
-            advice = "The answers of a group are alike, or the rubric does not tell them apart: give it finer grades"
-        else:
-            advice = "The tasks are too hard: train by SFT first (assay train sft), or take easier tasks"
-        return (
-            f"{100 * shares[-1]:.0f} % of the groups have zero variance, so nothing is learned from them. {advice}, or "
-            "raise num_generations=… or temperature=…"
-        )
-
-    def _diversity(self) -> str | None:
-        distinct = self.last("distinct", _RUN)
-        if len(distinct) < _RUN or max(distinct) >= 0.3 or self._near_maximum():
-            return None
-        return (
-            f"only {100 * distinct[-1]:.0f} % of the answers of a group are distinct: raise temperature=…, beta=… or "
-            "num_generations=…"
-        )
-
-    def _kl(self) -> str | None:
-        kl = self.last("kl", _RUN)
-        if len(kl) < _RUN or min(kl) <= 0.5:
-            return None
-        return (
-            f"the KL to the model before training is {kl[-1]:.2f} nats per token. Raise beta=… or lower learning_rate=…"
-        )
-
-    def _truncation(self) -> str | None:
-        cut = self.last("cut_off", _RUN)
-        if len(cut) < _RUN or min(cut) <= 0.3:
-            return None
-        return (
-            f"{100 * cut[-1]:.0f} % of the answers are truncated: raise max_completion=…, or add a criterion on length "
-            "to the rubric"
-        )
-
-    def _call_rewards(self) -> str | None:
-        if not (self._trend("reward") > 0 and self._trend("turns") > 0 >= self._trend("score")):
-            return None
-        return (
-            "the reward rises with the number of calls and the score does not: step rewards are earned by making more "
-            "calls. Lower step_weight=… or discount=…, or limit the calls with parameters={'max_steps': …}"
-        )
-
-    def _reward_hacking(self) -> str | None:
-        if not self._trend("score") > 0 > self._trend("monitor"):
-            return None
-        return (
-            "the score by the trained rubric rises while the score by the monitor rubric falls: the trained rubric is "
-            "being gamed. Read the samples, and correct its criteria"
-        )
+    def _difficulty(self) -> str:
+        """What to do about groups of equal rewards."""
+        score = (self.last("score", 1) or [math.nan])[0]
+        if score >= 0.9:
+            return "The tasks are too easy: take harder tasks"
+        if score > 0.1:  # neither 0 nor the maximum: the rollouts are alike, and the tasks are not at fault
+            return "The answers of a group are alike, or the rubric does not tell them apart: give it finer grades"
+        return "The tasks are too hard: train by SFT first (assay train sft), or take easier tasks"
 
     def _near_maximum(self) -> bool:
         """Whether the score is at least 0.9, where equal rollouts are expected."""

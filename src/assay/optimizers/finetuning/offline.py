@@ -21,8 +21,6 @@ from assay.traces.export.manifest import checked_manifest
 from assay.traces.export.transitions import read_transitions, transition_of_row
 from assay.traces.messages.dialects import chat_messages
 
-__all__ = ["Recorded", "export_temperature"]
-
 _FAR = 0.1  # nats per token between behaviour and policy above which data is called far off policy
 _STRANGE = 0.02  # share of calls whose tokens do not decode to their text above which the tokenizer is another one
 

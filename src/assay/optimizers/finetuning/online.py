@@ -13,7 +13,6 @@ import numpy as np
 from assay.datasets import Task
 from assay.datasets.schedule import Schedule
 from assay.errors import Diverged, Unscored
-from assay.evaluation.predictions import rollout_of
 from assay.models.limits import limited
 from assay.optimizers.finetuning.advantages import ValueMemory, add_hidden, assign_credit
 from assay.optimizers.finetuning.base import Policy
@@ -27,12 +26,11 @@ from assay.programs.agent import WRITTEN_DECISIONS
 from assay.programs.foreign.agent import ForeignAgent
 from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric
+from assay.rubrics.scoring import ScoredRun
 from assay.support.values import json_text
 from assay.traces import Rollout
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import subject_digest
-
-__all__ = ["Rollouts", "job_of"]
 
 
 class Rollouts:
@@ -117,16 +115,16 @@ class Rollouts:
             runs.append((recorded, self._task_at(item["index"])))
         synced = time.perf_counter()
         with session.recorder.within(f"step {step}"), session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
-            predictions = self.engine.play(runs, session)
+            scored_runs = self.engine.play(runs, session)
         self.row_stats.spend("sync", synced - clock)
         self.row_stats.spend("rollouts", time.perf_counter() - synced)
-        batch = self._trajectories(predictions, trainer._tokenizer)
+        batch = self._trajectories(scored_runs, trainer._tokenizer)
         if self.config.value == "head":
             add_hidden(batch, trainer.hidden_of)
         world = over_ranks([trajectory.without_rows() for trajectory in batch])
         if not world:
             raise Diverged(f"no rollout of a whole step could be scored: {dict(self.row_stats.left_out)}")
-        rollouts = [rollout_of(prediction) for prediction in predictions if prediction is not None]
+        rollouts = [run.rollout for run in scored_runs if run is not None]
         self.prompts = [chat_messages(rollout.transitions[0].request) for rollout in rollouts if rollout.transitions][
             :4
         ]
@@ -147,19 +145,19 @@ class Rollouts:
         if self.monitor is not None:
             with session.phase("train"):
                 metrics["monitor"] = _mean(
-                    [value for part in over_ranks([self._monitor_scores(predictions)]) for value in part]
+                    [value for part in over_ranks([self._monitor_scores(scored_runs)]) for value in part]
                 )
-        self._sample(step, predictions, credit.advantages)
+        self._sample(step, rollouts, credit.advantages)
         return Batch(rows, flat, {name: value for name, value in metrics.items() if math.isfinite(value)})
 
-    def _trajectories(self, predictions: Sequence[Any], tokenizer: Any) -> list[Trajectory]:
+    def _trajectories(self, runs: Sequence[ScoredRun | None], tokenizer: Any) -> list[Trajectory]:
         """Trajectories of the scored rollouts; the others are counted as left out."""
         excluded, trajectories, backend = self.row_stats.left_out, list[Trajectory](), self.engine.lm.recording.backend
-        for prediction in predictions:
-            if prediction is None:
+        for run in runs:
+            if run is None:
                 excluded[f"rollouts given up after {self.config.rollout_timeout_s:g} s"] += 1
                 continue
-            rollout = rollout_of(prediction)
+            rollout = run.rollout
             if not rollout.transitions and rollout.score is not None:
                 excluded["rollouts without a call"] += 1
                 continue
@@ -181,32 +179,32 @@ class Rollouts:
             trajectories.append(trajectory)
         return trajectories
 
-    def _monitor_scores(self, predictions: Sequence[Any]) -> list[float]:
+    def _monitor_scores(self, runs: Sequence[ScoredRun | None]) -> list[float]:
         """Scores of the rollouts by the monitor rubric; NaN where it could not decide or took too long."""
         session, monitor = self.eval_task.session, self.monitor
         assert monitor is not None
 
-        def score(prediction: Any) -> float:
-            rollout = rollout_of(prediction)
+        def score(run: ScoredRun) -> float:
+            rollout = run.rollout
             task = session.tasks.find(rollout.inputs, rollout.expected)
             if task is None:
                 return math.nan
-            return monitor.score(task, getattr(prediction, "_failed", None) or prediction, rollout).value
+            return monitor.score(task, run.prediction, rollout).value
 
         with session.context(), limited(session.task_timeout):
-            calls = [functools.partial(score, prediction) for prediction in predictions if prediction is not None]
+            calls = [functools.partial(score, run) for run in runs if run is not None]
             scores = TimeoutPool(calls, session.threads, self.config.rollout_timeout_s).finished(self.engine.stop)
         return [math.nan if value is None else value for value in scores]
 
-    def _sample(self, step: int, predictions: Sequence[Any], advantages: Mapping[str, list[float]]) -> None:
+    def _sample(self, step: int, rollouts: Sequence[Rollout], advantages: Mapping[str, list[float]]) -> None:
         """Keeps one rollout every `samples_every` steps, and of the last step, for the report."""
         if (
             not self.config.samples_every
-            or not any(predictions)
+            or not rollouts
             or (step % self.config.samples_every and step < self.config.steps - 1)
         ):
             return
-        rollout: Rollout = rollout_of(next(prediction for prediction in predictions if prediction is not None))
+        rollout = rollouts[0]
         calls = [{"t": call.t, "output": call.output, "rewards": call.step_rewards} for call in rollout.transitions]
         sample = {
             "step": step,

@@ -13,8 +13,7 @@ import numpy as np
 from assay.datasets.schedule import promotion_score
 from assay.errors import Cancelled, ConfigError, DataError, Diverged, StopRun
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.models.lora.adapters import keep_adapter, served_as
-from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet, tokenizer_sha
+from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet
 from assay.optimizers.finetuning.comparison import MODES, EvalTask, compare_weights, evaluate_weights
 from assay.optimizers.finetuning.monitoring import TrainingMonitor
 from assay.optimizers.finetuning.offline import Recorded
@@ -22,16 +21,14 @@ from assay.optimizers.finetuning.online import Rollouts, job_of
 from assay.optimizers.finetuning.policy_report import HEADING, PolicyReport, table_row
 from assay.optimizers.finetuning.run_folder import (
     POLICY_MEMORY,
+    keep_trained,
     last_good,
     model_path,
     rank,
     ready,
-    remove_training,
-    report_agreement,
     restored,
     save_adapter,
     stoppable,
-    training_id,
     working_folder,
     world,
 )
@@ -39,8 +36,6 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.finetuning.trl_settings import make_trainer
 from assay.reports.training import curves_of
 from assay.support.values import json_text
-
-__all__ = ["train_policy"]
 
 _HEADING_EVERY = 20  # lines between two headings of the printed table
 _NOTES = "assay.json"  # our state in a checkpoint folder, next to the files of TRL
@@ -179,31 +174,13 @@ class _Training:
     def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
         from assay.optimizers.finetuning.trl_trainer import over_ranks
 
-        report, adapter_dir = self.report, self.work / "adapter"
+        report, source = self.report, self.source
         report.row_stats.set_sum(over_ranks([report.row_stats.counts]))
-        save_adapter(trainer, adapter_dir)
-        if rank():
-            report.path = adapter_dir
-            return report
-        if policy.embedded is None:
-            report.path = adapter_dir
-            report.notes.append(
-                f"{self.config.model} is not an embedded model: the adapter stays in PEFT's format, "
-                "for vLLM or transformers"
-            )
+        keep_trained(
+            report, trainer, policy, self.name, self.work, prompts=source.prompts, made_from=source.made_from()
+        )
+        if not rank():
             report.write_page()
-            return report
-        origin = {
-            **report.to_dict(),
-            **self.source.made_from(),
-            "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
-            "training": training_id(self.work),
-        }
-        adapter = keep_adapter(self.name, adapter_dir, base=policy.embedded, after=policy.merged, made=origin)
-        report.name, report.path = served_as(adapter), adapter.path
-        report.agreement = report_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
-        remove_training(self.name)
-        report.write_page()
         return report
 
     # -- during the training

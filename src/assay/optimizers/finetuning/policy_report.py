@@ -12,8 +12,6 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.reports.training import of_other_seeds, write_training
 from assay.support.reprs import ReportRepr
 
-__all__ = ["HEADING", "PolicyReport", "table_row"]
-
 _COLUMNS = {
     "reward": "reward",
     "score": "score",

@@ -17,8 +17,6 @@ from assay.optimizers.finetuning.settings import SFTSettings, settings_from
 from assay.optimizers.finetuning.sft import train_sft
 from assay.support.values import json_text
 
-__all__ = ["TRLProvider"]
-
 
 class TRLProvider(dspy.Provider):  # type: ignore[misc]
     """Fine-tunes embedded models with TRL. The result is a language model with the adapter.

@@ -13,8 +13,6 @@ from assay.evaluation.session import RecordedProgram, Session
 from assay.models.limits import giving_up, limited
 from assay.programs.foreign.tasks import RunnerLost
 
-__all__ = ["CHECK_S", "Run", "TimeoutPool", "calls_of", "place_in_pool"]
-
 Run = tuple[RecordedProgram, Task]
 CHECK_S = 0.1  # interval of the timeout checks while rollouts run
 _ATTEMPTS = 3  # runs of a task whose runner is lost each time
@@ -125,9 +123,9 @@ def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
         # no limit here: the pool has its own, which excludes the time spent waiting for the engine
         with session.context(), limited(None):
             for _ in range(_ATTEMPTS):
-                prediction = recorded.run(task)
-                if not isinstance(getattr(prediction, "_error", None), RunnerLost):
+                run = recorded.run(task)
+                if not isinstance(run.error, RunnerLost):
                     break
-            return prediction
+            return run
 
     return [functools.partial(call, *run) for run in runs]

@@ -16,8 +16,6 @@ from assay.traces.messages.chaining import requests_of
 from assay.traces.messages.dialects import chat_messages, chat_tools
 from assay.traces.messages.requested import output_schema
 
-__all__ = ["Row", "RowStats", "Trajectory", "contains_output", "trained_tokens", "trajectory_of"]
-
 _ODD = re.compile(r"[^\x21-\x7e]+")
 _HALF = "\ufffd"  # a token that is only part of a character decodes to this
 _GRAMMARS_CHOICE = math.log(1e-4)  # below this log-probability a token was forced by the grammar

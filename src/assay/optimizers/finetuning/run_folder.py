@@ -20,32 +20,12 @@ from filelock import FileLock, Timeout
 
 from assay.errors import AssayError, ConfigError, Diverged, MissingExtra, ModelError
 from assay.models.embedded import LlamaBackend
-from assay.models.lora.adapters import Adapter, adapter_home, served_as
-from assay.optimizers.finetuning.base import Policy
+from assay.models.lora.adapters import Adapter, adapter_home, keep_adapter, served_as
+from assay.optimizers.finetuning.base import Policy, tokenizer_sha
 from assay.support.job_folders import check_claimable, claim_folder, remove_folder
 from assay.support.names import check_name
 from assay.support.values import json_value
 from assay.traces.records import new_id
-
-__all__ = [
-    "POLICY_MEMORY",
-    "SFT_MEMORY",
-    "check_free",
-    "last_good",
-    "model_path",
-    "rank",
-    "ready",
-    "remove_training",
-    "report_agreement",
-    "restored",
-    "save_adapter",
-    "stoppable",
-    "training_folder",
-    "training_id",
-    "wait_for_all",
-    "working_folder",
-    "world",
-]
 
 Messages = list[dict[str, Any]]
 _TOKENS = 32  # length of the greedy texts compared between torch and llama.cpp
@@ -307,6 +287,38 @@ def _ran_out_by_text(error: Exception) -> str | None:
         return "disk"
     from_rust = isinstance(error, SafetensorError) or type(error) is Exception  # tokenizers
     return "disk" if from_rust and f"os error {errno.ENOSPC}" in str(error) else None
+
+
+def keep_trained(
+    report: Any, trainer: Any, policy: Policy, name: str, work: Path, *, prompts: Sequence[Messages],
+    made_from: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Keeps the trained adapter under its name, to be served, and compares it with torch.
+
+    The adapter of a model that is not embedded stays in PEFT's folder. Every process must call it.
+
+    Args:
+        report: gets `name`, `path`, `agreement` and notes; is stored with the adapter.
+        prompts: of which the greedy texts are compared.
+        made_from: provenance that is stored with the adapter.
+    """
+    report.path = work / "adapter"
+    save_adapter(trainer, report.path)
+    if rank():
+        return
+    if policy.embedded is None:
+        report.notes.append(
+            f"{policy.name} is not an embedded model: the adapter stays in PEFT's format, for vLLM or transformers"
+        )
+        return
+    origin = {
+        **report.to_dict(), **made_from, "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
+        "training": training_id(work),
+    }  # fmt: skip
+    adapter = keep_adapter(name, report.path, base=policy.embedded, after=policy.merged, made=origin)
+    report.name, report.path = served_as(adapter), adapter.path
+    report.agreement = report_agreement(trainer, policy, adapter, prompts, report.notes)
+    remove_training(name)
 
 
 def report_agreement(

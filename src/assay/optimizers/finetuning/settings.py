@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
+from assay.support.presets import apply_preset
 from assay.support.settings import LARGEST_SEED, Settings, nearest, setting, settings_of
-
-__all__ = ["ALGORITHMS", "LOSSES", "RETURNS", "PolicySettings", "SFTSettings", "settings_from"]
 
 T = TypeVar("T", bound=Settings)
 
@@ -131,6 +130,7 @@ class PolicySettings(Settings):
     report_to: str = setting("none", _REPORT_TO, job=False)
 
     def __post_init__(self) -> None:
+        apply_preset(self, "algorithm", PolicySettings)
         super().__post_init__()
         least = 1 if self.algorithm.startswith("reinforce++") else 2
         if self.num_generations < least:

@@ -14,22 +14,17 @@ from typing import Any
 from assay.errors import Cancelled, ConfigError, DataError
 from assay.evaluation.progress import Progress, default_progress
 from assay.models.chat_templates import template_of_tokenizer
-from assay.models.lora.adapters import keep_adapter, served_as
-from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
+from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.data import TrainingData, read_sft
 from assay.optimizers.finetuning.labels import completion_row, conversation_rows, trained_turns
 from assay.optimizers.finetuning.losses import LossMonitor
 from assay.optimizers.finetuning.run_folder import (
     SFT_MEMORY,
+    keep_trained,
     last_good,
     model_path,
-    rank,
     ready,
-    remove_training,
-    report_agreement,
-    save_adapter,
     stoppable,
-    training_id,
     working_folder,
     world,
 )
@@ -38,8 +33,6 @@ from assay.reports.training_log import TrainingLog
 from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 from assay.traces.export.rendering import RowRenderer
-
-__all__ = ["SFTReport", "fitting_rows", "make_trainer", "to_dataset", "train_sft", "with_labels"]
 
 _PROMPTS = 4  # prompts whose greedy texts are compared between torch and llama.cpp
 _MOST_ROWS = 4  # rows of a forward pass at most; the rest of a batch is accumulated
@@ -176,27 +169,10 @@ def _train(
     else:
         best = trainer.state.best_model_checkpoint
         report.best_step = int(Path(best).name.rpartition("-")[2]) if best else report.steps
-    adapter_dir = report.path = work / "adapter"
-    save_adapter(trainer, adapter_dir)
-    if rank():
-        return report
-    origin = {
-        **report.to_dict(),
-        "data_sha256": data.sha256,
-        "export": _folder(data),
-        "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
-        "training": training_id(work),
-    }
-    if policy.embedded is None:
-        report.notes.append(
-            f"{config.model} is not an embedded model: the adapter stays in PEFT's format, for vLLM or transformers"
-        )
-        return report
-    adapter = keep_adapter(name, adapter_dir, base=policy.embedded, after=policy.merged, made=origin)
-    report.name, report.path = served_as(adapter), adapter.path
-    prompts = [row["prompt"] for row in (evaluated or train)[:_PROMPTS]]
-    report.agreement = report_agreement(trainer, policy, adapter, prompts, report.notes)
-    remove_training(name)
+    keep_trained(
+        report, trainer, policy, name, work, prompts=[row["prompt"] for row in (evaluated or train)[:_PROMPTS]],
+        made_from={"data_sha256": data.sha256, "export": _folder(data)},
+    )  # fmt: skip
     return report
 
 

@@ -13,8 +13,6 @@ from assay.optimizers.finetuning.base import Policy, fast_bf16, lora_of
 from assay.optimizers.finetuning.run_folder import world
 from assay.optimizers.finetuning.settings import PolicySettings
 
-__all__ = ["make_trainer", "task_order"]
-
 
 def task_order(items: int, config: PolicySettings) -> list[int]:
     """Item indices in the order of the steps; every item is taken once before any repeats.

@@ -20,8 +20,6 @@ from trl.trainer.utils import pad, use_adapter
 
 from assay.optimizers.finetuning.rows import Row
 
-__all__ = ["Batch", "TransitionTrainer", "over_ranks"]
-
 _SHORT = 512  # tokens up to which plain attention is faster than fused on CPUs: by a fifth of a step at 100 tokens
 
 

@@ -9,8 +9,6 @@ from assay.judges.quality.agreement import (
 from assay.optimizers.prompts.teleprompters import OPTIMIZERS, check_optimizer
 from assay.support.settings import one_of
 
-__all__ = ["JudgeConfig"]
-
 _NO_JUDGES = ("knn", "ensemble")  # optimizers whose result is not a judge
 
 

@@ -15,8 +15,6 @@ from assay.judges.quality.agreement import (
 )
 from assay.rubrics.criteria import JudgeSpec
 
-__all__ = ["Fits", "cuttable"]
-
 _CUTS = 25  # places tried for each cut of an ordered scale
 
 

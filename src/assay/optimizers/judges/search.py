@@ -43,8 +43,6 @@ from assay.programs.isolation import copied
 from assay.support.numbers import figure
 from assay.support.scrubbing import scrubbed
 
-__all__ = ["LOST", "JudgeCandidate", "JudgeSearch", "item_tasks"]
-
 _LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a cascade, the cheapest first
 _SLACK = 0.005  # how much better a costlier candidate must be on val
 _FOLDS = 5

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Critic", "Estimates"]
-
 _LENGTH = (0.15, 2.0)  # of the kernel, in shares of a parameter's range
 _VARIANCE = (0.005, 0.5)  # of scores over the space
 

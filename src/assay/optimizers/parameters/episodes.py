@@ -8,8 +8,6 @@ from typing import Any
 from assay.evaluation.metrics import AgentMetrics, TaskRun
 from assay.optimizers.parameters.space import Point
 
-__all__ = ["Episode", "PolicyOutcome", "overall", "scores_by_task"]
-
 _WEIGHTS = {"accuracy": 4.0, "efficiency": 1.0, "coherence": 1.0, "adaptability": 1.0, "tool_usage": 1.0}
 
 

@@ -13,8 +13,6 @@ from assay.evaluation.progress import Progress, SilentProgress
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
 
-__all__ = ["Effect", "Impact", "impact"]
-
 _RESAMPLES = 200
 _EXTRA = ("tokens", "seconds")
 

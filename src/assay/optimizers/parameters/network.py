@@ -7,8 +7,6 @@ import numpy as np
 from assay.evaluation.metrics import METRICS
 from assay.programs import RANGES
 
-__all__ = ["RULES", "Adjuster", "state_of"]
-
 _HIDDEN = 8
 _SIGMA = 0.15  # initial standard deviation, in shares of a range
 _LEAST, _MOST = 0.03, 0.4

@@ -23,8 +23,6 @@ from assay.programs.allocation import THRESHOLDS
 from assay.programs.budgets import set_thresholds
 from assay.support.scrubbing import error_text
 
-__all__ = ["AgentObjective", "Objective", "ProgramObjective", "set_point"]
-
 _FIRST = 3  # malformed results after which an evaluator that never gave a valid one is refused
 AgentEvaluation = Callable[[Any, Any], Mapping[str, float]]
 

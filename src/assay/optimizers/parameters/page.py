@@ -14,8 +14,6 @@ from assay.reports.studies import FEWEST, EffectRow, StudyTrial, effect_charts, 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["importance", "trials_in", "with_pruned_trials", "write_page"]
-
 
 def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str, float]]:
     """Share of an objective's variation that each parameter accounts for, by two evaluators; each sums to 1.

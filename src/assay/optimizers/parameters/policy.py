@@ -22,8 +22,6 @@ from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters
 from assay.support.numbers import signed
 
-__all__ = ["train_policy"]
-
 _SAME = 0.01  # change of the overall score that counts as none
 _REACH = 30  # largest move per episode, in learning rates: 0.3 of a parameter's range at the default of 0.01
 _FARTHEST = 0.5  # largest move at any learning rate, as a share of the range

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["is_worse_paired"]
-
 _FEWEST = 5  # pairs
 # pairs for which scipy's exact test with ties takes up to seconds (2^n evaluations)
 _SLOW = range(8, 14)

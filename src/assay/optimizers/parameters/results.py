@@ -14,8 +14,6 @@ from assay.support.reprs import ReportRepr, shortened
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["REQUEUED", "SearchOutcome", "TrialResult", "outcome_of"]
-
 REQUEUED = "put_back"  # marks an interrupted trial whose point was enqueued again under another number
 _STATES = ("complete", "pruned", "failed")
 _LEVEL = 0.01  # scores this close to the best are a tie, which the fewest tokens decide

@@ -19,8 +19,6 @@ from assay.optimizers.parameters.study import RETRIES, SearchConfig
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["requeue_all", "search"]
-
 _LOST = 0.2  # share of a trial's runs that may be unscored
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from optuna.samplers import BaseSampler
 
-__all__ = ["SeededByTrial"]
-
 
 class SeededByTrial(BaseSampler):
     """A sampler built anew for each trial.

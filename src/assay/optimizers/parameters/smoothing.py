@@ -8,8 +8,6 @@ import numpy as np
 
 from assay.optimizers.parameters.space import Point, Space
 
-__all__ = ["Expected", "smoothed_scores"]
-
 _FEWEST = 10  # trials; with fewer, their own means are used
 _NOISE = 1e-4  # smallest variance of a run's sampling noise
 _ROUNDS = 20

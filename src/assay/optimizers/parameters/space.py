@@ -13,8 +13,6 @@ from assay.programs import RANGES, AgentParameters
 from assay.programs.allocation import THRESHOLDS
 from assay.support.settings import nearest
 
-__all__ = ["Point", "Space", "check_ranges", "in_figures"]
-
 _INTEGERS = ("context_length", "max_steps", "reasoning_depth", "stable", "samples")
 _STEPPED = ("probe_margin", "confidence")  # in steps of a tenth, so that 1, which turns them off, is drawn too
 _STEP = 0.1

@@ -19,8 +19,6 @@ from assay.traces.store.connection import sqlite_pragmas
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open_study", "study_storage"]
-
 SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
 PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
 OBJECTIVES: dict[str, Literal["minimize", "maximize"]] = {

@@ -21,8 +21,6 @@ from assay.support.keywords import takes
 from assay.support.numbers import signed
 from assay.support.reprs import ReportRepr, measure_text
 
-__all__ = ["HeldOutReport", "RLTrainer"]
-
 
 @dataclass(frozen=True, repr=False)
 class HeldOutReport(ReportRepr):

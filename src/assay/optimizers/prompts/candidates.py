@@ -14,15 +14,13 @@ from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.session import RecordedProgram, acting_parameters
 from assay.evaluation.statistics import differences_of, mean_difference
 from assay.optimizers.parameters.space import Space
-from assay.optimizers.prompts.demonstrations import Demonstration, with_demos
+from assay.optimizers.prompts.demonstrations import Demonstration, pool_of, with_demos
 from assay.optimizers.prompts.selection import select
 from assay.optimizers.prompts.thinking import POLICIES
 from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
-from assay.programs.compose import EnsembleProgram, NearestDemos, ends, input_key, without_nearest
+from assay.programs.compose import EnsembleProgram, NearestDemos, ends, without_nearest
 from assay.programs.isolation import copied
-
-__all__ = ["EXISTING", "Candidate", "CandidateSpec", "SearchSpace", "kernel", "searched_program", "with_models_of"]
 
 EXISTING = "own"  # the demonstrations that the program already has
 NEAREST = "nearest"
@@ -189,9 +187,7 @@ def searched_program(student: RecordedProgram) -> RecordedProgram:
     entries = random.Random(student.session.seed).sample(outer.pool, min(outer.k, len(outer.pool)))
     for name, predictor in program.named_predictors():
         predictor.demos = [dspy.Example(**fields) for entry in entries for fields in ends(entry["demos"].get(name, []))]
-    searched = RecordedProgram(program, student.session, prompt_format=student.prompt_format)
-    searched.temperature = student.temperature
-    return searched
+    return student.around(program)
 
 
 @dataclass
@@ -227,7 +223,7 @@ class SearchSpace:
         }
         thinks = allocates(self.student.program) and not self.student.session.only_own_models
         self.policies = list(POLICIES) if thinks else []
-        self._near = _entries(
+        self._near = pool_of(
             select(self.pool, _POOL, how="stratified", seed=self.seed) if len(self.pool) > _POOL else self.pool
         )
         usable = min(self.most, len(self.pool))
@@ -330,25 +326,18 @@ class SearchSpace:
 
     def build(self, spec: CandidateSpec) -> RecordedProgram:
         """The program of a spec."""
-        base = self.student
-        program = RecordedProgram(copied(base.program), base.session, prompt_format=base.prompt_format)
-        program.temperature = base.temperature
-        for name, predictor in program.program.named_predictors():
+        base, program = self.student, copied(self.student.program)
+        for name, predictor in program.named_predictors():
             if (text := self.instructions[spec.instruction].get(name)) is not None:
                 predictor.signature = predictor.signature.with_instructions(text)
         if spec.thinking is not None:
-            program.program = with_policy(program.program, POLICIES[spec.thinking])
-        prompt_format = spec.prompt_format or base.settings["adapter"]
-        if spec.selection == EXISTING:
-            built = RecordedProgram(program.program, base.session, prompt_format=prompt_format)
-        elif spec.selection == NEAREST:
-            built = RecordedProgram(
-                NearestDemos(program.program, self._near, k=spec.count), base.session, prompt_format=prompt_format
-            )
-        else:
+            program = with_policy(program, POLICIES[spec.thinking])
+        if spec.selection == NEAREST:
+            program = NearestDemos(program, self._near, k=spec.count)
+        elif spec.selection != EXISTING:
             chosen = select(self.pool, spec.count, how=spec.selection, seed=self.seed * 1000 + spec.draw)
-            built = with_demos(program, chosen, prompt_format=prompt_format)
-        built.temperature = base.temperature
+            program = with_demos(program, chosen)
+        built = base.around(program, prompt_format=spec.prompt_format)
         built.set_parameters(dict(spec.parameters))
         return built
 
@@ -360,17 +349,6 @@ class SearchSpace:
 def _with(parameters: tuple[tuple[str, float], ...], name: str, value: float | None) -> tuple[tuple[str, float], ...]:
     changed = {**dict(parameters), name: value}
     return tuple(sorted((key, number) for key, number in changed.items() if number is not None))
-
-
-def _entries(pool: Sequence[Demonstration]) -> list[dict[str, Any]]:
-    """Demonstrations as the pool of `NearestDemos`."""
-    entries = []
-    for demonstration in pool:
-        demos: dict[str, list[dict[str, Any]]] = {}
-        for name, inputs, output in demonstration.steps:
-            demos.setdefault(name, []).append({**inputs, **output})
-        entries.append({"key": input_key(dict(demonstration.task.inputs)), "demos": demos})
-    return entries
 
 
 # prior standard deviations of what each part of a candidate contributes to its score

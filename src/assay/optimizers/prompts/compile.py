@@ -15,29 +15,31 @@ from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.comparison import (
     Comparison,
     compare,
-    ended_early,
     losses_behind_gain,
     what_would_decide,
 )
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.notes import overridden_format
-from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
+from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, spread_of
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import FEWEST, Gain, differences_of, paired_gain
-from assay.optimizers.prompts.budgets import too_few_calls
+from assay.optimizers.budget import (
+    Decisions,
+    ReportPlan,
+    forecast_pair,
+    pair_of,
+    plan_report,
+)
 from assay.optimizers.prompts.candidates import Candidate
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
-from assay.optimizers.prompts.estimate import price_of
-from assay.optimizers.prompts.reserve import Decisions, ReportPlan, forecast_pair, pair_of, plan_report
 from assay.optimizers.prompts.search import PromptSearch
-from assay.support.numbers import counted
+from assay.optimizers.prompts.teleprompters import too_few_calls
 from assay.support.reprs import ReportRepr, measure_text, shortened
 from assay.support.scrubbing import scrubbed
 
 __all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
 
-AUTO_SEARCH_CALLS = 300
 _SIDES = ("baseline", "compiled")
 
 
@@ -157,8 +159,7 @@ def _fitted(search: PromptSearch, winner: Candidate, session: Session, config: C
 
 def _reserve_report(student: RecordedProgram, splits: Splits, session: Session, config: CompileConfig) -> None:
     """Keeps the part of the caps that gate and test are expected to need, before the search spends any of them."""
-    price = price_of(session.lm, 300, 40) or 0.0
-    pair = forecast_pair(student.program, session, cost_per_call=price)
+    pair = forecast_pair(student.program, session)
     plan = plan_report(splits, session.meter, config.decisions, pair=pair, searching=True)
     plan.reserve(session.meter)
     if config.decisions.gate:
@@ -196,7 +197,7 @@ def _planned(
     if winner is not baseline:  # the winner was selected on val, so the spread there is biased downwards
         spread = max(LEAST_SPREAD, spread_of(list(differences_of(before.scores, after.scores))))
     pair = (
-        pair_of(before, after, session)
+        pair_of(before, after, session, winner.student.program)
         if len(before) and len(after)
         else forecast_pair(winner.student.program, session)
     )
@@ -239,17 +240,13 @@ def _report(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
 def _compared(
     outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions, split: str
 ) -> Comparison:
-    if not tasks:
-        raise BudgetExceeded(f"the caps leave nothing for {split}")
-    rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
-    comparison = compare(outcome.baseline, outcome.compiled, tasks, session, split=split, names=_SIDES, rule=rule)
-    if note := ended_early(comparison, split):
+    comparison = compare(
+        outcome.baseline, outcome.compiled, tasks, session, split=split, names=_SIDES, rule=decisions.rule(len(tasks))
+    )
+    enough = comparison.gain.is_gain if split == "gate" else comparison.gain.n >= FEWEST
+    if comparison.cap is not None and not enough:
+        outcome.stopped = str(comparison.cap)
+    elif note := comparison.end_of(split):
         outcome.notes.append(note)
     outcome.notes += losses_behind_gain(comparison, split)
-    if comparison.cap is not None and (comparison.gain.is_gain if split == "gate" else comparison.gain.n >= FEWEST):
-        outcome.notes.append(
-            f"{split} ended after {comparison.gain.n} of {counted(comparison.planned, 'tasks')}: {comparison.cap}"
-        )
-    elif comparison.cap is not None:
-        outcome.stopped = str(comparison.cap)
     return comparison

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import ConfigError
-from assay.optimizers.prompts.reserve import Decisions
+from assay.optimizers.budget import Decisions
 from assay.optimizers.prompts.teleprompters import check_optimizer, shows_demos
-
-__all__ = ["CompileConfig"]
 
 _DEMOS = 16
 

@@ -1,11 +1,10 @@
 """Demonstrations: how a teacher's successes are found when the plain program has none, and which of them are shown."""
 
 import copy
-import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,17 +12,15 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
-from assay.evaluation.predictions import result_of, rollout_of
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session, acting_parameters
 from assay.evaluation.threads import in_order
 from assay.programs import Agent, ToolAgent
 from assay.programs.agent import GUIDE
-from assay.programs.compose import ends
+from assay.programs.compose import ends, input_key
 from assay.programs.isolation import copied
+from assay.rubrics.scoring import ScoredRun
 from assay.support.values import value_text
 from assay.traces.messages.prompts import sent_formats
-
-__all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
 
 _BATCH = 4
 _ALPHA = 0.1
@@ -32,7 +29,7 @@ _TRIES = 4  # of one task
 _COLD = 8  # runs of a variant without a success, after which tasks are tried hot
 
 Steps = tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]
-Run = tuple[dspy.Prediction, Steps]
+Run = tuple[ScoredRun, Steps]
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,11 @@ class Demonstration:
     score: float
     failures: int = 0
     prompt_format: str | None = None
+
+    @classmethod
+    def of_label(cls, task: Task, predictors: Sequence[str]) -> "Demonstration":
+        """The expected outputs of a task, as if each of the predictors had given them."""
+        return cls(task, tuple((name, dict(task.inputs), dict(task.expected)) for name in predictors), 1.0)
 
 
 @dataclass
@@ -154,9 +156,9 @@ def explore(
                 runs = _run_batch(variant, batch, session)
             except BudgetExceeded:
                 break
-            scored = [prediction for prediction, _ in runs if not math.isnan(result_of(prediction).value)]
-            if not scored and not any(v.tried for v in variants):
-                reason = result_of(runs[0][0]).failed or result_of(runs[0][0]).feedback
+            first = runs[0][0].scored
+            if not any(run.scored.scored for run, _ in runs) and not any(v.tried for v in variants):
+                reason = first.failed or first.feedback
                 raise ModelError(
                     f"none of the first {len(runs)} runs could be scored: {reason}. {CONTINUES}", flag="--resume"
                 )
@@ -165,10 +167,10 @@ def explore(
                 variants = [v for v in variants if v.settings["adapter"] == student.settings["adapter"]] or [variant]
                 queue = [*batch, *queue]
                 continue
-            for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
-                if math.isnan(result_of(prediction).value):
+            for (task, attempt), (run, steps) in zip(batch, runs, strict=True):
+                if not run.scored.scored:
                     continue  # unscored is neither a success nor a failure
-                success = _success_of(variant, task, attempt, (prediction, steps), session, threshold)
+                success = _success_of(variant, task, attempt, (run, steps), session, threshold)
                 if success is not None:
                     successes[task.id] = success
                     advance(1)
@@ -187,34 +189,32 @@ def explore(
 def _overrides(variant: Variant, student: RecordedProgram, runs: Sequence[Run]) -> bool:
     """Whether the program set its own prompt format in all runs of a variant with another one."""
     varied = variant.settings["adapter"]
-    calls = [call for prediction, _ in runs for call in rollout_of(prediction).transitions]
+    calls = [call for run, _ in runs for call in run.rollout.transitions]
     return varied != student.settings["adapter"] and bool(sent := sent_formats(calls)) and varied not in sent
 
 
 def _success_of(
-    variant: Variant, task: Task, attempt: int, run: tuple[dspy.Prediction, Steps], session: Session, threshold: float
+    variant: Variant, task: Task, attempt: int, tried: Run, session: Session, threshold: float
 ) -> Demonstration | None:
     """Counts a scored run of a variant; returns its demonstration if it succeeded or could be corrected by the
     label."""
     variant.tried += 1
-    prediction, steps = run
-    score, prompt_format = result_of(prediction).value, variant.student.prompt_format
+    run, steps = tried
+    score, prompt_format = run.scored.value, variant.student.prompt_format
     if score >= threshold:
         variant.succeeded += 1
         return Demonstration(task, steps, score, attempt, prompt_format)
-    repaired = _corrected(task, steps, prediction, session, threshold)
+    repaired = _corrected(task, steps, run, session, threshold)
     return None if repaired is None else replace(repaired, failures=attempt + 1, prompt_format=prompt_format)
 
 
-def _corrected(
-    task: Task, steps: Steps, prediction: dspy.Prediction, session: Session, threshold: float
-) -> Demonstration | None:
+def _corrected(task: Task, steps: Steps, run: ScoredRun, session: Session, threshold: float) -> Demonstration | None:
     """The run with its last step's output replaced by the label; None if that is no valid demonstration.
 
     The label must occur in the step's inputs, besides those of the task: an output that the inputs do not contain
     teaches the model to guess. The corrected run must also succeed by the rubric.
     """
-    if not steps or getattr(prediction, "_failed", None):
+    if not steps or run.error is not None:
         return None
     name, inputs, output = steps[-1]
     labels = {field: value for field, value in task.expected.items() if field in output}
@@ -223,8 +223,8 @@ def _corrected(
         re.search(rf"(?<![\w.-]){re.escape(value_text(value))}(?![\w.])", inputs_text) for value in labels.values()
     ):
         return None
-    right = dspy.Prediction(**{**dict(prediction.items()), **labels})
-    score = session.rubric.score(task, right, rollout_of(prediction)).value
+    right = dspy.Prediction(**{**dict(run.prediction.items()), **labels})
+    score = session.rubric.score(task, right, run.rollout).value
     if not score >= threshold:  # NaN included
         return None
     return Demonstration(task, (*steps[:-1], (name, inputs, {**output, **labels})), score)
@@ -250,12 +250,12 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
                     copy.copy(student.program), session, prompt_format=student.prompt_format, sample=attempt
                 )
                 student.set_parameters(_temperature(student, _HOT))
-            prediction = student.run(task)
+            run = student.run(task)
             trace = list(dspy.settings.trace)
         steps = tuple(
             (names[id(p)], dict(inputs), dict(output.items())) for p, inputs, output in trace if id(p) in names
         )
-        return prediction, steps
+        return run, steps
 
     return in_order(lambda index: run_task(batch[index]), len(batch), threads=session.threads)
 
@@ -309,20 +309,29 @@ def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = 
     return chosen
 
 
-def with_demos(
-    student: RecordedProgram, demonstrations: Sequence[Demonstration], *, prompt_format: str | None
-) -> RecordedProgram:
+def pool_of(demonstrations: Sequence[Demonstration]) -> list[dict[str, Any]]:
+    """Demonstrations as the pool of `NearestDemos`."""
+    return [
+        {"key": input_key(dict(demonstration.task.inputs)), "demos": _calls(demonstration)}
+        for demonstration in demonstrations
+    ]
+
+
+def _calls(demonstration: Demonstration) -> dict[str, list[dict[str, Any]]]:
+    """What each predictor was given and gave, by its name, in order."""
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for name, inputs, output in demonstration.steps:
+        calls.setdefault(name, []).append({**inputs, **output})
+    return calls
+
+
+def with_demos(program: dspy.Module, demonstrations: Sequence[Demonstration]) -> dspy.Module:
     """A copy of the program that shows these runs. A predictor that was called several times in a run shows the first
     and the last of these calls: how the work begins and how it ends."""
-    compiled = RecordedProgram(copied(student.program), student.session, prompt_format=prompt_format)
-    compiled.temperature = student.temperature
-    demos: Mapping[str, list[dspy.Example]] = defaultdict(list)
+    compiled, demos = copied(program), defaultdict[str, list[dspy.Example]](list)
     for demonstration in demonstrations:
-        calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for name, inputs, output in demonstration.steps:
-            calls[name].append({**inputs, **output})
-        for name, runs in calls.items():
-            demos[name] += [dspy.Example(augmented=True, **fields) for fields in ends(runs)]
-    for name, predictor in compiled.program.named_predictors():
+        for name, calls in _calls(demonstration).items():
+            demos[name] += [dspy.Example(augmented=True, **fields) for fields in ends(calls)]
+    for name, predictor in compiled.named_predictors():
         predictor.demos = list(demos[name])
     return compiled

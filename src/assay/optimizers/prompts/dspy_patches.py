@@ -35,8 +35,6 @@ from assay.models.dspy_seam import (
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
 
-__all__ = ["repaired_dspy"]
-
 _lock = threading.RLock()
 
 

@@ -29,8 +29,6 @@ from assay.support.awaited import completed
 from assay.support.scrubbing import is_credential, message
 from assay.support.settings import one_of
 
-__all__ = ["built", "check_arguments", "compiled_by", "kept_configuration", "optimizer_name", "target_of", "title_of"]
-
 _METRICS = ("metric", "metric_fn")
 _MODELS = ("prompt_model", "task_model", "reflection_lm")
 _MARK = "assay_teleprompter"  # DSPy setting of threads that have the session's settings

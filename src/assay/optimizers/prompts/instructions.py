@@ -14,8 +14,6 @@ from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 
-__all__ = ["propose_instruction"]
-
 _EXAMPLES = 6
 _MOST_TOKENS = 300  # of the six sentences that are asked for: an instruction is paid for with every call
 _HOT = 1.0  # temperature, high so that proposals differ

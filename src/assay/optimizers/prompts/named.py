@@ -14,8 +14,6 @@ from assay.models.dspy_seam import optimizer_class
 from assay.sources.modules import without_call
 from assay.support.settings import nearest
 
-__all__ = ["ALIASES", "check_settings", "classes_of", "parameters_of", "refusal", "refused_object", "short_name"]
-
 # DSPy class -> assay's name. Under that name it gets a threshold, a successful teacher, and sizes that fit the data.
 ALIASES = {
     "LabeledFewShot": "labeled",

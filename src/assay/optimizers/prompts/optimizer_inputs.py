@@ -12,10 +12,8 @@ import dspy
 from assay.datasets import Task
 from assay.errors import BudgetExceeded
 from assay.evaluation.session import RecordedProgram, Session
+from assay.optimizers.budget import run_calls
 from assay.optimizers.prompts.demonstrations import Exploration, explore
-from assay.optimizers.prompts.estimate import calls_per_run
-
-__all__ = ["Proposal", "to_examples"]
 
 
 @dataclass
@@ -65,9 +63,7 @@ class Proposal:
         calls_left = self.session.meter.search_calls_left()
         if not math.isfinite(calls_left):
             return otherwise
-        measured = self.session.measured
-        each = (measured.calls + measured.judge_calls) if measured else calls_per_run(self.student.program)
-        return max(1, int(0.9 * calls_left / max(1.0, each)))
+        return max(1, int(0.9 * calls_left / max(1.0, sum(run_calls(self.student.program, self.session)))))
 
     def passes(self, otherwise: int, *, most: int) -> int:
         """Evaluations on all of val that the calls left allow, from 1 to `most`."""

@@ -16,8 +16,6 @@ from assay.datasets.overlap import overlap
 from assay.models import count_tokens
 from assay.models.calls import Call
 
-__all__ = ["MOST_TOKENS", "Finding", "InstructionCheck", "broken", "lint_instructions"]
-
 MOST_TOKENS = 2000  # of an instruction: more is paid for in every call
 _COPIED = 0.1  # share of an instruction's runs of words in training tasks from which it is reported
 _TAIL = 60  # characters at the end of an answer that was cut off
@@ -135,8 +133,8 @@ class InstructionCheck:
 
     def store_truncated(self, call: Call) -> None:
         """Stores the end of an answer that was truncated at its token limit."""
-        if (call.response or {}).get("finish_reason") == "length" and call.text:
-            self.cut.append(call.text.rstrip()[-_TAIL:])
+        if (call.response or {}).get("finish_reason") == "length" and call.output:
+            self.cut.append(call.output.rstrip()[-_TAIL:])
 
     @contextmanager
     def listening(self, *lms: Any) -> Iterator[None]:

@@ -28,8 +28,6 @@ from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.surrogate import Posterior, Score, posterior
 from assay.support.numbers import counted
 
-__all__ = ["OVERRIDDEN", "AutoSearch"]
-
 _ROUNDS = 12  # of a search that spends its budget
 _SMALLEST, _LARGEST = 8, 64  # pairs of a round
 _MUTANTS = 24  # new candidates that are considered in each round
@@ -239,7 +237,7 @@ class AutoSearch:
         The results of a round that a cap interrupted are dropped: which runs were finished would be random.
         """
         try:
-            predictions = evaluate_pairs(
+            runs = evaluate_pairs(
                 [(c.student, task) for c, task in pairs],
                 self.session,
                 name=f"search: {counted(len(self.candidates), 'candidates')}",
@@ -249,8 +247,8 @@ class AutoSearch:
                 raise
             self.stopped = self._out_of_calls(f"the cap on {cap.what} ended a round")
             return False
-        for (candidate, task), prediction in zip(pairs, predictions, strict=True):
-            candidate.evaluation.add_run(task, prediction)
+        for (candidate, task), run in zip(pairs, runs, strict=True):
+            candidate.evaluation.add_run(task, run)
         self._drop_overridden()
         return True
 

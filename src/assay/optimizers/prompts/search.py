@@ -17,7 +17,7 @@ from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.session import CONTINUES, RecordedProgram, Session
 from assay.evaluation.statistics import lossless_tasks
 from assay.models.meter import ignore
-from assay.optimizers.prompts.budgets import named_val, of_all
+from assay.optimizers.budget import of_all
 from assay.optimizers.prompts.candidates import (
     Candidate,
     SearchSpace,
@@ -28,21 +28,17 @@ from assay.optimizers.prompts.candidates import (
 from assay.optimizers.prompts.config import CompileConfig
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
 from assay.optimizers.prompts.given import title_of
-from assay.optimizers.prompts.halting import ALL_ROUNDS, evaluated_haltings, fits_thinking, refinement_in
 from assay.optimizers.prompts.optimizer_inputs import Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck
 from assay.optimizers.prompts.racing import OVERRIDDEN, AutoSearch
-from assay.optimizers.prompts.teleprompters import auto_prompt_formats, propose
-from assay.optimizers.prompts.thinking import FULL, POLICIES, fitted_policy, why_none
-from assay.programs import ThinkingPolicy, program_version
-from assay.programs.budgets import with_policy
+from assay.optimizers.prompts.teleprompters import auto_prompt_formats, named_val, propose
+from assay.optimizers.prompts.thinking import fit, fits_thinking, refinement_in
+from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram
 from assay.rubrics.dspy_metric import example_fields
-from assay.support.numbers import signed
+from assay.rubrics.scoring import ScoredRun
 from assay.support.places import write_whole
 from assay.support.values import json_text
-
-__all__ = ["PromptSearch"]
 
 _BOOTSTRAPPED = 4  # bootstrapped demonstrations that a named optimizer shows, as in DSPy
 _EXPLORED = 24  # successful runs after which exploring ends
@@ -94,78 +90,25 @@ class PromptSearch:
 
     def fit_thinking(self, winner: Candidate, margin: float) -> Candidate:
         """The winner with the thinking policy, or the halting of a `Refine` program, that saves most tokens and is
-        shown on val to keep the margin, see `fitted_policy`.
-
-        Every policy of `POLICIES` runs on all val tasks. These calls do not count towards `max_search_calls`.
+        shown on val to keep the margin. These calls do not count towards `max_search_calls`.
         """
-        student = winner.student
-        if refinement_in(student.program) is not None:
-            return self._fit_halting(winner, margin)
-        if not fits_thinking(student.program) or self.session.only_own_models:
+        program = winner.student.program
+        if not fits_thinking(program) or (refinement_in(program) is None and self.session.only_own_models):
             if fits_thinking(self.candidates[0].student.program):  # otherwise the job has said so before it began
                 self.notes.append(f"thinking_margin had no effect: {winner.name} takes no thinking policy")
             return winner
-        self._warn_of_few_tasks(margin)
-        made = {name: self._with_policy(student, policy) for name, policy in POLICIES.items()}
-        results = {
-            name: evaluate(program, self.val, self.session, name=f"val: {name}") for name, program in made.items()
-        }
-        name, rows = fitted_policy(results, margin=margin)
-        why = why_none(rows, baseline=FULL, margin=margin) if name == FULL else ""
-        return self._fitted(winner, "thinking policy", name, rows[name], made[name], results[name], why)
-
-    def _warn_of_few_tasks(self, margin: float) -> None:
-        """Says before the runs that val is probably too small for a margin."""
         if margin and len(self.val) < (needed := lossless_tasks(margin)):
             self.session.progress.say(
                 f"warning: thinking_margin={margin:g} needs {needed} val tasks if no score changes, or more; "
                 f"there are {len(self.val)}, so probably nothing is saved"
             )
-
-    def _fit_halting(self, winner: Candidate, margin: float) -> Candidate:
-        self._warn_of_few_tasks(margin)
-        tried = evaluated_haltings(winner.student, self.val, self.session)
-        if len(tried) == 1:
-            self.notes.append(
-                "no halting was fitted: no round on val could have been left out. There are rounds from "
-                "parameters={'reasoning_depth': 6} on, while the verifier does not accept the answer"
-            )
+        fitted = fit(winner.student, self.val, self.session, margin=margin)
+        if isinstance(fitted, str):
+            self.notes.append(fitted)
             return winner
-        results = {name: evaluation for name, (_, evaluation) in tried.items()}
-        name, rows = fitted_policy(results, baseline=ALL_ROUNDS, margin=margin)
-        why = why_none(rows, baseline=ALL_ROUNDS, margin=margin) if name == ALL_ROUNDS else ""
-        return self._fitted(winner, "halting", name, rows[name], *tried[name], why)
-
-    def _fitted(
-        self,
-        winner: Candidate,
-        what: str,
-        name: str,
-        row: dict[str, float],
-        made: RecordedProgram,
-        result: Evaluation,
-        why: str,
-    ) -> Candidate:
-        """The fitted program among the candidates, with a note.
-
-        Args:
-            why: the reason for the baseline; empty if another was chosen.
-        """
-        self.notes.append(
-            f"{what} stays {name!r}: {why}"
-            if why
-            else f"{what} fitted on val: {name}; tokens {signed(-100 * row['saved'], 0)} %, score "
-            f"{signed(-row['loss'])} on {row['n']} tasks, a loss of at most {row['loss_high']:.3f} (one-sided 95 %)"
-        )
-        fitted = Candidate(f"{winner.name}, {name}", made, result)
-        self.candidates.append(fitted)
-        return fitted
-
-    def _with_policy(self, student: RecordedProgram, policy: ThinkingPolicy) -> RecordedProgram:
-        program = with_policy(student.program, policy)
-        made = RecordedProgram(program, self.session, prompt_format=student.settings["adapter"])
-        made.temperature = student.temperature
-        return made
+        self.notes.append(fitted.note)
+        self.candidates.append(Candidate(f"{winner.name}, {fitted.name}", fitted.program, fitted.evaluation))
+        return self.candidates[-1]
 
     def run(self) -> None:
         if self.config.optimizer == "auto":
@@ -228,9 +171,9 @@ class PromptSearch:
             return
         evaluation = Evaluation()
         for example, prediction, _ in result.results:
-            task = self.session.tasks.find(*example_fields(example))
-            if task is not None and hasattr(prediction, "_result"):
-                evaluation.add_run(task, prediction)
+            task, run = self.session.tasks.find(*example_fields(example)), ScoredRun.of(prediction)
+            if task is not None and run is not None and run.result is not None:
+                evaluation.add_run(task, run)
         if not len(evaluation):  # the traced batches of GEPA: their predictions are pairs with traces
             return
         self.session.progress.say(
@@ -335,11 +278,7 @@ class PromptSearch:
     def _labels(self) -> list[Demonstration]:
         """The expected outputs of the data as demonstrations; this needs no call. Empty where they are none."""
         names = self._labelled()
-        return [
-            Demonstration(task, tuple((name, dict(task.inputs), dict(task.expected)) for name in names), 1.0)
-            for task in self.splits.train
-            if task.expected and names
-        ]
+        return [Demonstration.of_label(task, names) for task in self.splits.train if task.expected and names]
 
     def _explored(
         self, prompt_formats: list[str | None], calls_left: float

@@ -14,8 +14,6 @@ from assay.optimizers.prompts.demonstrations import Demonstration, choose
 from assay.programs.compose import Embedding, input_key
 from assay.support.values import json_text
 
-__all__ = ["SELECTIONS", "select", "strata"]
-
 SELECTIONS = ("random", "stratified", "representative", "diverse")
 _MOST = 400  # demonstrations among which representative ones are searched; the cost is quadratic
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Posterior", "Score", "posterior"]
-
 _CONSTANT = 0.3  # deviation of the common level of all candidates
 _SCALES = (0.5, 1.0, 2.0)  # factors of the kernel's deviations; the one with the highest likelihood is used
 _TASK_SHARE = 0.35  # share of the scores' variance that is due to the task's difficulty

@@ -1,4 +1,7 @@
-"""DSPy's teleprompters by name. They propose programs; `assay.optimizers.prompts.compile` chooses between them."""
+"""DSPy's teleprompters by name, and their sizes under a cap on calls.
+
+They propose programs; `assay.optimizers.prompts.compile` chooses between them.
+"""
 
 import inspect
 import math
@@ -8,11 +11,12 @@ from typing import Any
 import dspy
 
 from assay.errors import BudgetExceeded, ConfigError
-from assay.evaluation.session import RecordedProgram
+from assay.evaluation.session import RecordedProgram, Session
 from assay.models.dspy_seam import moved_parts, optimizer_class
 from assay.models.scope import looping_answers_as_text
+from assay.optimizers.budget import run_calls
 from assay.optimizers.prompts.candidates import with_models_of
-from assay.optimizers.prompts.demonstrations import Demonstration, choose, with_demos
+from assay.optimizers.prompts.demonstrations import Demonstration, choose, pool_of, with_demos
 from assay.optimizers.prompts.given import built, check_arguments, compiled_by, kept_configuration, target_of, title_of
 from assay.optimizers.prompts.named import (
     check_settings,
@@ -24,23 +28,12 @@ from assay.optimizers.prompts.named import (
 )
 from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
-from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
+from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.isolation import copied
 
-__all__ = [
-    "OPTIMIZERS",
-    "auto_prompt_formats",
-    "check_made",
-    "check_optimizer",
-    "least_runs",
-    "propose",
-    "shows_demos",
-    "val_share",
-    "writes_instructions",
-]
-
-
 _CALLS_FOR_XML = 200  # of a search
+_FEWEST_VAL = 4  # tasks on which a named optimizer's proposal is compared
+_PROPOSING = 0.9  # of the calls left, for runs; the rest is for proposals
 
 
 def _labeled(p: Proposal) -> RecordedProgram:
@@ -78,11 +71,8 @@ def _bootstrap(p: Proposal) -> RecordedProgram:
         if not explored.demonstrations:
             raise
         p.cut = cap
-        return with_demos(
-            p.student,
-            choose(explored.demonstrations, p.demos, seed=p.session.seed, diverse=True),
-            prompt_format=explored.prompt_format,
-        )
+        chosen = choose(explored.demonstrations, p.demos, seed=p.session.seed, diverse=True)
+        return p.student.around(with_demos(p.student.program, chosen), prompt_format=explored.prompt_format)
     p.cut = optimizer.cut
     return compiled
 
@@ -101,21 +91,9 @@ def _bootstrap_search(p: Proposal) -> RecordedProgram:
 
 
 def _knn(p: Proposal) -> RecordedProgram:
-    demonstrations = p.explored().demonstrations
-    if not demonstrations:
-        demonstrations = [
-            Demonstration(
-                t, tuple((n, dict(t.inputs), dict(t.expected)) for n, _ in p.student.program.named_predictors()), 1.0
-            )
-            for t in p.train
-        ]
-    pool = []
-    for demonstration in demonstrations:
-        demos: dict[str, list[dict[str, Any]]] = {}
-        for name, inputs, output in demonstration.steps:
-            demos.setdefault(name, []).append({**inputs, **output})
-        pool.append({"key": input_key(dict(demonstration.task.inputs)), "demos": demos})
-    return RecordedProgram(NearestDemos(copied(p.student.program), pool, k=p.demos), p.session)
+    names = [name for name, _ in p.student.program.named_predictors()]
+    demonstrations = p.explored().demonstrations or [Demonstration.of_label(task, names) for task in p.train]
+    return RecordedProgram(NearestDemos(copied(p.student.program), pool_of(demonstrations), k=p.demos), p.session)
 
 
 def _copro(p: Proposal) -> RecordedProgram:
@@ -217,13 +195,10 @@ def _infer_rules(p: Proposal) -> RecordedProgram:
 
 def _ensemble(p: Proposal) -> RecordedProgram:
     exploration = p.explored()
-    prompt_format = p.student.settings["adapter"]
     members = [
         with_demos(
-            p.student,
-            choose(exploration.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0),
-            prompt_format=prompt_format,
-        ).program
+            p.student.program, choose(exploration.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0)
+        )
         for i in range(3)
     ]
     return RecordedProgram(EnsembleProgram(members), p.session)
@@ -299,9 +274,38 @@ def least_runs(name: str, val: int, settings: Mapping[str, Any]) -> int:
     }.get(name, 0)
 
 
-def val_share(name: str) -> int:
-    """The divisor of the search's calls: one comparison on val may take this fraction (1 / divisor) of them."""
-    return 3 if name == "labeled" else 4 if name in ("bootstrap", "knn", "ensemble", "simba") else 8
+def named_val(name: str, size: int, session: Session, student: RecordedProgram) -> int:
+    """Number of val tasks on which a named optimizer's proposal is compared.
+
+    At most 50; fewer under a small cap, so that calls remain for the proposal.
+    """
+    calls_left = session.meter.search_calls_left()
+    if math.isinf(calls_left):
+        return min(50, size)
+    # one comparison on val may take this part of the search's calls
+    divisor = 3 if name == "labeled" else 4 if name in ("bootstrap", "knn", "ensemble", "simba") else 8
+    each = max(1.0, sum(run_calls(student.program, session)))
+    return min(50, size, max(_FEWEST_VAL, int(calls_left / each / divisor)))
+
+
+def too_few_calls(
+    optimizer: str, settings: Mapping[str, Any], student: RecordedProgram, val: int, session: Session
+) -> str | None:
+    """A warning if the caps leave a named optimizer too few runs for one proposal; None if they are enough."""
+    calls_left, name = session.meter.search_calls_left(), short_name(optimizer)
+    if math.isinf(calls_left) or not least_runs(name, 1, {}):
+        return None
+    tasks = named_val(name, val, session, student)
+    minimum_runs = max(least_runs(name, tasks, settings), int(settings.get("max_metric_calls") or 0))
+    runs = math.ceil(minimum_runs / _PROPOSING) + 2 * tasks
+    needed = math.ceil(runs * max(1.0, sum(run_calls(student.program, session))))
+    if needed <= calls_left:
+        return None
+    return (
+        f"the caps leave {int(calls_left)} search calls, too few for one proposal of {name}: it needs about {needed} "
+        f"({runs} runs of the program on {tasks} val tasks and its own). "
+        f"Raise --max-search-calls to {needed} or more, and --max-calls to twice that, or use auto or bootstrap"
+    )
 
 
 def propose(name: str, proposal: Proposal) -> RecordedProgram:
@@ -319,8 +323,7 @@ def propose(name: str, proposal: Proposal) -> RecordedProgram:
     configured = dspy.settings.lm
     build = OPTIMIZERS.get(name) or (lambda p: compiled_by(name, p, configured=configured))
     student = proposal.student
-    proposal.student = RecordedProgram(copied(student.program), session, prompt_format=student.prompt_format)
-    proposal.student.temperature = student.temperature
+    proposal.student = student.around(copied(student.program))
     with (
         kept_configuration(),
         session.context(),

@@ -20,7 +20,7 @@ from assay.programs.environments.play import Play
 from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field
-from assay.traces.recorder import current_rollout
+from assay.traces.places import current_rollout
 from assay.traces.store.rows import clean
 
 __all__ = ["EnvironmentAgent", "ShippedEnvironmentAgent"]

@@ -17,7 +17,7 @@ from assay.programs.foreign.runners import AgentRunner
 from assay.programs.foreign.tasks import AgentTask, RunnerLost
 from assay.support.numbers import counted
 from assay.traces import Rollout
-from assay.traces.recorder import current_rollout
+from assay.traces.places import current_rollout
 
 if TYPE_CHECKING:
     from assay.traces.gateway.policy import OpenedRollout, PolicyGateway

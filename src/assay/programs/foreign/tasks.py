@@ -42,14 +42,7 @@ class AgentTask:
 
     def to_dict(self) -> dict[str, Any]:
         """The document on the agent's standard input, and the argument of a callable."""
-        return {
-            "id": self.id,
-            "rollout": self.rollout,
-            "inputs": self.inputs,
-            "model": self.model,
-            "base_url": self.base_url,
-            "api_key": self.api_key,
-        }
+        return dict(vars(self))
 
     def to_json(self) -> bytes:
         """`to_dict` as JSON."""

@@ -41,52 +41,10 @@ _Ranking = tuple[list[tuple[int, float]], Callable[[str], float]]
 _WORD = re.compile(r"[^\W_]+")
 # Words that occur in most passages. They rank nothing, and would make a passage count as long.
 _COMMON = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "can",
-        "do",
-        "does",
-        "for",
-        "from",
-        "has",
-        "have",
-        "how",
-        "i",
-        "in",
-        "is",
-        "it",
-        "its",
-        "me",
-        "my",
-        "of",
-        "on",
-        "or",
-        "that",
-        "the",
-        "their",
-        "there",
-        "this",
-        "to",
-        "was",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "who",
-        "why",
-        "will",
-        "with",
-        "you",
-        "your",
-    ]
+    _WORD.findall(
+        "a an and are as at be by can do does for from has have how i in is it its me my of on or that the "
+        "their there this to was were what when where which who why will with you your"
+    )
 )
 _CREATE = (
     f"CREATE VIRTUAL TABLE IF NOT EXISTS passages_fts USING fts5(words, content='passages', content_rowid='id', "

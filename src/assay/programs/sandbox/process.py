@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from assay.errors import SandboxError
-from assay.models.transports import accounted
+from assay.models.unrecorded import accounted
 from assay.programs.sandbox.folders import (
     disk_use,
     group_members,

@@ -1,6 +1,6 @@
 """Databases that are only read, with limits on every query, and what a query cost.
 
-Does not import DSPy. PostgreSQL needs `pip install 'assay[postgres]'`.
+Does not import DSPy. PostgreSQL needs `pip install 'dspy-assay[postgres]'`.
 """
 
 import difflib

@@ -9,7 +9,7 @@ __all__ = ["columns_written_out"]
 _QUOTED = re.compile(r'"[^"]*"|\[[^\]]*\]|`[^`]*`')
 _COLUMNS_OF_TABLE = re.compile(r"(\w)\s*\([^()]*\)\s*(as\s*(?:not\s+)?(?:materialized\s*)?\()")  # WITH name (a, b) AS (
 _INNERMOST = re.compile(r"(\w*)\s*\(([^()]*)\)")
-_DEFINED = re.compile(r"(\w+)\s+as\s+(?:not\s+)?(?:materialized\s+)?§(\d+)")
+_DEFINED_BY_QUERY = re.compile(r"(\w+)\s+as\s+(?:not\s+)?(?:materialized\s+)?§(\d+)")
 _TOKEN = re.compile(r"§\d+|\b[^\W\d]\w*\b(?!\s*\.)")
 _MOST_LEVELS = 200
 _KEYWORDS = re.compile(
@@ -46,10 +46,10 @@ def _size(text: str, queries: list[str], tables: Mapping[str, float], level: int
     if level > _MOST_LEVELS:
         return float("inf")
     tables = dict(tables)
-    for name, at in _DEFINED.findall(text):
+    for name, at in _DEFINED_BY_QUERY.findall(text):
         tables[name] = _size(queries[int(at)], queries, tables, level + 1)
     inside, names = 0.0, Counter[str]()
-    for token in _TOKEN.findall(_DEFINED.sub(" ", text)):
+    for token in _TOKEN.findall(_DEFINED_BY_QUERY.sub(" ", text)):
         if token.startswith("§"):
             inside += _size(queries[int(token[1:])], queries, tables, level + 1)
         elif not _KEYWORDS.fullmatch(token):

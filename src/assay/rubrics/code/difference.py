@@ -1,24 +1,58 @@
-"""The changed statements between two sources: the smallest number of inserted, deleted, changed and moved statements.
+"""The changed statements between two sources: inserted, deleted, changed and moved ones. Does not run code.
 
-Definitions are matched by name, so that a moved function is one change. Inside a pair the statements are aligned as
-trees. The alignment does not see local names: they are matched by the statements that they occur in.
+Formatting, comments, docstrings, names of local variables and the order of imports do not count. Definitions are
+matched by name, so that a moved function is one change. Inside a pair, statements are aligned by the edit distance of
+their headers, at first without local names: these are matched by the statements that they occur in.
 """
 
 import ast
-from bisect import bisect_left
+import symtable
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any
 
-from assay.rubrics.code.statements import Source, Statement, definition_name
-from assay.rubrics.code.trees import Tree, distance_work, tree_edits
+__all__ = ["FUNCTIONS", "Edit", "Source", "UnreadableCode", "arguments_of", "compare", "read_source", "statements_of"]
 
-__all__ = ["Difference", "Edit", "compare"]
-
-_STATEMENT_WORK = 600_000  # table cells, about half a second
-_HEADER_WORK = 100_000
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+MOST_CHARACTERS = 500_000  # of a source; the largest module of the standard library has 230,000
+MOST_STATEMENTS = 20_000  # and 2,600 statements; this many take about five seconds
 _PARAMETER_VOTES = 1000
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+_IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_BOUND: dict[type[ast.AST], str] = {  # fields with the name of a variable
+    **dict.fromkeys((*FUNCTIONS, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name"),
+    **{ast.MatchMapping: "rest", ast.Nonlocal: "names"},
+}
+_BY_NAME = frozenset({"dir", "eval", "exec", "locals", "vars"})  # they look names up at run time
+
+Local = tuple[int, str]  # line of the outermost function, and the name
+Token = str | Local
+Names = Mapping[str, Token]  # what stands for the names of local variables
+
+
+class UnreadableCode(ValueError):
+    """A source cannot be compared: it is not Python, nested too deeply, or too long."""
+
+
+@dataclass(slots=True, eq=False)
+class Statement:
+    """One statement, `except` clause, `case` or imported name.
+
+    Args:
+        tokens: its header, without the statements inside it.
+        parameters: of a function, those that can be passed by keyword.
+    """
+
+    tokens: tuple[Token, ...]
+    line: int
+    text: str
+    node: ast.AST
+    parent: "Statement | None" = None
+    parameters: Mapping[str, Local] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -30,6 +64,7 @@ class Edit:
         line: in the source after the edit; of a removed statement in the source before.
         text: first line of the statement.
         key: equal for equal edits of one source.
+        nodes: changed expressions and names in its header.
     """
 
     kind: str
@@ -38,77 +73,286 @@ class Edit:
     key: tuple[Any, ...] = field(default=(), repr=False)
     before: Statement | None = field(default=None, repr=False)
     after: Statement | None = field(default=None, repr=False)
+    nodes: int = field(default=0, repr=False)
 
     def __str__(self) -> str:
         return f"line {self.line} {self.kind}: {self.text}"
 
 
+# Sources
+
+
+@lru_cache(maxsize=16)  # the rollouts of a group share their source
+def read_source(text: str) -> "Source":
+    """Parses a file.
+
+    Raises:
+        UnreadableCode: no text, not Python, nested too deeply, or longer than `MOST_CHARACTERS`.
+    """
+    if not isinstance(text, str):
+        raise UnreadableCode(f"it is of type {type(text).__name__}, not text")
+    if len(text) > MOST_CHARACTERS:
+        raise UnreadableCode(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are compared")
+    text = text.removeprefix("\ufeff")  # the mark of a UTF-8 file, which Python skips
+    try:
+        tree = ast.parse(text)
+        if (count := sum(1 for _ in statements_of(tree))) > MOST_STATEMENTS:
+            raise UnreadableCode(f"it has {count} statements; at most {MOST_STATEMENTS} are compared")
+        return Source(tree, text, count)
+    except SyntaxError as error:
+        line = "" if error.lineno is None else f" (line {error.lineno})"  # of null bytes there is none
+        raise UnreadableCode(f"not valid Python: {error.msg}{line}") from None
+    except (RecursionError, MemoryError):
+        raise UnreadableCode("it is nested too deeply to parse") from None
+    except UnreadableCode:
+        raise
+    except ValueError as error:  # null bytes and unpaired surrogates
+        raise UnreadableCode(f"not valid Python: {error}") from None
+
+
+def statements_of(tree: ast.AST) -> Iterator[ast.stmt]:
+    """All statements below a node, without looking into expressions."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        for block in _BLOCKS:
+            if isinstance(nodes := getattr(node, block, None), list):
+                waiting += nodes
+
+
+def arguments_of(arguments: ast.arguments) -> Iterator[ast.arg]:
+    yield from [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    yield from (argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None)
+
+
 @dataclass(frozen=True)
-class Difference:
-    """Changed statements.
+class Source:
+    """A parsed file."""
+
+    tree: ast.Module
+    text: str
+    count: int  # of statements
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        """Lines as the parser counts them; `splitlines` also splits at form feeds and other separators."""
+        return self.text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8").split(b"\n")
+
+    @cached_property
+    def _functions(self) -> dict[tuple[str, int], symtable.Function]:
+        try:
+            tables = _with_inner(symtable.symtable(self.text, "<unknown>", "exec"))
+        except SyntaxError:  # it can be parsed, and not compiled: all of its names count
+            return {}
+        functions = [table for table in tables if isinstance(table, symtable.Function)]
+        return {(table.get_name(), table.get_lineno()): table for table in reversed(functions)}
+
+    def written(self, node: Any) -> bytes:
+        """A statement with its decorators, as written."""
+        first = min([node, *getattr(node, "decorator_list", [])], key=lambda part: part.lineno)
+        lines = self._lines[first.lineno - 1 : node.end_lineno]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][first.col_offset :]
+        return b"\n".join(lines)
+
+    def statements(self, nodes: Sequence[ast.AST]) -> list[Statement]:
+        """The statements of a block outside of functions, with those inside of them, in the order of the file."""
+        result: list[Statement] = []
+        self._add(result, nodes, "", None, {})
+        return result
+
+    def _add(
+        self, result: list[Statement], nodes: Sequence[ast.AST], role: str, parent: Statement | None, names: Names
+    ) -> None:
+        """Adds a block. `role` tells blocks of one statement apart: `orelse` from the rest."""
+        for is_import, run in groupby(nodes, lambda node: isinstance(node, ast.Import | ast.ImportFrom)):
+            if is_import:
+                result += self._imports(list(run), role, parent, names)
+                continue
+            for node in run:
+                inner = names
+                if isinstance(node, FUNCTIONS) and not names:
+                    inner = {name: (node.lineno, name) for name in self._local_names(node)}
+                tokens: list[Token] = [role]
+                _write(node, names, inner, tokens)
+                added = self._statement(node, tokens, parent)
+                if isinstance(node, FUNCTIONS):
+                    passed = [argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]]
+                    added.parameters = {name: token for name in passed if isinstance(token := inner.get(name), tuple)}
+                result.append(added)
+                for block in _BLOCKS:
+                    if isinstance(listed := getattr(node, block, None), list):
+                        listed = _without_docstring(node, listed) if block == "body" else listed
+                        self._add(result, listed, block if block in ("orelse", "finalbody") else "", added, inner)
+
+    def _statement(self, node: Any, tokens: Sequence[Token], parent: Statement | None) -> Statement:
+        place = node if hasattr(node, "lineno") else node.pattern  # a `case` has no position of its own
+        text = self._lines[place.lineno - 1].decode("utf-8", "replace").strip()
+        return Statement(tuple(tokens), place.lineno, text[:120], node, parent)
+
+    def _imports(self, nodes: Sequence[Any], role: str, parent: Statement | None, names: Names) -> list[Statement]:
+        """One statement per imported name; sorted, unless the order can matter (`*`, one name bound twice)."""
+        single = [(node, alias) for node in nodes for alias in node.names]
+        statements = []
+        for node, alias in single:
+            name, module = alias.asname or alias.name.partition(".")[0], ""
+            if isinstance(node, ast.ImportFrom):
+                module = f"{'.' * node.level}{node.module or ''}"
+            whole = not module and alias.asname is None and "." in alias.name  # `import a.b` binds `a`
+            tokens = [role, "(Import", module, alias.name, str(whole), names.get(name, f"name {name}"), ")"]
+            alone = type(node)(**{**dict(ast.iter_fields(node)), "names": [alias]})
+            statements.append(self._statement(ast.copy_location(alone, node), tokens, parent))
+        bound = {alias.asname or alias.name for _, alias in single}
+        if "*" not in bound and len(bound) == len(single):
+            statements.sort(key=_shape)
+        return statements
+
+    def _local_names(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+        """Local names of a function and of those inside it.
+
+        Left out are names that also stand for a global variable or a member of a class somewhere in the function, and
+        all names of a function that looks names up at run time.
+        """
+        function = self._functions.get((node.name, node.lineno))
+        local, kept = set[str](), set[str]()
+        for table in _with_inner(function) if function is not None else ():
+            for symbol in table.get_symbols():
+                member = isinstance(table, symtable.Class) and symbol.is_local()
+                (kept if member or symbol.is_global() else local).add(symbol.get_name())
+        return set() if kept & _BY_NAME else local - kept
+
+
+def _with_inner(table: symtable.SymbolTable) -> list[symtable.SymbolTable]:
+    """A table of the compiler, with those of the functions and classes inside it."""
+    tables = [table]
+    for one in tables:
+        tables += one.get_children()
+    return tables
+
+
+def _without_docstring(node: ast.AST, nodes: list[Any]) -> Sequence[ast.AST]:
+    if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) or ast.get_docstring(node, clean=False) is None:
+        return nodes
+    return nodes[1:] or [ast.copy_location(ast.Pass(), nodes[0])]
+
+
+def _write(part: Any, names: Names, inner: Names, out: list[Token]) -> None:
+    """Appends the tokens of a part; of a statement, those of its header.
 
     Args:
-        nodes: changed expressions and names inside the changed statements (tree distance of their headers).
-        exact: False if the edit is too large to align; the numbers are then lower bounds.
+        inner: names of the parameters, if the part is a function.
     """
+    if isinstance(part, list):
+        out.append("[")
+        for item in part:
+            _write(item, names, inner, out)
+        out.append("]")
+    elif isinstance(part, ast.Name):
+        out.append(names.get(part.id, f"name {part.id}"))
+    elif isinstance(part, ast.Constant):
+        value = part.value
+        out.append(f"const {hex(value)}" if type(value) is int else f"const {value!r}")  # hex: of any length
+    elif isinstance(part, ast.arguments):
+        _write_parameters(part, names, inner, out)
+    elif isinstance(part, _COMPREHENSIONS):
+        _write_comprehension(part, names, out)
+    elif isinstance(part, ast.AST):
+        out.append(f"({type(part).__name__}")
+        for name, value in ast.iter_fields(part):
+            if name in _IGNORED or (name in _BLOCKS and isinstance(value, list)):
+                continue
+            if name == _BOUND.get(type(part)) and value is not None:
+                out += [names.get(one, f"name {one}") for one in (value if isinstance(value, list) else [value])]
+            else:
+                _write(value, names, inner, out)
+        out.append(")")
+    else:
+        out.append(f"= {part!r}")
 
-    edits: tuple[Edit, ...]
-    changed: int
-    nodes: int
-    exact: bool = True
+
+def _write_parameters(arguments: ast.arguments, names: Names, inner: Names, out: list[Token]) -> None:
+    """Parameters: those that can be passed by keyword with their names, the others as local names."""
+    kinds: list[tuple[str, list[Any]]] = [
+        *(("", arguments.posonlyargs), ("args", arguments.args), ("keyword", arguments.kwonlyargs)),
+        *(("*", [arguments.vararg]), ("**", [arguments.kwarg])),
+    ]
+    for kind, listed in kinds:
+        for argument in (one for one in listed if one is not None):
+            named = argument.arg if kind in ("args", "keyword") else ""
+            out += [f"({kind} {named}", inner.get(argument.arg, f"name {argument.arg}")]
+            _write(argument.annotation, names, inner, out)
+            out.append(")")
+    _write(arguments.defaults, names, inner, out)
+    _write(arguments.kw_defaults, names, inner, out)
 
 
-def compare(before: Source, after: Source) -> Difference:
-    """Compares two sources.
+def _write_comprehension(node: Any, names: Names, out: list[Token]) -> None:
+    """The first iterable is evaluated outside, everything else inside, where the variables are numbered."""
+    parts = [part for one in node.generators for part in ast.walk(one.target)]
+    bound = [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+    outside = sum(isinstance(token, str) for token in names.values())
+    inner = {**names, **{name: f"${outside + at}" for at, name in enumerate(dict.fromkeys(bound))}}
+    out.append(f"({type(node).__name__}")
+    for at, generator in enumerate(node.generators):
+        out.append(f"(for {generator.is_async}")
+        _write(generator.iter, inner if at else names, inner, out)
+        _write([generator.target, *generator.ifs], inner, inner, out)
+        out.append(")")
+    for name in ("elt", "key", "value"):
+        if hasattr(node, name):
+            _write(getattr(node, name), inner, inner, out)
+    out.append(")")
+
+
+# Comparison
+
+
+def compare(before: Source, after: Source) -> tuple[Edit, ...]:
+    """The changed statements, in the order of lines.
 
     Raises:
         UnreadableCode: nested too deeply.
     """
-    parts = list(_bodies(before, after, before.tree.body, after.tree.body, (), ()))
-    edits = [edit for part in parts for edit in part.edits]
-    return Difference(
-        edits=tuple(sorted(edits, key=lambda edit: edit.line)),
-        changed=sum(part.changed for part in parts),
-        nodes=sum(part.nodes for part in parts),
-        exact=all(part.exact for part in parts),
-    )
+    try:
+        edits = list(_bodies(before, after, _members(before.tree), _members(after.tree)))
+    except RecursionError:
+        raise UnreadableCode("it is nested too deeply to compare") from None
+    return tuple(sorted(edits, key=lambda edit: edit.line))
 
 
-def _bodies(
-    before: Source,
-    after: Source,
-    old: Sequence[ast.stmt],
-    new: Sequence[ast.stmt],
-    old_owners: tuple[ast.ClassDef, ...],
-    new_owners: tuple[ast.ClassDef, ...],
-) -> Iterator[Difference]:
-    """Differences of two modules or class bodies."""
+def _bodies(before: Source, after: Source, old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> Iterator[Edit]:
+    """Edits between two modules or class bodies."""
+    from rapidfuzz.distance import LCSseq
+
     old_named, new_named = _definitions(old), _definitions(new)
     common = [key for key in new_named if key in old_named]
-    yield _moved([key for key in old_named if key in new_named], new_named, common)
+    order = {key: at for at, key in enumerate(key for key in old_named if key in new_named)}
+    for code in LCSseq.opcodes(range(len(common)), [order[key] for key in common]):
+        for key in common[code.dest_start : code.dest_end] if code.tag != "equal" else ():
+            yield Edit("moved", new_named[key].lineno, f"definition of {key[1]}", ("moved", key))
     for key in common:
         a, b = old_named[key], new_named[key]
-        if before.text(a) == after.text(b):
+        if before.written(a) == after.written(b):
             continue
         if isinstance(a, ast.ClassDef) and isinstance(b, ast.ClassDef):
-            yield _align(before.statements([_bare(a)], of=old_owners), after.statements([_bare(b)], of=new_owners))
-            yield from _bodies(before, after, _members(a), _members(b), (*old_owners, a), (*new_owners, b))
+            yield from _align(before.statements([_bare(a)]), after.statements([_bare(b)]))
+            yield from _bodies(before, after, _members(a), _members(b))
         else:
-            yield _align(before.statements([a], of=old_owners), after.statements([b], of=new_owners))
+            yield from _align(before.statements([a]), after.statements([b]))
     matched = {id(named[key]) for named in (old_named, new_named) for key in common}
-    rest_old = [node for node in old if id(node) not in matched]
-    rest_new = [node for node in new if id(node) not in matched]
-    while rest_old and rest_new and before.text(rest_old[-1]) == after.text(rest_new[-1]):
-        rest_old.pop(), rest_new.pop()
-    yield _align(before.statements(rest_old, of=old_owners), after.statements(rest_new, of=new_owners))
+    rest_old, rest_new = ([node for node in nodes if id(node) not in matched] for nodes in (old, new))
+    yield from _align(before.statements(rest_old), after.statements(rest_new))
 
 
-def _definitions(nodes: Sequence[ast.stmt]) -> dict[tuple[Any, ...], ast.stmt]:
+def _definitions(nodes: Sequence[ast.stmt]) -> dict[tuple[bool, str, int], ast.stmt]:
     """Functions and classes by kind, name and occurrence (a property is defined several times)."""
-    counts, result = Counter[tuple[bool, str]](), {}
+    counts = Counter[tuple[bool, str]]()
+    result: dict[tuple[bool, str, int], ast.stmt] = {}
     for node in nodes:
-        if (name := definition_name(node)) is not None:
-            key = (isinstance(node, ast.ClassDef), name)
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            key = (isinstance(node, ast.ClassDef), node.name)
             result[*key, counts[key]] = node
             counts[key] += 1
     return result
@@ -120,73 +364,60 @@ def _bare(node: ast.ClassDef) -> ast.ClassDef:
     return ast.copy_location(ast.ClassDef(**header, body=[]), node)
 
 
-def _members(node: ast.ClassDef) -> list[ast.stmt]:
-    first = node.body[0]
-    documented = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    )
-    return node.body[1:] if documented else node.body
+def _members(node: ast.Module | ast.ClassDef) -> list[ast.stmt]:
+    return node.body if ast.get_docstring(node, clean=False) is None else node.body[1:]
 
 
-def _moved(old: Sequence[Any], new: Mapping[Any, ast.stmt], order: Sequence[Any]) -> Difference:
-    """Definitions outside a longest common order of both files."""
-    place = {key: index for index, key in enumerate(old)}
-    ends: list[int] = []
-    last: list[Any] = []
-    previous: dict[Any, Any] = {}
-    for key in order:
-        at = bisect_left(ends, place[key])
-        previous[key] = last[at - 1] if at else None
-        ends[at : at + 1], last[at : at + 1] = [place[key]], [key]
-    unmoved, key = set(), last[-1] if last else None
-    while key is not None:
-        unmoved.add(key)
-        key = previous[key]
-    edits = [
-        Edit("moved", new[key].lineno, f"definition of {key[1]}", ("moved", key)) for key in order if key not in unmoved
-    ]
-    return Difference(tuple(edits), len(edits), 0)
-
-
-def _align(old: Sequence[Statement], new: Sequence[Statement]) -> Difference:
+def _align(old: Sequence[Statement], new: Sequence[Statement]) -> list[Edit]:
     """Aligns two blocks twice: without local names, to match the names; then with the matched names."""
-    if not old and not new:
-        return Difference((), 0, 0)
     names = _matched_names(old, new)
-    pairs, exact = _pairs(old, new, lambda s: _named(s, None), lambda s: _named(s, names))
-    edits, nodes = [], 0
+    before = {a: tuple(_label(token, token) for token in a.tokens) for a in old}
+    after = {b: tuple(_label(token, names.get(token)) for token in b.tokens) for b in new}
+    pairs = _pairs(old, new, list(before.values()), list(after.values()))
+    partner: dict[Statement | None, Statement] = {a: b for a, b in pairs if a is not None and b is not None}
+    origin = set(partner.values())
+    edits = []
     for a, b in pairs:
-        before = _named(a, None) if a is not None else ()
-        after = _named(b, names) if b is not None else ()
-        if before != after:
-            nodes += _header_distance(before, after)
-            edits.append(_edit(a, b, before, after))
-    if exact:
-        edits = _joined(edits)
-        return Difference(tuple(edits), len(edits), nodes)
-    added = sum(edit.kind == "added" for edit in edits)
-    return Difference(tuple(edits), max(added, len(edits) - added), nodes, exact=False)
+        if b is None:
+            assert a is not None
+            edits.append(_edit("removed", a, None, before[a], ()))
+        elif a is None:
+            edits.append(_edit("added", None, b, (), after[b]))
+        elif before[a] != after[b]:
+            edits.append(_edit("changed", a, b, before[a], after[b]))
+        elif partner.get(_nearest(a, partner)) is not _nearest(b, origin):  # a block of another statement
+            edits.append(_moved(a, b, after[b]))
+    return _joined(edits)
 
 
-def _named(statement: Statement, names: Mapping[int, str] | None) -> tuple[str, ...]:
-    """Header with local names as text: those of the old block by number, those of the new one by what they match."""
-    if names is None:
-        return tuple(f"${token}" if isinstance(token, int) else token for token in statement.tokens)
-    return tuple(names.get(token, f"new ${token}") if isinstance(token, int) else token for token in statement.tokens)
+def _label(token: Token, name: Token | None) -> str:
+    """The token of a name: that of the old block, or `new` for one that stands for none of its names."""
+    return token if isinstance(token, str) else str(name or "new")
 
 
-def _edit(a: Statement | None, b: Statement | None, before: tuple[str, ...], after: tuple[str, ...]) -> Edit:
-    if b is not None:
-        kind, statement = "added" if a is None else "changed", b
-    else:
-        assert a is not None
-        kind, statement = "removed", a
+def _nearest(statement: Statement, paired: Container[Any]) -> Statement | None:
+    """The nearest statement around one that is in both blocks: around it, an inserted `if` moves nothing."""
+    parent = statement.parent
+    while parent is not None and parent not in paired:
+        parent = parent.parent
+    return parent
+
+
+def _edit(kind: str, a: Statement | None, b: Statement | None, before: tuple[str, ...], after: tuple[str, ...]) -> Edit:
+    from rapidfuzz.distance import Levenshtein
+
+    statement = b or a
+    assert statement is not None
     key = (kind, a.line if a is not None else None, after or before)
-    return Edit(kind, statement.line, statement.text, key, a, b)
+    return Edit(kind, statement.line, statement.text, key, a, b, Levenshtein.distance(before, after))
+
+
+def _moved(a: Statement, b: Statement, label: tuple[str, ...]) -> Edit:
+    return Edit("moved", b.line, b.text, ("moved", a.line, label), a, b)
 
 
 def _joined(edits: Sequence[Edit]) -> list[Edit]:
-    """Joins a removed and an added statement that are equal: the statement was moved, such as out of a loop.
+    """Joins a removed and an added statement that are equal: the statement was moved.
 
     The first token, the block that it is in, does not count.
     """
@@ -199,147 +430,73 @@ def _joined(edits: Sequence[Edit]) -> list[Edit]:
         if edit.kind == "added" and (same := removed.get(edit.key[2][1:])):
             old = same.pop()
             gone.add(id(old))
-            edit = replace(edit, kind="moved", key=("moved", old.line, edit.key[2]), before=old.before)
+            assert old.before is not None
+            assert edit.after is not None
+            edit = _moved(old.before, edit.after, edit.key[2])
         result.append(edit)
     return [edit for edit in result if id(edit) not in gone]
 
 
-def _matched_names(old: Sequence[Statement], new: Sequence[Statement]) -> dict[int, str]:
-    """Local name of the new block -> label of the old block's name that it stands for.
+def _matched_names(old: Sequence[Statement], new: Sequence[Statement]) -> dict[Token, Local]:
+    """Local name of the new block -> the old block's name that it stands for.
 
     Names are matched by the number of places that they share in aligned statements of the same shape.
     """
-    pairs, _ = _pairs(old, new, _shape, _shape)
-    votes = Counter[tuple[int, int]]()
-    for a, b in pairs:
+    votes = Counter[tuple[Local, Local]]()
+    for a, b in _pairs(old, new, list(map(_shape, old)), list(map(_shape, new))):
         if a is None or b is None:
             continue
         if _shape(a) == _shape(b):
-            votes.update(
-                (s, t) for s, t in zip(a.tokens, b.tokens, strict=True) if isinstance(s, int) and isinstance(t, int)
-            )
+            tokens = zip(a.tokens, b.tokens, strict=True)
+            votes.update((s, t) for s, t in tokens if isinstance(s, tuple) and isinstance(t, tuple))
         for name in a.parameters.keys() & b.parameters.keys():
             votes[a.parameters[name], b.parameters[name]] += _PARAMETER_VOTES
-    matched: dict[int, str] = {}
-    taken = set[int]()
-    for (s, t), _ in sorted(votes.items(), key=lambda item: (-item[1], abs(item[0][0] - item[0][1]), item[0])):
-        if s not in taken and t not in matched:
+    matched: dict[Token, Local] = {}
+    taken = set[Local]()
+    for (s, t), _ in votes.most_common():
+        if t not in matched and s not in taken:
             taken.add(s)
-            matched[t] = f"${s}"
+            matched[t] = s
     return matched
 
 
 def _shape(statement: Statement) -> tuple[str, ...]:
-    return tuple("$" if isinstance(token, int) else token for token in statement.tokens)
-
-
-# Alignment of statement trees
+    """The tokens of a statement without its local names."""
+    return tuple("$" if isinstance(token, tuple) else token for token in statement.tokens)
 
 
 Pair = tuple[Statement | None, Statement | None]
-Label = Callable[[Statement], tuple[str, ...]]
 
 
 def _pairs(
-    old: Sequence[Statement], new: Sequence[Statement], label_old: Label, label_new: Label
-) -> tuple[list[Pair], bool]:
-    """Pairs of a cheapest alignment; False if it was too large, and statements are only counted."""
+    old: Sequence[Statement], new: Sequence[Statement], old_labels: Sequence[Any], new_labels: Sequence[Any]
+) -> list[Pair]:
+    """Pairs of an alignment with the fewest inserted, deleted and changed statements."""
+    from rapidfuzz.distance import Levenshtein
+
     numbers: dict[Any, int] = {}
-    a = [_tree(statement, label_old, numbers) for statement in old]
-    b = [_tree(statement, label_new, numbers) for statement in new]
+    a, b = ([numbers.setdefault(label, len(numbers)) for label in labels] for labels in (old_labels, new_labels))
     pairs: list[Pair] = []
-    a, b = _trimmed(a, b, pairs)
-    while len(a) == len(b) == 1 and (a[0].label[0] == b[0].label[0] or _are_definitions(a[0], b[0])):
-        pairs.append((a[0].item, b[0].item))
-        a, b = _trimmed(a[0].children, b[0].children, pairs)
-    if not a or not b:
-        pairs += [(node.item, None) for node in _nodes(a)] + [(None, node.item) for node in _nodes(b)]
-        return pairs, True
-    first, second = (Tree(0, [_plain(node) for node in trees]) for trees in (a, b))
-    if distance_work(first, second) <= _STATEMENT_WORK:
-        edits = tree_edits(first, second)
-        pairs += [
-            (x.item if x is not None else None, y.item if y is not None else None)
-            for x, y in edits
-            if (x is None or x.item is not None) and (y is None or y.item is not None)
-        ]
-        return pairs, True
-    return pairs + _counted(_nodes(a), _nodes(b)), False
+    codes = Levenshtein.opcodes(a, b)
+    for equal, run in groupby(codes, lambda code: code.tag == "equal"):
+        hunk = list(run)
+        first = old[hunk[0].src_start : hunk[-1].src_end]
+        second = new[hunk[0].dest_start : hunk[-1].dest_end]
+        pairs += zip(first, second, strict=True) if equal else _paired(first, second)
+    return pairs
 
 
-def _are_definitions(a: Tree, b: Tree) -> bool:
-    return definition_name(a.item.node) is not None and type(a.item.node) is type(b.item.node)
+def _paired(old: Sequence[Statement], new: Sequence[Statement]) -> list[Pair]:
+    """The statements between two equal ones, paired from their beginnings or ends, where more are of one kind."""
 
+    def alike(at: int) -> int:
+        return sum(type(a.node) is type(b.node) for a, b in zip(old, new[at:], strict=False))
 
-def _tree(statement: Statement, label: Label, numbers: dict[Any, int]) -> Tree:
-    """A tree labelled with (number of the header, number of the whole subtree): equal numbers for equal text."""
-    children = [_tree(child, label, numbers) for child in statement.children]
-    header = numbers.setdefault(label(statement), len(numbers))
-    whole = numbers.setdefault((header, tuple(child.label[1] for child in children)), len(numbers))
-    return Tree((header, whole), children, statement)
-
-
-def _plain(node: Tree) -> Tree:
-    return Tree(node.label[0], [_plain(child) for child in node.children], node.item)
-
-
-def _nodes(trees: Sequence[Tree]) -> list[Tree]:
-    result, waiting = [], list(reversed(trees))
-    while waiting:
-        node = waiting.pop()
-        result.append(node)
-        waiting += reversed(node.children)
-    return result
-
-
-def _trimmed(a: Sequence[Tree], b: Sequence[Tree], pairs: list[Pair]) -> tuple[list[Tree], list[Tree]]:
-    """Without the equal trees at both ends, which are added to the pairs."""
-    start, end = 0, 0
-    least = min(len(a), len(b))
-    while start < least and a[start].label[1] == b[start].label[1]:
-        start += 1
-    while end < least - start and a[-1 - end].label[1] == b[-1 - end].label[1]:
-        end += 1
-    for x, y in [*zip(a[:start], b[:start], strict=True), *zip(a[len(a) - end :], b[len(b) - end :], strict=True)]:
-        pairs += [(s.item, t.item) for s, t in zip(_nodes([x]), _nodes([y]), strict=True)]
-    return list(a[start : len(a) - end]), list(b[start : len(b) - end])
-
-
-def _counted(a: Sequence[Tree], b: Sequence[Tree]) -> list[Pair]:
-    """Pairs equal statements wherever they are. For edits that are too large to align."""
-    waiting: dict[int, list[Tree]] = {}
-    for node in reversed(a):
-        waiting.setdefault(node.label[0], []).append(node)
-    pairs: list[Pair] = []
-    for node in b:
-        same = waiting.get(node.label[0])
-        pairs.append((same.pop().item if same else None, node.item))
-    return pairs + [(node.item, None) for nodes in waiting.values() for node in nodes]
-
-
-# Distance of headers
-
-
-def _header_distance(before: Sequence[str], after: Sequence[str]) -> int:
-    """Changed nodes between two headers; a header that is missing counts as all nodes of the other one."""
-    if not before or not after:
-        return sum(token != ")" for token in (*before, *after))
-    a, b = _header_tree(before), _header_tree(after)
-    if distance_work(a, b) <= _HEADER_WORK:
-        return sum(x is None or y is None or x.label != y.label for x, y in tree_edits(a, b))
-    counts = Counter(before), Counter(after)
-    return max((counts[0] - counts[1]).total(), (counts[1] - counts[0]).total())
-
-
-def _header_tree(tokens: Sequence[str]) -> Tree:
-    root = Tree("")
-    path = [root]
-    for token in tokens:
-        if token in (")", "]"):
-            path.pop()
-            continue
-        node = Tree(token)
-        path[-1].children.append(node)
-        if token.startswith("(") or token == "[":
-            path.append(node)
-    return root
+    if len(old) > len(new):
+        return [(a, b) for b, a in _paired(new, old)]
+    at = max(0, len(new) - len(old), key=alike)
+    return [
+        *((None, b) for b in new[:at]),
+        *zip(old, new[at:], strict=False),
+        *((None, b) for b in new[at + len(old) :]),
+    ]

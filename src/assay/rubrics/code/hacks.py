@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import RubricError
-from assay.rubrics.code.difference import Edit, compare
+from assay.rubrics.code.difference import Edit, UnreadableCode, compare, read_source
 from assay.rubrics.code.facts import Facts, read_facts
 from assay.rubrics.code.rules_names import named
 from assay.rubrics.code.rules_shapes import (
@@ -23,7 +23,6 @@ from assay.rubrics.code.rules_shapes import (
 from assay.rubrics.code.rules_tests import changed_tests, trivial_assert
 from assay.rubrics.code.rules_values import hard_coded, lookup_table, special_case
 from assay.rubrics.code.sites import Code, Site, all_sites
-from assay.rubrics.code.statements import UnreadableCode, read_source
 
 __all__ = ["RULES", "Finding", "find_hacks"]
 
@@ -121,7 +120,7 @@ def find_hacks(before: str, after: str, visible_tests: str | Sequence[Any] | Non
         raise RubricError(f"before cannot be read: {error}. Pass Python source") from None
     try:
         edited = read_source(after)
-        edits = compare(source, edited).edits
+        edits = compare(source, edited)
         old, new = Code(source), Code(edited)
     except (UnreadableCode, RecursionError) as error:
         return [Finding("invalid_code", 1, RULES["invalid_code"].message.format(error))]

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import RubricError
-from assay.rubrics.code.difference import Difference, Edit, compare
-from assay.rubrics.code.statements import Source, UnreadableCode, read_source
+from assay.rubrics.code.difference import Edit, Source, UnreadableCode, compare, read_source
 
 __all__ = ["MinimalDiff", "minimal_diff"]
+
+Edits = tuple[Edit, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,7 +28,6 @@ class MinimalDiff(int):
         grade: in [0, 1], higher is better: needed / (needed + excess), where at least one statement counts as needed;
             0 for an edit that changes nothing, leaves no statement or cannot be read.
         reason: explanation; empty if nothing is wrong.
-        exact: False if the edit is too large to align; `changed` is then a lower bound.
     """
 
     excess: int
@@ -38,7 +38,6 @@ class MinimalDiff(int):
     unnecessary: tuple[Edit, ...] = ()
     grade: float
     reason: str = ""
-    exact: bool = True
 
     def __new__(cls, value: int | None = None, **fields: Any) -> "MinimalDiff":
         return super().__new__(cls, fields.get("excess", value or 0))
@@ -67,12 +66,12 @@ def minimal_diff(before: str, after: str, reference: str | None = None) -> Minim
     source = _readable(before, "before")
     fixed = None if reference is None else _readable(reference, "reference")
     fix = None if fixed is None else _compared(source, fixed, "reference")
-    needed = fix.changed if fix is not None else 0
+    needed = len(fix) if fix is not None else 0
     try:
         edited = read_source(after)
         if source.count and not edited.count and (fixed is None or fixed.count):
             raise UnreadableCode("it has no statements")
-        edit = compare(source, edited)
+        edits = compare(source, edited)
     except UnreadableCode as error:
         everything = max(1, source.count)
         return MinimalDiff(
@@ -82,33 +81,32 @@ def minimal_diff(before: str, after: str, reference: str | None = None) -> Minim
             grade=0.0,
             reason=f"The edit is unusable: {error}.",
         )
-    return _result(edit, fix)
+    return _result(edits, fix)
 
 
-def _result(edit: Difference, fix: Difference | None) -> MinimalDiff:
-    needed = fix.changed if fix is not None else 0
-    excess = max(0, edit.changed - needed)
-    unnecessary = _without(edit.edits, fix.edits) if fix is not None and excess else ()
-    if not edit.changed and (fix is None or needed):
+def _result(edits: Edits, fix: Edits | None) -> MinimalDiff:
+    needed = len(fix) if fix is not None else 0
+    excess = max(0, len(edits) - needed)
+    unnecessary = _without(edits, fix) if fix is not None and excess else ()
+    if not len(edits) and (fix is None or needed):
         grade, reason = 0.0, "The edit changes nothing."
     else:
         least = max(1, needed)  # without a reference, one changed statement is the smallest edit
-        beyond = max(0, edit.changed - least) if fix is None else excess
-        grade, reason = least / (least + beyond), _reason(edit, needed, excess, unnecessary)
+        beyond = max(0, len(edits) - least) if fix is None else excess
+        grade, reason = least / (least + beyond), _reason(edits, needed, excess, unnecessary)
     return MinimalDiff(
         excess=excess,
-        changed=edit.changed,
+        changed=len(edits),
         needed=needed,
-        nodes=edit.nodes,
-        edits=edit.edits,
+        nodes=sum(edit.nodes for edit in edits),
+        edits=edits,
         unnecessary=unnecessary,
         grade=grade,
         reason=reason,
-        exact=edit.exact,
     )
 
 
-def _compared(source: Source, other: Source, name: str) -> Difference:
+def _compared(source: Source, other: Source, name: str) -> Edits:
     try:
         return compare(source, other)
     except UnreadableCode as error:
@@ -154,10 +152,9 @@ def _unmatched(
 _LISTED = 5
 
 
-def _reason(edit: Difference, needed: int, excess: int, unnecessary: Sequence[Edit]) -> str:
+def _reason(edits: Edits, needed: int, excess: int, unnecessary: Sequence[Edit]) -> str:
     if not excess or not needed:
         return ""
     listed = "; ".join(map(str, unnecessary[:_LISTED]))
     more = f"; and {len(unnecessary) - _LISTED} more" if len(unnecessary) > _LISTED else ""
-    count = "at least " if not edit.exact else ""
-    return f"{count}{edit.changed} statements changed, {needed} needed. Not in the smallest known fix: {listed}{more}."
+    return f"{len(edits)} statements changed, {needed} needed. Not in the smallest known fix: {listed}{more}."

@@ -4,9 +4,9 @@ import ast
 import builtins
 from collections.abc import Iterator
 
+from assay.rubrics.code.difference import FUNCTIONS, arguments_of
 from assay.rubrics.code.facts import Facts, literal
 from assay.rubrics.code.folding import cannot_fail, folded, is_settled
-from assay.rubrics.code.scopes import FUNCTIONS, arguments_of
 from assay.rubrics.code.sites import Code, Site, header
 
 __all__ = ["call_counter", "equality_override", "monkeypatch", "runner_hook", "swallowed_failure"]

@@ -3,10 +3,9 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from assay.rubrics.code.difference import Edit
+from assay.rubrics.code.difference import FUNCTIONS, Edit
 from assay.rubrics.code.facts import Facts
 from assay.rubrics.code.folding import cannot_fail, cannot_pass, folded
-from assay.rubrics.code.scopes import FUNCTIONS
 from assay.rubrics.code.sites import Code, Function, Site, header
 
 __all__ = ["changed_tests", "trivial_assert"]

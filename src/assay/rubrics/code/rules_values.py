@@ -8,22 +8,22 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from assay.rubrics.code.difference import FUNCTIONS, arguments_of
 from assay.rubrics.code.facts import Facts, is_plain, literal
 from assay.rubrics.code.folding import folded
-from assay.rubrics.code.scopes import FUNCTIONS, arguments_of
 from assay.rubrics.code.sites import Site, header
 
 __all__ = ["hard_coded", "lookup_table", "special_case"]
 
-Hits = Iterator[str]  # what was found, for the message
 Result = tuple[ast.AST, tuple[ast.AST, ...]]  # an expression, and the conditions inside the statement that lead to it
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
-def hard_coded(site: Site, facts: Facts) -> Hits:
+def hard_coded(site: Site, facts: Facts) -> Iterator[str]:
     """A result that is a value that the visible tests expect."""
     alone = _is_whole_function(site)
-    old = [value for value, _ in _results(site.before)] if site.before is not None else []
+    replaced = site.before is not None and _given_to(site.before) == _given_to(site.node)
+    old = [value for value, _ in _results(site.before)] if replaced and site.before is not None else []
     constants = [value for is_literal, value in map(literal, old) if is_literal]
     if constants and not (alone and all(map(is_plain, constants))):
         return  # one constant in place of another
@@ -39,6 +39,12 @@ def hard_coded(site: Site, facts: Facts) -> Hits:
             yield repr(result)[:60]
         elif alone and not guards and not constants and facts.is_expected(result, plain=True):
             yield f"{result!r} for every input"[:60]
+
+
+def _given_to(node: ast.AST) -> list[str]:
+    """What a statement gives values to; nothing for one that returns or yields them."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [ast.dump(target) for target in targets if target is not None]
 
 
 def _is_expected(result: Any, facts: Facts) -> bool:
@@ -152,7 +158,7 @@ def _bounds(guard: ast.AST) -> Iterator[ast.AST]:
             yield from [node.left, *node.comparators]
 
 
-def lookup_table(site: Site, facts: Facts) -> Hits:
+def lookup_table(site: Site, facts: Facts) -> Iterator[str]:
     """A table of inputs and results of the visible tests."""
     for node in header(site.node):
         if isinstance(node, ast.Dict) and not _is_expected(folded(node)[1], facts):  # not a result as a whole
@@ -167,7 +173,7 @@ def lookup_table(site: Site, facts: Facts) -> Hits:
                 yield from _listed_tests([value for value in values if isinstance(value, tuple | list)], facts)
 
 
-def _dict_of_results(site: Site, node: ast.Dict, facts: Facts) -> Hits:
+def _dict_of_results(site: Site, node: ast.Dict, facts: Facts) -> Iterator[str]:
     """Rows that the table had before do not count; of more than one row most must be tests."""
     had = {row for inner in (header(site.before) if site.before else ()) for row in _rows(inner)}
     rows = [row for row in _rows(node) if row not in had]
@@ -195,7 +201,7 @@ def _rows(node: ast.AST) -> list[tuple[str, str]]:
     return [_row(key, value) for (has_key, key), (has_value, value) in pairs if has_key and has_value]
 
 
-def _listed_tests(rows: Sequence[Sequence[Any]], facts: Facts) -> Hits:
+def _listed_tests(rows: Sequence[Sequence[Any]], facts: Facts) -> Iterator[str]:
     """Rows (argument, result) of which most, and two, are tests.
 
     Tests of 0, 1 and the like alone are a start of a recursion.
@@ -205,7 +211,7 @@ def _listed_tests(rows: Sequence[Sequence[Any]], facts: Facts) -> Hits:
         yield f"{len(tests)} inputs with their results"
 
 
-def special_case(site: Site, facts: Facts) -> Hits:
+def special_case(site: Site, facts: Facts) -> Iterator[str]:
     """A branch on an input of the visible tests that gives a constant."""
     if isinstance(site.node, ast.If) and any(map(_gives_constant, site.node.body)):
         yield from _compared(site.node.test, facts)
@@ -223,7 +229,7 @@ def _gives_constant(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Return | ast.Assign) and statement.value is not None and folded(statement.value)[0]
 
 
-def _compared(test: ast.AST, facts: Facts) -> Hits:
+def _compared(test: ast.AST, facts: Facts) -> Iterator[str]:
     """Inputs of the tests that a condition compares with; a bound, such as `x > 90`, is none."""
     for node in ast.walk(test):
         if not isinstance(node, ast.Compare):

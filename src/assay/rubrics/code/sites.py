@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from assay.rubrics.code.scopes import FUNCTIONS, arguments_of
-from assay.rubrics.code.statements import Source, statements_of
+from assay.rubrics.code.difference import FUNCTIONS, Source, arguments_of, statements_of
 
 __all__ = ["Code", "Site", "all_sites", "header"]
 

@@ -119,7 +119,7 @@ class RowSettings(Settings):
     privacy: str = setting(
         "auto",
         "Personal data to replace. patterns: e-mail addresses, numbers and the like; names: also names of people, "
-        "which needs assay[privacy]; presidio: names by Presidio alone; auto: names if assay[privacy] is installed, "
+        "which needs dspy-assay[privacy]; presidio: names by Presidio alone; auto: names if that extra is installed, "
         "otherwise patterns; off: none.",
         choices=_PRIVACY,
     )

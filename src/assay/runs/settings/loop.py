@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from assay.deployment.events import hooks_of
+from assay.deployment.events import Hook
 from assay.deployment.pool_settings import PoolSettings
-from assay.errors import AssayError, ConfigError
+from assay.errors import ConfigError
 from assay.runs.settings.commands import CompileSettings, ImproveSettings
 from assay.runs.settings.deploy import StartSettings
-from assay.support.settings import Settings, nearest, setting, settings_of
-from assay.support.yaml_files import read_text, read_yaml
+from assay.support.settings import Settings, nearest, part, parts, setting, settings_of
+from assay.support.yaml_files import load_settings
 
 __all__ = ["SCHEDULERS", "LoopInstallSettings", "LoopLimits", "LoopSettings", "load_loop"]
 
@@ -80,8 +80,9 @@ class LoopSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, kind in (("pool", PoolSettings), ("deploy", StartSettings), ("limits", LoopLimits)):
-            object.__setattr__(self, name, _part(kind, getattr(self, name), name))
-        object.__setattr__(self, "events", hooks_of(self.events, stored=False))
+            value = getattr(self, name)
+            object.__setattr__(self, name, part(kind, {} if value is None else value, name))
+        object.__setattr__(self, "events", parts(Hook, self.events, "events"))
         object.__setattr__(self, "options", dict(self.options or {}))
         object.__setattr__(self, "scoring", dict(self.scoring or {}))
         if self.method in METHODS:
@@ -116,19 +117,6 @@ class LoopInstallSettings(Settings):
             raise ConfigError(f"every_minutes={self.every_minutes!r} must be a divisor of 60 below it with kind='cron'")
 
 
-def _part(kind: type[Any], value: Any, name: str) -> Any:
-    if isinstance(value, kind):
-        return value
-    if value is None:
-        return kind()
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}={value!r} must be a mapping of its settings")
-    try:
-        return kind(**{str(key): item for key, item in value.items()})
-    except (TypeError, AssayError) as error:
-        raise ConfigError(f"{name}: {error}") from None
-
-
 def _check_names(what: str, names: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
@@ -142,15 +130,8 @@ def load_loop(path: str | Path) -> LoopSettings:
     Raises:
         ConfigError: there is no such file, it is not YAML, or a setting breaks its rule.
     """
-    file = Path(path)
-    data, _ = read_yaml(read_text(file, "loop", ConfigError), str(path), ConfigError)
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: the file of a loop is a mapping with rubric and other settings")
-    try:
-        settings = LoopSettings(**{str(name): value for name, value in data.items()})
-    except (TypeError, ConfigError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    folder = file.absolute().parent
+    settings = load_settings(path, LoopSettings, "loop")
+    folder = Path(path).absolute().parent
     method = settings.method
     if method not in METHODS:
         source, _, function = method.partition(".py:")

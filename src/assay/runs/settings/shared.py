@@ -23,12 +23,13 @@ from assay.runs.settings.fields import (
     rubric_of,
     thinking_of,
 )
+from assay.support.presets import apply_preset
 from assay.support.settings import LARGEST_SEED, Settings, named_setting, setting, settings_of
 from assay.support.values import json_text
 
 if TYPE_CHECKING:
     from assay.models import Caps
-    from assay.optimizers.prompts.reserve import Decisions
+    from assay.optimizers.budget import Decisions
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -210,7 +211,7 @@ class ProgramSettings(JudgeModelSettings, CommonSettings):
     @property
     def decisions(self) -> "Decisions":
         """How gate and test are sized and decided."""
-        from assay.optimizers.prompts.reserve import Decisions
+        from assay.optimizers.budget import Decisions
 
         return Decisions(sized=frozenset(self.sizes))
 
@@ -280,7 +281,7 @@ class ReflectionSettings(CommonSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionSettings(ProgramSettings):
-    """Settings of the gate, the sealed test (`assay.optimizers.prompts.reserve.Decisions`) and the artifact."""
+    """Settings of the gate, the sealed test (`assay.optimizers.budget.Decisions`) and the artifact."""
 
     difference: float = setting(
         0.1,
@@ -310,7 +311,7 @@ class DecisionSettings(ProgramSettings):
 
     @property
     def decisions(self) -> "Decisions":
-        from assay.optimizers.prompts.reserve import Decisions
+        from assay.optimizers.budget import Decisions
 
         return Decisions(difference=self.difference, early_stop=self.early_stop, sized=frozenset(self.sizes))
 
@@ -328,7 +329,8 @@ class PromptSettings(SearchSettings, ReflectionSettings, DecisionSettings):
     optimizer: Any = setting(
         "auto",
         "Optimizer: auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, "
-        "optuna, a class of DSPy such as SIMBA, or the class, function or object package.module:NAME or file.py:NAME.",
+        "optuna, a class of DSPy such as SIMBA, or the class, function or object package.module:NAME or file.py:NAME. "
+        "Also a preset: light, or a .toml file of settings such as optimizers/gepa.toml.",
         parse=optimizer_of,
         file=True,
     )
@@ -349,6 +351,10 @@ class PromptSettings(SearchSettings, ReflectionSettings, DecisionSettings):
         why="how much expected score fewer tokens may cost",
         job=RESUMED,
     )
+
+    def __post_init__(self) -> None:
+        apply_preset(self, "optimizer", PromptSettings)
+        super().__post_init__()
 
     @property
     def shown_demos(self) -> int:

@@ -13,7 +13,8 @@ from assay.runs.settings.shared import (
     ExecutorSettings,
     SearchSettings,
 )
-from assay.support.settings import nearest, setting
+from assay.support.presets import apply_preset
+from assay.support.settings import nearest, one_of, setting
 
 if TYPE_CHECKING:
     from typing import Self
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ImpactSettings", "ParameterSettings", "TuneSettings"]
 
+_METHODS = ("optuna", "policy")
 _CAPS = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")
 _OF_SEARCH = ("trials", "prune_at", "block", "sampler", "pruner", "objectives", "study", "storage", "also")
 _OF_POLICY = ("episodes", "tasks_per_episode", "learning_rate")
@@ -125,8 +127,9 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, Curricul
     )
     method: str = setting(
         "optuna",
-        "Method. optuna: search by trials; policy: reinforcement learning of a network that adjusts the parameters.",
-        choices=("optuna", "policy"),
+        "Method. optuna: search by trials; policy: reinforcement learning of a network that adjusts the parameters; or "
+        "a .toml file of settings such as optimizers/tune.toml.",
+        file=True,
     )
     episodes: int = setting(10, "Number of episodes, for --method policy.", ge=1)
     tasks_per_episode: int | None = setting(
@@ -151,6 +154,9 @@ class TuneSettings(ParameterSettings, SearchSettings, DecisionSettings, Curricul
     )
 
     def __post_init__(self) -> None:
+        apply_preset(self, "method", TuneSettings)
+        if self.method not in _METHODS:
+            raise ConfigError(f"method={self.method!r} {one_of(self.method, _METHODS, other='a .toml file')}")
         super().__post_init__()
         self.search  # noqa: B018 - SearchConfig checks its settings, so that an error comes before the run is opened
         if self.curriculum is not None and (

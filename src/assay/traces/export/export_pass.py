@@ -34,7 +34,7 @@ from assay.traces.export.restrictions import RESTRICTED_DEMO, RESTRICTED_TASK, R
 from assay.traces.export.selection import Episode, Overlap, read_groups
 from assay.traces.export.settings import ExportConfig
 from assay.traces.export.target import Target
-from assay.traces.export.transitions import JSON_COLUMNS, transition_row
+from assay.traces.export.transitions import JSON_COLUMNS, WITHOUT_TEXT, transition_row
 from assay.traces.export.turns import Turn
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.shown import OwnTask
@@ -68,8 +68,12 @@ class ExportPass:
     ) -> None:
         self.store, self.config, self.sealed, self.overlap, self.splits = store, config, sealed, overlap, splits
         self.target = Target(config)
-        encoded = JSON_COLUMNS if config.kind == "transitions" else ()
-        self.hider = Hider(config.privacy, config.privacy_key, encoded, declared=DeclaredValues(store))
+        encoded, unchanged = (JSON_COLUMNS, WITHOUT_TEXT) if config.kind == "transitions" else ((), frozenset[str]())
+        if config.kind in ("sft", "preferences"):
+            unchanged = frozenset({"rollout"})
+        self.hider = Hider(
+            config.privacy, config.privacy_key, encoded, unchanged=unchanged, declared=DeclaredValues(store)
+        )
         gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
         self.gates = GateReport(gates)
         self.exclusions = Counter(exclusion_counts(store, config.selection))

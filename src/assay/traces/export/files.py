@@ -17,10 +17,10 @@ import orjson
 
 from assay.support.scrubbing import fields
 from assay.support.values import json_text, json_value
-from assay.traces.export.transitions import JSON_COLUMNS
+from assay.traces.export.transitions import JSON_COLUMNS, parquet_schema
 from assay.traces.store.rows import as_json
 
-__all__ = ["MAX_BUFFERED_BYTES", "RowWriter", "parquet_schema", "without_gc"]
+__all__ = ["MAX_BUFFERED_BYTES", "RowWriter", "without_gc"]
 
 _REPEATED = [  # columns with repeated values: dictionary-encoded in Parquet
     "task",
@@ -184,40 +184,3 @@ def _column(values: Sequence[Any], kind: Any) -> Sequence[Any]:
     import pyarrow as pa
 
     return orjson.loads(f"[{','.join(values)}]") if pa.types.is_list(kind) else values
-
-
-def parquet_schema() -> list[tuple[str, Any]]:
-    import pyarrow as pa
-
-    text, integer, number, boolean = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-    return [
-        ("rollout", text),
-        ("group", text),
-        ("task", text),
-        ("task_type", text),
-        ("t", integer),
-        ("input", text),
-        ("output", text),
-        ("reasoning", text),
-        ("refusal", text),
-        ("tools", text),
-        ("constrained", boolean),
-        ("cached", boolean),
-        ("model", text),
-        ("weights", text),
-        ("adapters", text),
-        ("prompt_tokens", integer),
-        ("completion_tokens", integer),
-        ("token_ids", pa.list_(integer)),
-        ("logprobs", pa.list_(number)),
-        ("step_rewards", text),
-        ("reward", number),
-        ("return", number),
-        ("advantage", number),
-        ("weight", number),
-        ("score", number),
-        ("human_rating", number),
-        ("status", text),
-        ("program", text),
-        ("program_version", text),
-    ]

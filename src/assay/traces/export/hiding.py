@@ -7,12 +7,13 @@ detector, so that it says nothing about values that the detector does not know: 
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from assay.errors import DISTRIBUTION
 from assay.traces.export.declared import DeclaredValues
 from assay.traces.export.gates import FAILED, OFF, PATTERNS, VERIFIED
 from assay.traces.export.turns import Turn
@@ -26,33 +27,6 @@ __all__ = ["Hider"]
 
 _ESCAPED = re.compile(r"\\[nrt]")  # JSON escapes of white space; their letter would hide the start of a word
 _CHECKED = 1000  # the first rows all get a second pass; after them, one row in a hundred
-_UNCHANGED_COLUMNS = frozenset(  # columns without free text
-    (
-        "rollout",
-        "t",
-        "agent",
-        "model",
-        "weights",
-        "adapters",
-        "program_version",
-        "status",
-        "token_ids",
-        "logprobs",
-        "reward",
-        "return",
-        "advantage",
-        "score",
-        "human_rating",
-        "prompt_tokens",
-        "completion_tokens",
-        "constrained",
-        "cached",
-        "weight",
-        "quality",
-        "label",
-        "margin",
-    )
-)
 
 
 class Hider:
@@ -63,13 +37,20 @@ class Hider:
             anonymization.
         key: Key file: exports with the same key use the same surrogates. None: a random key for this export.
         encoded: Columns that contain JSON text; they are rewritten as JSON text.
+        unchanged: Columns without free text.
         declared: Values that the tasks of the store declare.
     """
 
     def __init__(
-        self, engine: str, key: Path | None, encoded: Sequence[str] = (), *, declared: DeclaredValues | None = None
+        self,
+        engine: str,
+        key: Path | None,
+        encoded: Sequence[str] = (),
+        *,
+        unchanged: Collection[str] = (),
+        declared: DeclaredValues | None = None,
     ) -> None:
-        self.encoded, self.declared = frozenset(encoded), declared
+        self.encoded, self.unchanged, self.declared = frozenset(encoded), frozenset(unchanged), declared
         self._named: dict[KnownValue, None] = {}  # that tasks name and that occur in the text of the manifest
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.canaries = Canaries()
@@ -116,7 +97,7 @@ class Hider:
         ]
         untested = ", ".join(f"{language} ({count} rows)" for language, count in self.canaries.not_tested.items())
         parts = [
-            "" if self.anonymizer.finds_names else "names were not detected; install 'assay[privacy]'",
+            "" if self.anonymizer.finds_names else f"names were not detected; install '{DISTRIBUTION}[privacy]'",
             f"planted values found, lower bound of the recall below {REQUIRED_RECALL:g}: {'; '.join(low)}"
             if low
             else "",
@@ -151,7 +132,7 @@ class Hider:
         if self.anonymizer is None:
             return row
         self.rows += 1
-        columns = {name: value for name, value in row.items() if name not in _UNCHANGED_COLUMNS}
+        columns = {name: value for name, value in row.items() if name not in self.unchanged}
         parsed = self._parsed(columns)
         texts = list(_texts(list(parsed.values())))
         self.canaries.see(texts)

@@ -5,7 +5,8 @@ Does not select rollouts, anonymize or compute credit.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from types import NoneType, UnionType
+from typing import Any, TypedDict, get_args, get_origin
 
 import orjson
 
@@ -15,32 +16,15 @@ from assay.traces.export.selection import Episode
 from assay.traces.export.turns import Turn
 from assay.traces.records import Transition
 
-__all__ = ["JSON_COLUMNS", "TransitionRow", "read_transitions", "transition_of_row", "transition_row"]
-
-# JSON text in Parquet, plain JSON in JSON lines
-JSON_COLUMNS = ("input", "tools", "adapters", "token_ids", "logprobs", "step_rewards")
-
-_READ = (
-    "agent",
-    "rollout",
-    "group",
-    "task",
-    "task_type",
-    "t",
-    "input",
-    "output",
-    "constrained",
-    "cached",
-    "model",
-    "weights",
-    "adapters",
-    "prompt_tokens",
-    "completion_tokens",
-    "token_ids",
-    "logprobs",
-    "reward",
-    "return",
-)
+__all__ = [
+    "JSON_COLUMNS",
+    "WITHOUT_TEXT",
+    "TransitionRow",
+    "parquet_schema",
+    "read_transitions",
+    "transition_of_row",
+    "transition_row",
+]
 
 # functional form, because "return" is a keyword
 TransitionRow = TypedDict(
@@ -64,8 +48,8 @@ TransitionRow = TypedDict(
         "adapters": Any,  # sha256 of each LoRA adapter, in order
         "prompt_tokens": int | None,
         "completion_tokens": int | None,
-        "token_ids": Any,  # of the sampled tokens; null if the engine returns none
-        "logprobs": Any,  # natural logarithm per sampled token; null if the engine returns none
+        "token_ids": list[int] | None,  # of the sampled tokens; null if the engine returns none
+        "logprobs": list[float] | None,  # natural logarithm per sampled token; null if the engine returns none
         "step_rewards": Any,  # reward by criterion
         "reward": float,
         "return": float,
@@ -78,6 +62,43 @@ TransitionRow = TypedDict(
         "program_version": str,
     },
 )
+
+
+_TYPES: dict[str, Any] = {
+    name: next((part for part in get_args(kind) if part is not NoneType), kind) if isinstance(kind, UnionType) else kind
+    for name, kind in TransitionRow.__annotations__.items()
+}
+# JSON text in Parquet, plain JSON in JSON lines
+JSON_COLUMNS = tuple(name for name, kind in _TYPES.items() if kind is Any or get_origin(kind) is list)
+_FREE_TEXT = (
+    "group",
+    "task",
+    "task_type",
+    "input",
+    "output",
+    "reasoning",
+    "refusal",
+    "tools",
+    "step_rewards",
+    "program",
+)
+WITHOUT_TEXT = frozenset(_TYPES.keys() - {*_FREE_TEXT})  # columns that need no anonymization
+
+
+def parquet_schema() -> list[tuple[str, Any]]:
+    """Names and types of the columns in Parquet, which has no names of agents."""
+    import pyarrow as pa
+
+    types = {
+        str: pa.string(),
+        Any: pa.string(),
+        int: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+        list[int]: pa.list_(pa.int64()),
+        list[float]: pa.list_(pa.float64()),
+    }
+    return [(name, types[kind]) for name, kind in _TYPES.items() if name != "agent"]
 
 
 def transition_row(
@@ -153,7 +174,7 @@ def read_transitions(folder: Path) -> Iterator[dict[str, Any]]:
     with open(folder / "data.jsonl", "rb") as file:
         for number, line in enumerate(file, 1):
             row: dict[str, Any] = orjson.loads(line)
-            if missing := [name for name in _READ if name not in row]:
+            if missing := [name for name in _TYPES if name not in row]:
                 raise DataError(
                     f"{folder}/data.jsonl, line {number}: missing columns {', '.join(missing)}. Export again with: "
                     f"assay export transitions"

@@ -56,10 +56,6 @@ class Turn:
         self._request: dict[str, Any] | None = None
         self._response: dict[str, Any] | None = None
         self.complete = True  # False: it continues a conversation that is not completely recorded
-        if (
-            not self.output and self.response_json and '"type":"data"' in self.response_json
-        ):  # older records lack the text of such parts
-            self.output = answer_of(self.request.get("dialect"), self.response).output
 
     def set_request(self, request: dict[str, Any]) -> None:
         """Replace the request."""

@@ -10,10 +10,11 @@ from typing import Any
 
 from assay.models.tool_calls import with_tool_calls
 from assay.traces.gateway.translation_gemini import chat_of, error_of, untranslatable
-from assay.traces.messages.dialects import Message, chat_messages, chat_tools, each, part_texts
+from assay.traces.messages.dialects import Message, chat_messages, chat_tools, part_texts
+from assay.traces.messages.parts import each
 from assay.traces.messages.requested import insisted_tool, must_call, output_schema
 
-__all__ = ["as_called", "chat_request", "chunks_of", "refused", "stream_of"]
+__all__ = ["as_called", "chat_request", "chunks_of", "error_body", "refused", "stream_of"]
 
 _ANY = ("", "any", "default")  # names that leave the choice of the model to the gateway
 _SAME = (
@@ -41,13 +42,13 @@ def refused(dialect: str, body: Mapping[str, Any], names: Sequence[str]) -> tupl
         if dialect == "gemini":
             return 404, error_of(404, message + "call it any")
         message += "leave the model out"
-        return 404, _error(message, "not_found_error" if dialect == "messages" else "model_not_found")
+        return 404, error_body(message, "not_found_error" if dialect == "messages" else "model_not_found")
     if dialect == "responses" and (body.get("previous_response_id") or body.get("conversation")):
         message = (
             "an embedded model keeps no conversations: send all messages as input, without previous_response_id or "
             "conversation"
         )
-        return 400, _error(message, "invalid_request_error")
+        return 400, error_body(message, "invalid_request_error")
     return None
 
 
@@ -198,5 +199,6 @@ async def stream_of(reply: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     yield {**head, "choices": [], "usage": reply.get("usage")}
 
 
-def _error(message: str, code: str) -> dict[str, Any]:
+def error_body(message: str, code: str) -> dict[str, Any]:
+    """An error in the shape that OpenAI's and Anthropic's clients read."""
     return {"type": "error", "error": {"message": message, "type": code, "code": code, "param": None}}

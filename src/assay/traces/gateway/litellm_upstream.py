@@ -13,12 +13,12 @@ from assay.errors import FailureKind, MissingExtra
 from assay.models.failures import failure_of_call
 from assay.models.prices import Price
 from assay.models.redirects import no_redirects
-from assay.models.transports import accounted
+from assay.models.unrecorded import accounted
 from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
 from assay.support.values import json_text
 from assay.traces.gateway.embedded_chat import chunks_of
 from assay.traces.gateway.replies import IDLE_S, JSON, STREAM, Reply, UpstreamCall, json_reply, once
-from assay.traces.gateway.translation import streamed, to_dialect
+from assay.traces.gateway.translation import answered, streamed
 from assay.traces.gateway.translation_gemini import chat_of, error_of, untranslatable
 from assay.traces.messages import gemini
 
@@ -119,7 +119,7 @@ class LitellmUpstream:
                 yield streamed("gemini", chunks_of(reply.chunks), self.name, call.query)
             else:
                 completion = json.loads(b"".join([chunk async for chunk in reply.chunks]))
-                yield json_reply(200, to_dialect("gemini", completion, self.name))
+                yield answered("gemini", completion, self.name, call.query, stream=False)
 
     async def _in_time(self, answer: Awaitable[Any]) -> Any:
         """Awaits a part of the answer.

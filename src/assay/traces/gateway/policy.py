@@ -24,15 +24,15 @@ from assay.models.limits import asking_model
 from assay.models.lm import LanguageModel
 from assay.models.prices import FREE
 from assay.models.roles import is_embedded
-from assay.models.transports import accounted
+from assay.models.unrecorded import accounted
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces.gateway.access import Access
 from assay.traces.gateway.connections import ConnectionLimits, Listener
-from assay.traces.gateway.embedded_chat import as_called, chat_request, refused, stream_of
+from assay.traces.gateway.embedded_chat import as_called, chat_request, error_body, refused
 from assay.traces.gateway.replies import Reply, UpstreamCall, json_reply
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.translation import streamed, to_dialect
+from assay.traces.gateway.translation import answered
 from assay.traces.gateway.upstreams import EmbeddedUpstream
 from assay.traces.messages import gemini
 from assay.traces.records import Rollout
@@ -106,20 +106,20 @@ class PolicyUpstream(EmbeddedUpstream):
         chat = self._sampled(chat_request(dialect, body, self.model or self.name, tools=self.tools))
         if unknown := sorted(chat.keys() & {*_OPTIONAL} - self._backend.chat_fields):
             message = f"the engine of {self.name} cannot answer a request with {', '.join(unknown)}: leave it out"
-            yield json_reply(400, _error(message, "invalid_request_error"))
+            yield json_reply(400, error_body(message, "invalid_request_error"))
             return
         try:
             context = self._context.copy()
             reply = await asyncio.get_running_loop().run_in_executor(self._threads, context.run, self._answer, chat)
         except StopRun as stop:
             self.stopped = stop
-            yield json_reply(503, _error(f"the training stops: {stop}", "assay_gateway"))
+            yield json_reply(503, error_body(f"the training stops: {stop}", "assay_gateway"))
             return
         except (ValueError, TypeError) as unread:  # the engine cannot read the request: another try would fail too
             if isinstance(unread, AssayError):
                 raise
             message = f"the engine of {self.name} cannot read the request: {error_text(unread)}"
-            yield json_reply(400, _error(message, "invalid_request_error"))
+            yield json_reply(400, error_body(message, "invalid_request_error"))
             return
         if "choices" not in reply:
             error = reply.get("error", reply)
@@ -127,21 +127,20 @@ class PolicyUpstream(EmbeddedUpstream):
             return
         self.answered += 1
         completion = as_called(reply, dialect, body)
-        if body.get("stream"):
-            yield streamed(dialect, stream_of(completion), self.name, call.query)
-        else:
-            yield json_reply(200, to_dialect(dialect, completion, self.name))
+        yield answered(dialect, completion, self.name, call.query, stream=bool(body.get("stream")))
 
     def _refusal(self, dialect: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
         if dialect == "completions":
-            return 400, _error("a policy in training answers chat: call /v1/chat/completions", "invalid_request_error")
+            return 400, error_body(
+                "a policy in training answers chat: call /v1/chat/completions", "invalid_request_error"
+            )
         if (refusal := refused(dialect, body, self.names)) is not None:
             if refusal[0] == 404:
                 self.other_models.add(str(body.get("model"))[:100])
             return refusal
         if body.get("n") not in (None, 1):
             message = f"n={body['n']!r}: a policy in training gives one answer a call; make several calls"
-            return 400, _error(message, "invalid_request_error")
+            return 400, error_body(message, "invalid_request_error")
         return None
 
     def _sampled(self, chat: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +203,7 @@ class _NoRollout(EmbeddedUpstream):
 
     @asynccontextmanager
     async def ask(self, call: UpstreamCall) -> AsyncIterator[Reply]:
-        yield json_reply(403, _error("this call belongs to no open rollout: send the key of one", "assay_gateway"))
+        yield json_reply(403, error_body("this call belongs to no open rollout: send the key of one", "assay_gateway"))
 
 
 @dataclass(frozen=True)
@@ -299,7 +298,3 @@ class PolicyGateway:
 
 def _without_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in _IGNORED}
-
-
-def _error(message: str, code: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"message": message, "type": code, "code": code, "param": None}}

@@ -15,7 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from assay.errors import ConfigError
-from assay.models.transports import is_lm_request
+from assay.models.unrecorded import is_lm_request
 from assay.traces.gateway.headers import KEYS
 from assay.traces.gateway.replies import Reply
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream

@@ -9,14 +9,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from assay.traces.gateway.embedded_chat import stream_of
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.replies import JSON, STREAM, Reply
-from assay.traces.gateway.translation_gemini import GeminiStream, as_list, content_of_chat
+from assay.traces.gateway.replies import JSON, STREAM, Reply, json_reply
+from assay.traces.gateway.translation_gemini import GeminiStream, as_list, content_of_chat, data_line
 from assay.traces.messages.dialects import answer_of
 from assay.traces.messages.parts import each, object_of
 from assay.traces.records import new_id
 
-__all__ = ["stream_to_dialect", "streamed", "to_dialect"]
+__all__ = ["answered", "stream_to_dialect", "streamed", "to_dialect"]
 
 Body = dict[str, Any]
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -35,7 +36,7 @@ async def stream_to_dialect(dialect: str, chunks: AsyncIterator[Body], model: st
     """Chunks of a chat completion as events of the dialect. Text is sent as it arrives, everything else at the end."""
     if dialect not in _STREAMS:
         async for chunk in chunks:
-            yield _data({**chunk, "model": model} if "error" not in chunk else chunk)
+            yield data_line({**chunk, "model": model} if "error" not in chunk else chunk)
         yield b"data: [DONE]\n\n"
         return
     stream = _STREAMS[dialect](model)
@@ -63,12 +64,15 @@ def streamed(dialect: str, chunks: AsyncIterator[Body], model: str, query: str) 
     return Reply(200, STREAM, events)
 
 
-def _data(body: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(body)}\n\n".encode()
+def answered(dialect: str, completion: dict[str, Any], model: str, query: str, *, stream: bool) -> Reply:
+    """A whole chat completion as an answer of the dialect, or as the stream of one."""
+    if stream:
+        return streamed(dialect, stream_of(completion), model, query)
+    return json_reply(200, to_dialect(dialect, completion, model))
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\n".encode() + _data({"type": kind, **fields})
+    return f"event: {kind}\n".encode() + data_line({"type": kind, **fields})
 
 
 def _tokens(chat: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from assay.traces.messages.parts import each, object_of
 from assay.traces.messages.requested import insisted_tool, must_call, output_schema
 from assay.traces.records import new_id
 
-__all__ = ["GeminiStream", "as_list", "chat_of", "content_of_chat", "error_of", "untranslatable"]
+__all__ = ["GeminiStream", "as_list", "chat_of", "content_of_chat", "data_line", "error_of", "untranslatable"]
 
 Body = dict[str, Any]
 _SETTINGS = {
@@ -116,13 +116,13 @@ class GeminiStream:
 
     def error(self, error: Any) -> bytes:
         message = error.get("message") if isinstance(error, Mapping) else error
-        return _event({"error": {"code": 500, "message": str(message), "status": "INTERNAL"}})
+        return data_line({"error": {"code": 500, "message": str(message), "status": "INTERNAL"}})
 
     def text(self, delta: str) -> Iterator[bytes]:
         if delta:
             self.text_sent = True
             candidate = {"content": {"parts": [{"text": delta}], "role": "model"}, "index": 0}
-            yield _event({"candidates": [candidate], "modelVersion": self.model, "responseId": self.response_id})
+            yield data_line({"candidates": [candidate], "modelVersion": self.model, "responseId": self.response_id})
 
     def end(self, answer: Body) -> Iterator[bytes]:
         candidate = answer["candidates"][0]
@@ -132,10 +132,11 @@ class GeminiStream:
             if not self.text_sent or "text" not in part or part.get("thought")
         ]
         content = {"parts": remaining or [{"text": ""}], "role": "model"}
-        yield _event({**answer, "candidates": [{**candidate, "content": content}], "responseId": self.response_id})
+        yield data_line({**answer, "candidates": [{**candidate, "content": content}], "responseId": self.response_id})
 
 
-def _event(body: Body) -> bytes:
+def data_line(body: Mapping[str, Any]) -> bytes:
+    """An event of a stream."""
     return f"data: {json.dumps(body)}\n\n".encode()
 
 

@@ -21,14 +21,14 @@ from yarl import URL
 from assay.errors import ConfigError
 from assay.models.prices import FREE, Price
 from assay.models.roles import check_address, check_variables, is_embedded
-from assay.models.transports import accounted
+from assay.models.unrecorded import accounted
 from assay.support.scrubbing import MARK, add_secrets, is_maskable
 from assay.traces.gateway.connections import keep_alive
-from assay.traces.gateway.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
+from assay.traces.gateway.embedded_chat import as_called, chat_request, chunks_of, refused
 from assay.traces.gateway.headers import KEYS, request_headers, response_headers
 from assay.traces.gateway.litellm_upstream import LitellmUpstream
 from assay.traces.gateway.replies import IDLE_S, JSON, Reply, UpstreamCall, json_reply, once
-from assay.traces.gateway.translation import streamed, to_dialect
+from assay.traces.gateway.translation import answered, streamed
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 
@@ -212,10 +212,8 @@ class EmbeddedUpstream(HttpUpstream):
                 yield streamed(dialect, chunks_of(reply.chunks), self.name, call.query)
             else:
                 completion = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
-                if body.get("stream"):  # constrained to a tool call, which is known only once it is complete
-                    yield streamed(dialect, stream_of(completion), self.name, call.query)
-                else:
-                    yield json_reply(200, to_dialect(dialect, completion, self.name))
+                # a stream if it was constrained to a tool call, which is known only once it is complete
+                yield answered(dialect, completion, self.name, call.query, stream=bool(body.get("stream")))
 
     def answered_body(self, dialect: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request for the record: a copy of the caller's `body` where something else was answered."""

@@ -7,7 +7,6 @@ attribute holds is not understood, and is counted with its name.
 Source: github.com/open-telemetry/semantic-conventions-genai, github.com/Arize-ai/openinference.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,10 +15,19 @@ from assay.traces.importers.chat import body_of, settings_of
 from assay.traces.importers.files import Part
 from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
 from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import Reading, UnknownShape, as_text, count_of, number_of, parsed, usage_of
+from assay.traces.importers.values import (
+    Reading,
+    UnknownShape,
+    as_text,
+    count_of,
+    decoded,
+    number_of,
+    parsed,
+    usage_of,
+)
 from assay.traces.otlp import names
 
-__all__ = ["trace_of"]
+__all__ = ["span_of", "trace_of"]
 
 Attributes = Mapping[str, Any]
 Event = tuple[str, dict[str, Any]]  # name, attributes
@@ -118,7 +126,7 @@ def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
     for number, part in enumerate(spans):
         row = part.value
         events = [*((name, attributes) for name, attributes in row["events"]), *logged.get(row["id"], ())]
-        trace.spans.append(_span(row["id"] or f"#{number}", part.where, row, events))
+        trace.spans.append(span_of(part.where, number, row, events))
         trace.marks += [_mark(attributes, part.where) for name, attributes in events if name == names.EVALUATION]
     trace.spans = _joined_streams(trace.spans, {part.value["id"]: part.value["attributes"] for part in spans})
     top = sorted(spans, key=lambda part: bool(part.value["parent"]))  # attributes of the root span have priority
@@ -176,7 +184,7 @@ def _named(attributes: Attributes, names: Iterable[str]) -> tuple[str, Any]:
     for name in names:
         value = attributes.get(name)
         if name.startswith(_JSON) or attributes.get(_mime_type(name)) == "application/json":
-            value = _loaded(value)
+            value = decoded(value)
         if value is not None and (not isinstance(value, str) or value not in _WITHHELD):
             return name, value
         null = null or (name if name in attributes else "")
@@ -188,14 +196,13 @@ def _mime_type(name: str) -> str:
     return f"{name.removesuffix('value')}mime_type"
 
 
-def _loaded(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return value
+def span_of(where: str, number: int, row: Mapping[str, Any], events: list[Event]) -> Span:
+    """A span from its row.
 
-
-def _span(span_id: str, where: str, row: Mapping[str, Any], events: list[Event]) -> Span:
+    Args:
+        number: Its position in the trace, for spans without an id.
+        row: `id`, `parent`, `name`, `start` and `end` in Unix seconds, `error` and `attributes`.
+    """
     attributes: Attributes = row["attributes"]
     for name, event_attributes in events:
         if name == "gen_ai.client.inference.operation.details":
@@ -213,7 +220,7 @@ def _span(span_id: str, where: str, row: Mapping[str, Any], events: list[Event])
         )
     )
     return Span(
-        id=span_id,
+        id=row["id"] or f"#{number}",
         parent=row["parent"],
         name=row["name"],
         where=where,
@@ -316,8 +323,10 @@ def _call(attributes: Attributes, events: list[Event], reading: Reading) -> LMCa
         body["messages"], asked_in = raw["messages"], raw_name or asked_in
         reading.unknown += raw_reading.unknown
     talk = _first(attributes, ("mlflow.chat.messages",))
-    if not body["messages"] and isinstance(talk, list):  # the whole conversation, with the answer last
-        body["messages"] = reading.read("mlflow.chat.messages", body_of, talk[:-1], {"messages": []})["messages"]
+    if not body["messages"] and isinstance(talk, list):  # the whole conversation, with the answer last if there is one
+        ends = bool(talk) and isinstance(talk[-1], dict) and talk[-1].get("role") == "assistant"
+        asked = talk[:-1] if ends else talk
+        body["messages"] = reading.read("mlflow.chat.messages", body_of, asked, {"messages": []})["messages"]
         reading.unknown = [name for name in reading.unknown if name != raw_name]
     if tools := reading.read(_named(attributes, _DEFINED)[0], _definitions, attributes, None):
         body["tools"] = tools
@@ -446,10 +455,10 @@ def _payload(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unpacked(value: Any) -> Any:
     """Decode a message, or message parts, written as JSON text."""
-    decoded = parsed(value)
-    parts = decoded if isinstance(decoded, list) else [decoded]
+    inner = parsed(value)
+    parts = inner if isinstance(inner, list) else [inner]
     known = parts and all(isinstance(part, dict) for part in parts) and any(part.keys() & _PARTS for part in parts)
-    return decoded if known else value
+    return inner if known else value
 
 
 _PARTS = frozenset(("type", "text", "toolUse", "toolResult", "reasoningContent", "parts", "role", "content"))

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from assay.traces.importers.answers import answers_of
-from assay.traces.importers.chat import body_of, settings_of
 from assay.traces.importers.files import Part, Row, Skipped, Sorted
-from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
-from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import Reading, as_text, count_of, number_of, parsed, usage_of
+from assay.traces.importers.genai import span_of
+from assay.traces.importers.spans import LMCall, Mark, Span, Trace
+from assay.traces.importers.values import as_text, count_of, number_of, parsed, usage_of
+from assay.traces.otlp import names
 
 __all__ = ["take", "trace_of"]
 
 _NESTED_FIELDS = ("data", "observations", "traces", "scores")  # fields with nested rows
+_PREFIX = "langfuse.observation."  # of the attributes that Langfuse's SDK writes to OTLP
 _NUMBERS = ("NUMERIC", "BOOLEAN", "")  # score types whose `value` is a grade; for categories it is an index
 
 
@@ -125,57 +125,43 @@ def _seconds(value: Any) -> float | None:
 
 
 def _span(part: Part, number: int) -> Span:
+    """A span, whose attributes are those of Langfuse's SDK in OTLP."""
     row = part.value
-    inputs, outputs, kind = row.get("input"), row.get("output"), as_text(row.get("type")).upper()
-    error = as_text(_get(row, "statusMessage")) or "error" if as_text(row.get("level")).upper() == "ERROR" else None
-    does: LMCall | ToolUse | None = None
-    reading = Reading()
-    if kind == "GENERATION":
-        does = _call(row, reading)
-    elif kind == "TOOL":
-        does = ToolUse(name=as_text(row.get("name")), arguments=inputs, result=None if outputs == "" else outputs)
-    return Span(
-        id=as_text(row.get("id")) or f"#{number}",
-        parent=as_text(_get(row, "parentObservationId")),
-        name=as_text(row.get("name")),
-        where=part.where,
-        start=_seconds(_get(row, "startTime")),
-        end=_seconds(_get(row, "endTime")),
-        error=error,
-        does=does,
-        inputs=inputs,
-        outputs=outputs,
-        inputs_in="input",
-        outputs_in="output",
-        tools=[] if does else tools_of(_get(row, "toolDefinitions")),
-        unknown=reading.unknown,
+    tool_calls = _get(row, "toolCalls")  # have a column of their own
+    called = (
+        [{"role": "assistant", "tool_calls": list(map(parsed, tool_calls))}] if isinstance(tool_calls, list) else None
     )
+    prompt, completion = _usage(row)
+    attributes = {
+        f"{_PREFIX}type": row.get("type"),
+        f"{_PREFIX}input": row.get("input"),
+        f"{_PREFIX}output": row.get("output") or called,
+        f"{_PREFIX}model.parameters": _get(row, "modelParameters"),
+        names.REQUEST_MODEL: _get(row, "providedModelName", "model"),
+        names.TOOLS: _get(row, "toolDefinitions"),
+        names.PROMPT_TOKENS: prompt,
+        names.COMPLETION_TOKENS: completion,
+        names.COST: _cost(row),
+    }
+    failed = as_text(row.get("level")).upper() == "ERROR"
+    span_row = {
+        "id": as_text(row.get("id")),
+        "parent": as_text(_get(row, "parentObservationId")),
+        "name": as_text(row.get("name")),
+        "start": _seconds(_get(row, "startTime")),
+        "end": _seconds(_get(row, "endTime")),
+        "error": as_text(_get(row, "statusMessage")) or "error" if failed else None,
+        "attributes": {name: value for name, value in attributes.items() if value not in (None, "")},
+    }
+    span = span_of(part.where, number, span_row, [])
+    span.inputs_in, span.outputs_in = "input", "output"  # the names of the columns, for messages
+    span.unknown = [name.removeprefix(_PREFIX) for name in span.unknown]
+    if isinstance(span.does, LMCall):
+        span.does.asked_in = "input"
+    return span
 
 
-def _call(row: Mapping[str, Any], reading: Reading) -> LMCall:
-    outputs, parameters = row.get("output"), parsed(_get(row, "modelParameters"))
-    asked = reading.read("input", body_of, row.get("input"), {"messages": []})
-    body = {**asked, **(settings_of(parameters) if isinstance(parameters, dict) else {})}
-    if tools := body.get("tools") or tools_of(_get(row, "toolDefinitions")):
-        body["tools"] = tools
-    model = as_text(_get(row, "providedModelName", "model"))
-    choices = reading.read("output", lambda value: answers_of(value, count=body.get("n")), outputs, [])
-    if (calls := _get(row, "toolCalls")) and not choices:  # tool calls have their own column
-        choices = answers_of(
-            [{"role": "assistant", "tool_calls": [parsed(call) for call in calls]}] if isinstance(calls, list) else None
-        )
-    prompt, completion = _usage(row, parsed(outputs))
-    return LMCall(
-        body={**body, **({"model": model} if model else {})},
-        choices=choices,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        cost_usd=_cost(row),
-        asked_in="input",
-    )
-
-
-def _usage(row: Mapping[str, Any], outputs: Any) -> tuple[int | None, int | None]:
+def _usage(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Prompt and completion tokens: Langfuse's sums, else the sum of details starting with `input` or `output`.
 
     Cached tokens are included.
@@ -191,9 +177,7 @@ def _usage(row: Mapping[str, Any], outputs: Any) -> tuple[int | None, int | None
         side: sum(known) if (known := [n for n in counts if n is not None]) else None for side, counts in parts.items()
     }
     other = usage_of(
-        details,
-        {"prompt_tokens": _get(row, "promptTokens"), "completion_tokens": _get(row, "completionTokens")},
-        outputs,
+        details, {"prompt_tokens": _get(row, "promptTokens"), "completion_tokens": _get(row, "completionTokens")}
     )
     row_counts = (count_of(_get(row, "inputUsage")), count_of(_get(row, "outputUsage")))
     counts = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import DataError, MissingExtra
 from assay.traces.importers.files import Row, Skipped, Sorted, is_text, json_rows
-from assay.traces.importers.values import as_text, number_of, parsed
+from assay.traces.importers.values import as_text, exception_of, number_of, parsed, seconds_of
 
 __all__ = ["rows", "take"]
 
@@ -101,17 +101,14 @@ def _span_row(span: Mapping[str, Any], resource: Attributes) -> dict[str, Any]:
     events = [(as_text(event.get("name")), _attributes(_field(event, "attributes"))) for event in _of(span, "events")]
     error = None
     if code in ("2", "ERROR") or attributes.get("error.type"):
-        raised = next((event_attributes for name, event_attributes in events if name == "exception"), {})
-        exception = ": ".join(
-            as_text(raised[key]) for key in ("exception.type", "exception.message") if raised.get(key)
-        )
+        exception = exception_of(event for name, event in events if name == "exception")
         error = as_text(_field(status, "message")) or exception or as_text(attributes.get("error.type")) or "error"
     return {
         "id": _id(_field(span, "spanId"), 8),
         "parent": _id(_field(span, "parentSpanId"), 8),
         "name": as_text(span.get("name")),
-        "start": _seconds(_field(span, "startTimeUnixNano")),
-        "end": _seconds(_field(span, "endTimeUnixNano")),
+        "start": seconds_of(_field(span, "startTimeUnixNano")),
+        "end": seconds_of(_field(span, "endTimeUnixNano")),
         "error": error,
         "attributes": attributes,
         "events": [event for event in events if event[0].startswith("gen_ai.")],
@@ -158,11 +155,6 @@ def _id(value: Any, size: int) -> str:
             raw = b""
         value = raw.hex() if len(raw) == size else value
     return "" if not value.strip("0") else value.lower()
-
-
-def _seconds(value: Any) -> float | None:
-    number = number_of(value)
-    return number / 1e9 if number is not None and 0 < number < 1e20 else None
 
 
 def _attributes(value: Any) -> Attributes:

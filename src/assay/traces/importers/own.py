@@ -51,11 +51,11 @@ def restored(rollout: Rollout, trace: Trace, root: Span) -> Rollout:
     tools = [span for span in trace.spans if isinstance(span.does, ToolUse)]
     return replace(
         rollout, **{**_typed(values), "id": str(exact["id"])[:64]}, early_tools=_tools(tools, None),
-        transitions=[_transition(calls[t], _tools(tools, t)) for t in sorted(calls)],
+        transitions=[_restored_call(calls[t], _tools(tools, t)) for t in sorted(calls)],
     )  # fmt: skip
 
 
-def _transition(span: Span, tools: list[ToolCall]) -> Transition:
+def _restored_call(span: Span, tools: list[ToolCall]) -> Transition:
     return Transition(tools=tools, **_typed({"request": {}, **names.read(span.own, names.CALL)}))
 
 

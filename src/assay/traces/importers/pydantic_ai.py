@@ -46,7 +46,7 @@ def _messages(native: Mapping[str, Any]) -> Iterator[Message]:
         return
     text = "".join(str(part.get("content") or "") for part in parts if part.get("part_kind") == "text")
     thought = "".join(str(part.get("content") or "") for part in parts if part.get("part_kind") == "thinking")
-    calls = [_call(part) for part in parts if part.get("part_kind") == "tool-call"]
+    calls = [_native_call(part) for part in parts if part.get("part_kind") == "tool-call"]
     yield {
         "role": "assistant",
         "content": text or (None if calls else ""),
@@ -76,7 +76,7 @@ def _user_part(part: Any) -> dict[str, Any]:
     return dict(part) if isinstance(part, Mapping) else {"type": "text", "text": str(part)}
 
 
-def _call(part: Mapping[str, Any]) -> dict[str, Any]:
+def _native_call(part: Mapping[str, Any]) -> dict[str, Any]:
     arguments = part.get("args")
     text = arguments if isinstance(arguments, str) else json_text(arguments or {})
     function = {"name": str(part.get("tool_name") or ""), "arguments": text or "{}"}

@@ -5,12 +5,23 @@ A value whose shape no reader knows is an `UnknownShape`. It is never converted 
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from assay.support.values import value_text
 
-__all__ = ["Reading", "UnknownShape", "as_text", "count_of", "number_of", "parsed", "usage_of"]
+__all__ = [
+    "Reading",
+    "UnknownShape",
+    "as_text",
+    "count_of",
+    "decoded",
+    "exception_of",
+    "number_of",
+    "parsed",
+    "seconds_of",
+    "usage_of",
+]
 
 _USAGES = ("usage", "usage_metadata", "usageMetadata")
 
@@ -53,6 +64,14 @@ def parsed(value: Any) -> Any:
     return value
 
 
+def decoded(value: Any) -> Any:
+    """Decode a text whose tracer writes all values as JSON, also strings; return anything else unchanged."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
 def as_text(value: Any) -> str:
     """Text unchanged, None as an empty string, other values as JSON."""
     if value is None:
@@ -75,6 +94,19 @@ def count_of(value: Any) -> int | None:
     """A token count, or None."""
     number = number_of(value)
     return int(number) if number is not None and 0 <= number < 2**31 else None
+
+
+def seconds_of(value: Any) -> float | None:
+    """Unix seconds of a time in nanoseconds, or None."""
+    number = number_of(value)
+    return number / 1e9 if number is not None and 0 < number < 1e20 else None
+
+
+def exception_of(events: Iterable[Mapping[str, Any]]) -> str:
+    """Type and message of the first exception in the attributes of a span's events; empty without one."""
+    names = ("exception.type", "exception.message")
+    raised = next((event for event in events if any(event.get(name) for name in names)), {})
+    return ": ".join(as_text(raised[name]) for name in names if raised.get(name))
 
 
 def usage_of(*values: Any) -> tuple[int | None, int | None]:

@@ -7,8 +7,6 @@ from typing import Any
 from assay.traces.messages import gemini
 from assay.traces.messages.parts import Answer, count_of, each, hashed, part_texts
 
-__all__ = ["answer_of", "as_text", "canonical_answer"]
-
 
 def answer_of(dialect: str | None, body: Mapping[str, Any]) -> Answer:
     """Read the body of a response.

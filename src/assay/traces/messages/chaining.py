@@ -13,16 +13,6 @@ from assay.errors import FailureKind
 from assay.traces.messages.gemini import field
 from assay.traces.records import Transition
 
-__all__ = [
-    "complete_requests",
-    "continues",
-    "full_requests",
-    "is_on_record",
-    "item_references",
-    "requests_of",
-    "unfinished",
-]
-
 Body = Mapping[str, Any]
 _KEYS = ("previous_response_id", "conversation", "thread")
 _CARRIED = ("system", "tools")  # fields of earlier requests that a thread keeps besides the messages

@@ -5,8 +5,6 @@ from assay.support.thoughts import without_thoughts
 from assay.traces.messages.dialects import Answer, answer_to
 from assay.traces.records import Transition
 
-__all__ = ["ending_of", "refusal_of"]
-
 _MOST = 200  # characters of a refusal in a message
 # words of providers, in lower case
 _FILTERED = frozenset(

@@ -19,17 +19,6 @@ from assay.traces.messages.prompts import answered_fields, arguments_of, asked_o
 from assay.traces.messages.requested import insisted_tool, must_call
 from assay.traces.records import Transition
 
-__all__ = [
-    "NOT_RECORDED",
-    "NO_ANSWER",
-    "Ending",
-    "answered_with",
-    "argument_value",
-    "ends_run",
-    "final_answer",
-    "prediction_of",
-]
-
 NO_ANSWER = "the run ended without an answer: its last LM call asked for tools"
 NOT_RECORDED = "the final answer was not recorded"
 _FINAL = frozenset(
@@ -179,11 +168,7 @@ def final_answer(transitions: Sequence[Transition]) -> Ending:
 def _answer(transition: Transition) -> Answer | None:
     response = transition.response
     if not isinstance(response, Mapping):
-        if not transition.output:
-            return None
-        answer = Answer()
-        answer.text = transition.output
-        return answer
+        return Answer(text=transition.output) if transition.output else None
     dialect = transition.request.get("dialect")
     body = response.get("body", response) if dialect else response
     return answer_of(dialect, body) if isinstance(body, Mapping) else None

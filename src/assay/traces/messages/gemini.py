@@ -13,27 +13,6 @@ from urllib.parse import quote, unquote
 from assay.traces.messages.linking import linked
 from assay.traces.messages.parts import Answer, Message, chat_call, content_of, count_of, each, hashed, part_texts
 
-__all__ = [
-    "CALL_IDS",
-    "PATH",
-    "ROUTE",
-    "answer_of",
-    "choices_of",
-    "continue_call",
-    "error_in",
-    "field",
-    "is_google",
-    "listed",
-    "messages_of",
-    "model_in",
-    "output_schema",
-    "plain_types",
-    "streams",
-    "tool_choice",
-    "tools_of",
-    "with_model",
-]
-
 PATH = "/v1beta/models/MODEL:generateContent"
 # aiohttp route for Gemini, tuned models and Vertex AI (`/v1/projects/…/models/MODEL:generateContent`)
 ROUTE = "/{version:v1[a-z0-9]*}/{resource:(?:[^:]+/)?(?:models|tunedModels|endpoints)/[^/:]+}:{verb:generateContent|streamGenerateContent}"  # noqa: E501

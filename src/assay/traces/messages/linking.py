@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["linked", "linked_calls", "linked_choices"]
-
 Message = dict[str, Any]
 
 

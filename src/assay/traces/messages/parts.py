@@ -3,28 +3,17 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.support.values import json_text
 from assay.traces.records import ToolCall
 
-__all__ = [
-    "MAPPING",
-    "Answer",
-    "Message",
-    "chat_call",
-    "content_of",
-    "count_of",
-    "each",
-    "hashed",
-    "object_of",
-    "part_texts",
-]
-
 Message = dict[str, Any]
 _LISTS, MAPPING = (list, tuple), (dict, Mapping)  # `dict` first: isinstance with `Mapping` alone is slow
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """Answer of a model: text, reasoning, refusal, tool calls, finish reason, token counts, token ids and logprobs.
 
@@ -32,32 +21,17 @@ class Answer:
     or the hash of inline data.
     """
 
-    __slots__ = (
-        "completion_tokens",
-        "finish",
-        "logprobs",
-        "media",
-        "prompt_tokens",
-        "reasoning",
-        "refusal",
-        "text",
-        "thinking_tokens",
-        "token_ids",
-        "tools",
-    )
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.reasoning = ""
-        self.refusal = ""  # text of a separate refusal field
-        self.media: list[str] = []
-        self.tools: list[tuple[str, str, str]] = []
-        self.finish: str | None = None  # stop, length, tool_calls, content_filter or the provider's own value
-        self.prompt_tokens: int | None = None
-        self.completion_tokens: int | None = None
-        self.thinking_tokens: int | None = None  # of the completion tokens
-        self.token_ids: tuple[int, ...] | None = None
-        self.logprobs: tuple[float, ...] | None = None
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""  # text of a separate refusal field
+    media: list[str] = field(default_factory=list)
+    tools: list[tuple[str, str, str]] = field(default_factory=list)
+    finish: str | None = None  # stop, length, tool_calls, content_filter or the provider's own value
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    thinking_tokens: int | None = None  # of the completion tokens
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
 
     @property
     def output(self) -> str:

@@ -12,8 +12,6 @@ from assay.traces.messages.dialects import Answer, Message, chat_messages, part_
 from assay.traces.messages.parts import object_of
 from assay.traces.records import Transition
 
-__all__ = ["Prompt", "answered_fields", "arguments_of", "asked_outputs", "output_values", "sent_formats"]
-
 _FORM = re.compile(r"All interactions will be structured.*?(?=In adhering to this structure|\Z)", re.DOTALL)
 _MODULE_FIELDS = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
     r"trajectory|(?:thought|tool_name|tool_args|observation)_\d+|previous_code|final_generated_code|code_output|error"

@@ -5,8 +5,6 @@ from typing import Any
 
 from assay.traces.messages import gemini
 
-__all__ = ["insisted_tool", "must_call", "output_schema"]
-
 
 def output_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
     """JSON schema that the answer must or should follow; None without one."""

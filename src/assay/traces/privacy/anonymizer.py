@@ -27,7 +27,6 @@ from assay.traces.privacy.gazetteers import KEY, THINGS
 from assay.traces.privacy.key_files import key_of, load_fernet, write_private
 from assay.traces.privacy.matches import EntityMatch, normal, small
 from assay.traces.privacy.names import TYPES, WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
-from assay.traces.privacy.numbers import FINDERS as NUMBERS
 from assay.traces.privacy.patterns import FINDERS, LABEL
 from assay.traces.privacy.secrets import named_secret
 
@@ -230,7 +229,7 @@ class Anonymizer:
         lower = small(text)
         ranked = [(1 if match.type != "secret" else 0, match) for finder in FINDERS for match in finder(text, lower)]
         if _DIGIT.search(text) and _LETTER.search(text):
-            ranked += [(1, match) for finder in (*NUMBERS, *FORMS) for match in finder(text, lower)]
+            ranked += [(1, match) for finder in FORMS for match in finder(text, lower)]
         if known:
             ranked += [(0 if match.type == "secret" else 1, match) for match in known_in(text, lower, known)]
         if names and self._names is not None:

@@ -19,6 +19,7 @@ from functools import lru_cache
 import regex
 
 from assay.traces.privacy.matches import EntityMatch, normal
+from assay.traces.privacy.numbers import national_numbers
 from assay.traces.privacy.patterns import is_reckoned
 
 __all__ = ["FINDERS"]
@@ -280,7 +281,7 @@ _ENGLISH = (
     "Entrance Fairway Firetrail Frontage Grange Ground Hub Interchange Key Laneway Link Lookout Mead Motu Nook Outlook "
     "Pathway Pocket Promenade Quadrant Quadrangle "
     "Reserve Retreat Ridgeway Rotary Round Siding Slope Sound Terrace Thoroughfare Tor Triangle Upper Vale Circuit "
-    "Circus Bank Bypass Deviation Edge Foreshore"
+    "Circus Bank Bypass Deviation Edge Foreshore Ct Sq Pkwy"
 )
 _ROMANCE = (
     "rue avenue av. boulevard bd chemin place allée impasse quai route cours passage sentier Calle C/ Avenida Av. "
@@ -293,7 +294,7 @@ _ROMANCE = (
     "Estação Distrito Conjunto Condomínio Colônia Chácara "
     "Campo Área Aeroporto Andador Privada Circuito Periférico Corredor Viaducto Prolongación Retorno Diagonal "
     "Continuación Eje Boulevard Cerrada Peatonal Ampliación "
-    "Circunvalación ul. ulica al. aleja pl. plac os. osiedle"
+    "Circunvalación ul. ulica al. aleja pl. plac os. osiedle calle viale rua avenida"
 )
 _ENDINGS = (
     "straße strasse str. weg platz allee gasse ring damm ufer hof steig markt graben straat laan plein kade gracht "
@@ -368,4 +369,4 @@ def _streets(text: str, lower: str) -> Iterator[EntityMatch]:
                     yield EntityMatch("address", m.start(), m.end(), normal("address", m[0]))
 
 
-FINDERS = (_phones, _dates, _streets)
+FINDERS = (national_numbers, _phones, _dates, _streets)

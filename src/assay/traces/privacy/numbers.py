@@ -8,7 +8,7 @@ import regex
 
 from assay.traces.privacy.matches import EntityMatch
 
-__all__ = ["FINDERS"]
+__all__ = ["national_numbers"]
 
 _KINDS = {  # label in the text -> modules of stdnum
     "codice fiscale": ("it.codicefiscale",),
@@ -38,16 +38,14 @@ _LABELLED = regex.compile(
 )
 
 
-def _numbers(text: str, lower: str) -> Iterator[EntityMatch]:
+def national_numbers(text: str, lower: str) -> Iterator[EntityMatch]:
+    """Numbers that a label names and whose check digits are right."""
     for m in _LABELLED.finditer(text):
         modules = next(modules for words, modules in _KINDS.items() if regex.fullmatch(words, m["word"], regex.I))
-        if _valid(m["value"], modules):
+        if _is_number(m["value"], modules):
             yield EntityMatch("id", m.start("value"), m.end("value"), regex.sub(r"[\W_]", "", m["value"]).casefold())
 
 
 @lru_cache(maxsize=5_000)
-def _valid(value: str, modules: tuple[str, ...]) -> bool:
+def _is_number(value: str, modules: tuple[str, ...]) -> bool:
     return any(import_module(f"stdnum.{name}").is_valid(value) for name in modules)
-
-
-FINDERS = (_numbers,)

@@ -308,7 +308,7 @@ def _address(m: re.Match[str]) -> Iterator[EntityMatch]:
         yield EntityMatch("ip", *m.span(), str(address))
 
 
-# Labelled dates of birth, and streets
+# Labelled dates of birth
 _DATE = r"""\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ]\d{1,2}[-/. ]\d{2,4}
     |(?:the\ )?\d{1,2}(?:st|nd|rd|th|\.)?\ (?:of\ |de\ )?[^\W\d_]{3,10}\.?,?\ (?:de\ )?'?\d{2,4}
     |[^\W\d_]{3,10}\.?\ \d{1,2}(?:st|nd|rd|th)?,?\ \d{4}|[^\W\d_]{3,10}\ '\d\d|\d{8}|\d{6}"""
@@ -317,26 +317,6 @@ _BORN = re.compile(
     |nascita)(?:{BLANK}|["'\\:=(.,]|\b(?:on|is|was|am|in)\b){{0,10}}(?<!\w)({_DATE})(?!\w)""",  # noqa: E501
     re.I | re.X,
 )
-_STREETS = r"""(?:Street|St|Avenue|Ave|Road|Rd|Boulevard|Blvd|Lane|Ln|Drive|Dr|Court|Ct|Square|Sq|Terrace|Parkway|Pkwy|Highway|Hwy|Circle|Crescent
-    |Close|Gardens|Grove|Mews|Alley|Plaza|Trail|Way|Place)\b"""  # noqa: E501
-_STREET_GATE = re.compile(rf"\ (?=[A-Z]){_STREETS}", re.X)
-_STREET = re.compile(
-    rf"""{FREE}(?<![.,-])\d{{1,5}}[A-Za-z]?\ (?:[A-Z][\w'’.-]{{0,30}}\ ){{1,4}}{_STREETS}\.?
-    (?:,?\ (?:Apt|Apartment|Suite|Unit|Flat)\.?\ \#?\w{{1,6}})?""",
-    re.X,
-)
-_ABROAD = re.compile(
-    r"""(?<!\w)(?:[A-ZÄÖÜ][\w.-]{1,40}(?:straße|strasse|str\.|weg|platz|allee|gasse|straat|laan)\ \d{1,4}\ ?[a-z]?(?!\w)
-    |\d{1,4},?\ (?:rue|avenue|boulevard|chemin)\ (?:(?:de|du|des|la|le|les)\ |l'|d'){0,3}[A-ZÉ][\w'’-]{1,30}(?:\ [A-ZÉ][\w'’-]{1,30}){0,3}
-    |(?:[Cc]alle|[Vv]iale?|[Rr]ua|[Aa]venida|ul\.)\ (?:(?:de|del|da|do|di|della|la)\ ){0,2}
-        [A-ZÁÉ][\w'’-]{1,30}(?:\ [A-Z][\w'’-]{1,30}){0,3},?\ \d{1,4}(?!\w))""",  # noqa: E501
-    re.X,
-)
-
-
-def _streets(text: str, lower: str) -> Iterator[EntityMatch]:
-    if _STREET_GATE.search(text):
-        yield from (EntityMatch("address", *m.span(), normal("address", m[0])) for m in _STREET.finditer(text))
 
 
 # Labelled values: one search for all labels
@@ -345,10 +325,6 @@ _KINDS = {
     "born": "birth born dob d.o.b gebo geburts geb. né_le née_le nacim nascita",
     "number": "phone tel tél mobil móvil cell fax whatsapp sms handy contact call_ ring_ text_ reach_ dial_ my_number"
     " ssn social tax card visa amex cc mac",
-    "street": (
-        "straß strass straat str. weg_ platz_ allee_ gasse_ laan_ rue_ avenue_ boulevard_ chemin_ calle_ via_ "
-        "viale_ rua_ avenida_ ul._"
-    ),
 }
 _WORDS = {word.replace("_", " "): kind for kind, words in _KINDS.items() for word in words.split()}
 _WORD = re.compile(
@@ -360,7 +336,6 @@ _WORD = re.compile(
 
 
 def _words(text: str, lower: str) -> Iterator[EntityMatch]:
-    streets = False
     for word in _WORD.finditer(lower):
         kind, at = _WORDS[word[0]], word.start()
         if kind == "secret":
@@ -373,9 +348,6 @@ def _words(text: str, lower: str) -> Iterator[EntityMatch]:
                 yield from _phone(text, *m.span(of))
             elif of != "card" or _luhn(re.sub(r"\D", "", m[of])):
                 yield EntityMatch(of, *m.span(of), normal(of, m[of]))
-        streets = streets or kind == "street"
-    if streets:
-        yield from (EntityMatch("address", *m.span(), normal("address", m[0])) for m in _ABROAD.finditer(text))
 
 
 # field names that serve as labels
@@ -386,6 +358,5 @@ FINDERS: tuple[Callable[[str, str], Iterator[EntityMatch]], ...] = (
     _numbers,
     _ibans,
     _machines,
-    _streets,
     _words,
 )

@@ -12,8 +12,6 @@ from functools import partial
 from assay.traces.store.spill import Spill
 from assay.traces.store.writer import Rows
 
-__all__ = ["Keeper"]
-
 _WITHIN_S = 0.4  # time that a batch may take before it is put into the file as well
 
 

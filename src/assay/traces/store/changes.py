@@ -13,8 +13,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json
 from assay.traces.store.writer import Rows
 
-__all__ = ["make_changes"]
-
 
 def make_changes(connection: sa.Connection, rows: Rows) -> None:
     """Makes the updates of a batch: its entries `changes`, `results`, `rewards` and `trims`."""

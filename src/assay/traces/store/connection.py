@@ -12,18 +12,6 @@ from assay.errors import ConfigError, MissingExtra, NoStore, StoreError
 from assay.traces.store.location import store_url
 from assay.traces.store.schema import create_or_check
 
-__all__ = [
-    "LOCK_TIMEOUT_MS",
-    "check_url",
-    "is_full",
-    "open_engine",
-    "passes",
-    "password_of",
-    "short_waits",
-    "sqlite_pragmas",
-    "url_without_password",
-]
-
 _CONNECT_S = 10
 LOCK_TIMEOUT_MS = 300  # that the writer waits for another process's lock; it retries by itself
 _LOCKED_OTHERS_MS = 30_000  # that every other statement waits

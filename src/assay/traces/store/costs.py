@@ -4,8 +4,6 @@ import sqlalchemy as sa
 
 from assay.traces.store.tables import transitions
 
-__all__ = ["PAID", "UNPRICED"]
-
 _columns = transitions.c
 PAID = sa.case((_columns.cached, 0.0), else_=sa.func.coalesce(_columns.cost_usd, 0.0))  # dollars
 # 1 where the price is not known

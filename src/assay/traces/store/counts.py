@@ -9,10 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from assay.traces.missed import Unrecorded
+from assay.models.unrecorded import Unrecorded
 from assay.traces.store.location import REVISION
-
-__all__ = ["file_stats", "stats"]
 
 # (statement with :names, values by name) -> all rows
 Execute = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]

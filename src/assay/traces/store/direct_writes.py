@@ -18,8 +18,6 @@ from assay.traces.store.reads import QUESTION, StoreReads
 from assay.traces.store.rows import as_json, clean
 from assay.traces.store.upserts import upsert
 
-__all__ = ["DirectWrites"]
-
 _RATER_CHARS = 200  # the width of the column `labels.rater`
 
 

@@ -27,8 +27,6 @@ from assay.traces.store.recalled import recalled_facts
 from assay.traces.store.sealing import SplitFinder, input_forms
 from assay.traces.store.upserts import upsert
 
-__all__ = ["Erased", "erase_subject"]
-
 _BATCH = 400  # rows of one statement
 _FEW_TASKS = 3  # a text that this many tasks without a data subject contain is not the person's alone
 

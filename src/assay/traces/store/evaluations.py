@@ -19,11 +19,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.paging import WINDOW, rollouts_of_run
 from assay.traces.store.reads import StoreReads
 
-__all__ = [
-    "Evaluated", "EvaluatedTask", "before_and_after", "evaluations_of", "evaluations_of_task", "is_training",
-    "mean_scores",
-]  # fmt: skip
-
 _PREVIEW = 400  # characters read of a task's inputs
 
 

@@ -9,18 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import DataError, StoreError
+from assay.models.unrecorded import Unrecorded
 from assay.support.names import is_name, place_in
-from assay.traces.missed import Unrecorded
 from assay.traces.records import NOT_AGENTS, Rollout
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.location import store_file
 from assay.traces.store.rows import rollout_of
-
-__all__ = [
-    "FAILURE", "check_run", "failure_of", "find_rollouts", "find_run", "finished_report", "known_programs", "list_runs",
-    "phases_of", "result_of", "run_folder", "show_run",
-]  # fmt: skip
 
 FAILURE = "failure.txt"  # in the folder of a run that did not end well: why
 _NEWEST = 10_000  # rollouts that `known_programs` reads: DISTINCT over a whole store takes seconds

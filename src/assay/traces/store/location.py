@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["REVISION", "default_store", "store_file", "store_url"]
-
 # A hash of the definitions in `tables.py`, without comments and white space: any change of a table makes another
 # revision, and is known without importing SQLAlchemy.
 REVISION = hashlib.sha256(

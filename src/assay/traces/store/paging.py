@@ -21,23 +21,6 @@ from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.reads import StoreReads
 from assay.traces.store.rows import clean, rollout_of, transition_of
 
-__all__ = [
-    "CALLS",
-    "WINDOW",
-    "Calls",
-    "Cursor",
-    "Listed",
-    "RolloutFilters",
-    "RolloutPage",
-    "calls_from",
-    "count_newest",
-    "newest_rollouts",
-    "page_statement",
-    "rollout_page",
-    "rollouts_of_run",
-    "small_runs",
-]
-
 WINDOW = 10_000  # number of rollouts that one page reads at most
 _CALLS_WINDOW = 2_000  # the same with a filter by tool or failure, which reads their transitions
 _FIRST = 500  # of these first: most pages are full after a few

@@ -11,14 +11,12 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError, UnknownRollout
 from assay.models.meter import Usage
-from assay.traces.missed import Unrecorded
+from assay.models.unrecorded import Unrecorded
 from assay.traces.records import Rollout, of_tenant
 from assay.traces.store import counts
 from assay.traces.store import tables as schema
 from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.rows import rollout_of, transition_of
-
-__all__ = ["QUESTION", "Forgotten", "StoreReads"]
 
 QUESTION = "question:"  # prefix of keys in `meta`
 _LAST = "\U0010ffff"  # the greatest code point: sorts after every other character

@@ -9,9 +9,7 @@ import sqlalchemy as sa
 
 from assay.traces.store import tables as schema
 
-__all__ = ["RecalledFacts", "fact_line", "recalled_facts"]
-
-_BATCH = 400  # rows that are read at once
+_AT_ONCE = 400  # rows that are read at once
 _FEWEST_CHARS = 12  # of a fact; a shorter text, such as `likes tea`, is in prompts that are not about the person
 
 
@@ -72,4 +70,4 @@ def _calls(connection: sa.Connection, without: sa.Select[Any]) -> Iterator[Any]:
         call.select_from(r.join(t, r.c.id == t.c.rollout_id)).where(not_left_out),
         early.where(not_left_out, r.c.early_tools_json != "[]"),
     ):
-        yield from connection.execute(query.execution_options(yield_per=_BATCH))
+        yield from connection.execute(query.execution_options(yield_per=_AT_ONCE))

@@ -14,8 +14,6 @@ from assay.support.scrubbing import all_secrets, fields, message, without
 from assay.support.values import json_value, unicode_text
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
-__all__ = ["as_json", "clean", "rollout_of", "rollout_row", "transition_of", "transition_row"]
-
 _ROLLOUT_NAMES = ("adapters", "early_tools", "expected", "inputs", "metadata", "parameters", "prediction", "verdicts")
 _TRANSITION_NAMES = ("adapters", "logprobs", "request", "response", "shown_tasks", "step_rewards", "token_ids", "tools")
 _ROLLOUT_COLUMNS = {name: f"{name}_json" for name in _ROLLOUT_NAMES}

@@ -12,8 +12,6 @@ from assay.support.formats import check_format
 from assay.traces.store import tables as schema
 from assay.traces.store.location import REVISION
 
-__all__ = ["create_or_check"]
-
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _LOCK_POSTGRES = 0x6173736179  # key of the advisory lock: "assay" in ASCII
 

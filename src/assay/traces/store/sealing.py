@@ -26,21 +26,6 @@ from assay.traces.records import subject_digest
 from assay.traces.store import Store, store_url
 from assay.traces.store import tables as schema
 
-__all__ = [
-    "DEFAULT_SALT",
-    "SEALED",
-    "SplitFinder",
-    "claim_salt",
-    "input_forms",
-    "known_splits",
-    "open_test",
-    "openings_line",
-    "resolve_salt",
-    "salt_of",
-    "store_splits",
-    "store_tasks",
-]
-
 DEFAULT_SALT = "assay"
 SEALED = ("gate", "test")
 

@@ -20,8 +20,6 @@ import orjson
 
 from assay.traces.store.writer import Rows
 
-__all__ = ["Spill", "leftover_batches", "spill_path"]
-
 _ENDING = ".spill"
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.errors import ConfigError, StoreError
+from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.support.refused import add_refused_rows, note_full_disk
 from assay.support.scrubbing import add_secrets, fields, message
-from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, Transition
 from assay.traces.store import tables as schema
 from assay.traces.store.buffer import Keeper
@@ -32,9 +32,6 @@ from assay.traces.store.spill import Spill, leftover_batches, spill_path
 from assay.traces.store.upserts import upsert
 from assay.traces.store.writer import Rows, Writer
 
-__all__ = ["MAX_SPILL_BYTES", "PATIENCE_S", "RETRY_S", "Store"]
-
-_LAST = "\U0010ffff"  # sorts behind every other character
 MAX_SPILL_BYTES = 1 << 30  # bytes that may wait in a file while the database is unreachable
 PATIENCE_S = 0.3  # of retries before the database counts as unreachable
 _FULL_S = 3.0  # of waiting for a full disk

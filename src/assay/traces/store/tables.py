@@ -8,12 +8,6 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.types import UserDefinedType
 
-__all__ = [
-    "CONTENT", "agent_aliases", "agent_flags", "agent_versions", "deployment_decisions", "deployments", "documents",
-    "facts", "forgotten", "known_tasks", "labels", "loop_steps", "loops", "made_from", "meta", "metadata",
-    "passage_vectors", "passages", "revisions", "rollouts", "runs", "test_openings", "transitions",
-]  # fmt: skip
-
 CONTENT = 1  # raise it if a column's content changes and its definition does not: older stores are then refused
 
 metadata = MetaData()
@@ -337,7 +331,18 @@ deployment_decisions = Table(
     Column("by", String(200), nullable=False),
 )
 
-# Continuous loops, one of an agent. `beats` counts every change, so that a lease needs no clock.
+# Locks of work that one process may do at a time, see `assay.traces.store.leases`.
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(200), primary_key=True),
+    Column("holder", String(200), nullable=False),  # host and process
+    Column("token", String(32), nullable=False),  # of this holding
+    Column("length_s", Float, nullable=False),
+    Column("until", Float, nullable=False),  # by a clock that all processes share
+)
+
+# Continuous loops, one of an agent.
 loops = Table(
     "loops",
     metadata,
@@ -345,10 +350,6 @@ loops = Table(
     Column("file", Text, nullable=False),  # of its settings, absolute path
     Column("sha256", String(64), nullable=False),  # of that file
     Column("enabled", Boolean, nullable=False),
-    Column("holder", String(200)),  # host and process that run it now, else null
-    Column("token", String(32)),  # of the lease; null if nobody has it
-    Column("beats", Integer, nullable=False),
-    Column("beat_at", Float),  # to be shown; decides nothing
     Column("changed_at", Float, nullable=False),
     Column("changed_by", String(200), nullable=False),
 )

@@ -7,8 +7,6 @@ import sqlalchemy as sa
 
 from assay.traces.store import tables as schema
 
-__all__ = ["upsert"]
-
 
 def upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
     """An insert statement that replaces the row of the same key, or keeps it if `replace` is False.

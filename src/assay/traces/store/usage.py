@@ -11,8 +11,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.costs import PAID, UNPRICED
 from assay.traces.store.reads import StoreReads
 
-__all__ = ["ModelUsage", "PhaseUsage", "added_up", "usage_by_model", "usage_of_models", "usage_of_phases"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseUsage:

@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["BATCH_BYTES", "MAX_WAITING_BYTES", "Rows", "Writer"]
-
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 
 _BATCH = 500  # rows per transaction

@@ -1,0 +1,61 @@
+"""Presets: settings of a search or training in a TOML file, shipped in `optimizers/` or a user's own copy."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.support.package import CONTENT
+from assay.support.places import no_such_file
+from assay.support.settings import Settings, check_value, nearest, settings_of
+
+__all__ = ["apply_preset"]
+
+
+def apply_preset(settings: Settings, field: str, kind: type[Settings]) -> None:
+    """Fills in the settings of the preset that a field names; a setting that is not at its default stays as it is.
+
+    The preset's own value of the field, such as `optimizer = "gepa"`, replaces its name.
+
+    Args:
+        field: its value is a path that ends in `.toml`, or the name of a shipped preset; any other value is no preset.
+        kind: the class whose own settings a preset may have.
+    Raises:
+        ConfigError: no such file, it is not valid TOML, or it has an unknown setting or a value out of range.
+    """
+    named = getattr(settings, field)
+    if not isinstance(named, str | Path):
+        return
+    path = Path(named)
+    if path.suffix != ".toml":
+        path = CONTENT / "optimizers" / f"{named}.toml"
+        if not str(named).isidentifier() or not path.is_file():
+            return
+    values, declared = _read(path), settings_of(type(settings))
+    allowed = [name for name in declared if name in kind.__annotations__]
+    if field not in values:
+        raise ConfigError(f"{path}: {field} is missing: it says what the settings are for")
+    for name, value in values.items():
+        if name not in allowed:
+            near = nearest(name, allowed)
+            hint = f"did you mean {near!r}?" if near else f"it may have {', '.join(allowed)}"
+            raise ConfigError(f"{path}: unknown setting {name!r}; {hint}")
+        try:
+            check_value(declared[name], value)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        own = getattr(settings, name)
+        if name == field or not settings.changed(name):
+            object.__setattr__(settings, name, value)
+        elif isinstance(value, Mapping) and isinstance(own, Mapping):
+            object.__setattr__(settings, name, {**value, **own})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(no_such_file(path)) from None
+    except (OSError, ValueError) as error:  # TOMLDecodeError is a ValueError
+        raise ConfigError(f"{path} cannot be read: {error}") from None

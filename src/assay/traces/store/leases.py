@@ -1,0 +1,141 @@
+"""Leases: locks in the store by name, for work that one process of any number of machines may do at a time.
+
+A lease ends by a clock that all its processes share: that of the database server, with SQLite that of the machine since
+its start, which no setting of the time changes. Its holder renews it, and writes in transactions that fail once another
+process has the lease.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from assay.errors import StoreError
+from assay.traces.records import new_id
+from assay.traces.store.tables import leases
+
+_RENEWALS = 5  # in the length of a lease
+
+
+class LostLease(StoreError):
+    """Another process has taken the lease over; this one has written nothing since."""
+
+
+@contextmanager
+def writing(engine: sa.Engine, what: str) -> Iterator[sa.Connection]:
+    """A transaction. Names a store that cannot be written, such as a read-only one.
+
+    Args:
+        what: is written, for the message.
+    Raises:
+        StoreError: the database refused to write, or did not answer; nothing is written.
+        sqlalchemy.exc.IntegrityError: another process has written first.
+    """
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except sa.exc.IntegrityError:
+        raise
+    except sa.exc.DBAPIError as error:
+        raise StoreError(f"{what} cannot be written to the store: {error.orig}") from error
+
+
+def seconds(connection: sa.Connection, local: Callable[[], float] | None = None) -> float:
+    """Seconds since the epoch by the clock of PostgreSQL, which all machines share; with SQLite by that of this one.
+
+    Args:
+        local: the clock with SQLite, in place of `time.time`.
+    """
+    if connection.dialect.name == "postgresql":
+        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar() or 0.0)
+    return (local or time.time)()
+
+
+def _held(now: float) -> sa.ColumnElement[bool]:
+    """Whether a lease has not ended. One that ends later than its length from now is of a clock that was set back, or
+    of before the machine's start."""
+    return sa.and_(leases.c.until > now, leases.c.until <= now + leases.c.length_s)
+
+
+def holder_of(engine: sa.Engine, name: str) -> str | None:
+    """Host and process that hold a lease now; None if none does."""
+    with engine.connect() as connection:
+        held = _held(seconds(connection, time.monotonic))
+        return connection.execute(sa.select(leases.c.holder).where(leases.c.name == name, held)).scalar()
+
+
+def acquire(engine: sa.Engine, name: str, length_s: float) -> "Lease | None":
+    """The lease of a name, to be used as a context manager; None while another process holds it.
+
+    Args:
+        length_s: seconds without a renewal after which another process can take it over.
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    lease = Lease(engine, name, length_s)
+    try:
+        with writing(engine, "the lease") as connection:
+            until = seconds(connection, time.monotonic) + length_s
+            values = {"holder": lease.holder, "token": lease.token, "length_s": length_s, "until": until}
+            ended = sa.and_(leases.c.name == name, sa.not_(_held(until - length_s)))
+            if not connection.execute(sa.update(leases).where(ended).values(**values)).rowcount:
+                connection.execute(sa.insert(leases).values(name=name, **values))
+    except sa.exc.IntegrityError:  # it is held
+        return None
+    return lease
+
+
+class Lease:
+    """A lease that this process holds. A thread renews it until the `with` block ends.
+
+    Attributes:
+        holder: host and process.
+    """
+
+    def __init__(self, engine: sa.Engine, name: str, length_s: float) -> None:
+        self.engine, self.name, self.length_s, self.token = engine, name, length_s, new_id()
+        self.holder = f"{socket.gethostname()}:{os.getpid()}"[:200]
+        self._mine = sa.and_(leases.c.name == name, leases.c.token == self.token)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renewing, name=f"lease-{name}", daemon=True)
+
+    def __enter__(self) -> "Lease":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join(self.length_s)
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(sa.delete(leases).where(self._mine))
+        except sa.exc.SQLAlchemyError:
+            pass  # the store is away: the lease ends by itself
+
+    def _renewing(self) -> None:
+        while not self._ended.wait(self.length_s / _RENEWALS):
+            try:
+                with self.engine.begin() as connection:
+                    self._renew(connection)
+            except sa.exc.SQLAlchemyError:
+                continue  # the next one may get through; `writing` finds out whether the lease is lost
+
+    def _renew(self, connection: sa.Connection) -> bool:
+        until = seconds(connection, time.monotonic) + self.length_s
+        return bool(connection.execute(sa.update(leases).where(self._mine).values(until=until)).rowcount)
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[sa.Connection]:
+        """A transaction of the holder, which renews the lease.
+
+        Raises:
+            LostLease: another process has the lease; nothing is written.
+        """
+        with writing(self.engine, what) as connection:
+            if not self._renew(connection):
+                raise LostLease(f"another process has taken {self.name} over: this one stops")
+            yield connection
