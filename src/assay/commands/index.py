@@ -142,8 +142,7 @@ class Index(Trusting, Reported, InStore):
         )  # fmt: skip
 
     def _update(self, engine: "sa.Engine", root: Path) -> "IndexCounts":
-        from assay.programs.retrieval.building import update_index
-        from assay.programs.retrieval.folder import FolderFiles
+        from assay.programs.retrieval.building import FolderFiles, update_index
 
         listed = FolderFiles.of(root)
         with self.reporter.bar(f"index {root.name}", len(listed.files)) as advance:
