@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from assay.reports.report import Report
     from assay.support.options import Option
 
-__all__ = ["derived_command", "top_level"]
-
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _COLUMN = 26  # width of the names of options in help, one for all groups; a longer name has a line of its own
 

@@ -46,8 +46,6 @@ from assay.runs.settings.export import OF_KIND, RowSettings
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
 from assay.support.settings import Setting, members_of_type, settings_of
 
-__all__ = ["FORMER_COMMANDS", "former_options"]
-
 _EXPORTS = ("sft", "grpo", "preferences", "transitions")
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels

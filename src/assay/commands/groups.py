@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 else:
     Progress = Any  # so that the types of the fields can be read without the heavy packages
 
-__all__ = ["InExistingStore", "InStore", "NoJson", "Output", "Reported", "Trusting"]
-
 
 class Output(Settings):
     """Output."""

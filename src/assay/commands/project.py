@@ -22,10 +22,6 @@ from assay.support.keywords import takes
 from assay.support.options import Option, options_of
 from assay.support.settings import nearest
 
-__all__ = [
-    "commands_with_settings", "demand_trust", "project_settings", "read_project",
-]  # fmt: skip
-
 ROLES = ("program", "judge", "reflection")
 _ROLE_KEYS = ("model", "api_base", "api_key_env", "thinking")
 _MOST_LISTED = 80  # names in a message; [defaults] has more than twice as many

@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(ReportRepr):

@@ -6,8 +6,6 @@ It gives the models of all roles to all commands; one that a command has no use 
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "find_project", "is_of_project", "remember"]
-
 FILE = "assay.toml"
 _read_values: set[tuple[str, str]] = set()  # name and `repr`
 

@@ -35,23 +35,6 @@ from annotated_types import BaseMetadata, Ge, Gt, Le
 from assay.errors import ConfigError
 from assay.support.settings import LARGEST_SEED, nearest
 
-__all__ = [
-    "Count",
-    "Flag",
-    "OneOf",
-    "Option",
-    "Pair",
-    "Parse",
-    "Positive",
-    "Seconds",
-    "Seed",
-    "Settings",
-    "Share",
-    "function_of",
-    "option_of",
-    "options_of",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}

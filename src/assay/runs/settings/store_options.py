@@ -7,18 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-__all__ = [
-    "ExportOptions",
-    "PoolOptions",
-    "ServeOptions",
-    "SimulateOptions",
-    "StartOptions",
-    "StoredJudgeOptions",
-    "TracesExportOptions",
-    "TracesListOptions",
-    "TracesScoreOptions",
-]
-
 
 class ExportOptions(TypedDict, total=False):
     """The keywords of `assay.export`."""
