@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import assay.api.deploy.advancing
+import assay.api.deploy.status
 import assay.api.deployed
 import assay.api.serve  # noqa: F401 - all of it loaded once, before the processes are forked
 

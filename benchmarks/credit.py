@@ -30,7 +30,7 @@ from assay.cli.shared import Console
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import Agent
 from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 
 MODEL = "embedded/smollm2-135m"
 DECISIONS = {

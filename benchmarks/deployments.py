@@ -15,11 +15,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import Decision, State
+from assay.deployment.evidence import CANDIDATE, CHAMPION
 from assay.deployment.plan import Metric, Plan, default_plan
+from assay.deployment.settings import Traffic
 from assay.deployment.simulation import SimulatedDeployment, simulate
-from assay.deployment.traffic import Traffic
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "no effect": {},

@@ -30,9 +30,9 @@ from assay.models import Meter, with_recording
 from assay.optimizers.finetuning.base import lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
-from assay.optimizers.finetuning.online import Rollouts
+from assay.optimizers.finetuning.policy_gradient import make_trainer
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.optimizers.finetuning.trl_settings import make_trainer
+from assay.optimizers.finetuning.sources import Rollouts
 from assay.programs.adapters import make_adapter
 from assay.traces import Recorder, Store
 

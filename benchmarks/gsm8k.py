@@ -30,7 +30,7 @@ from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.optimizers.finetuning.comparison import compared
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 
 MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 STEPS = 6  # of the agent: four calculations at most, and the answer

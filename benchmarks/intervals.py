@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from assay.evaluation import mean_interval, statistics
-from assay.evaluation.sequential import SequentialTest
-from assay.evaluation.statistics import interval_of
+from assay.evaluation.statistics import SequentialTest, interval_of
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 SIZES = (8, 20, 40, 100)

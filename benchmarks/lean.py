@@ -99,7 +99,7 @@ def compared_with_dspy(threads: int) -> dict[str, Any]:
     import dspy
 
     from assay.evaluation import evaluate
-    from assay.optimizers.prompts.optimizer_inputs import to_examples
+    from assay.optimizers.prompts.named import to_examples
 
     with tempfile.TemporaryDirectory() as folder:
         session, student, plain, rubric = scripted_session(Path(folder), threads)

@@ -18,7 +18,7 @@ from assay.datasets import load_tasks
 from assay.evaluation import RecordedProgram, Session, evaluate
 from assay.models import Meter, get_lm
 from assay.models.embedded import LlamaBackend
-from assay.optimizers.prompts.optimizer_inputs import to_examples
+from assay.optimizers.prompts.named import to_examples
 from assay.programs import AgentParameters, MathQA
 from assay.rubrics import load_rubric
 from assay.traces import Recorder, Store

@@ -4,8 +4,8 @@ from reference_text import cell
 
 
 def metrics_page() -> str:
-    from assay.traces.otlp.metric_names import METRICS
-    from assay.traces.otlp.names import VERSION
+    from assay.traces.otlp.metrics import METRICS
+    from assay.traces.otlp.spans import VERSION
 
     rows = [
         f"| `{measure.name}` | `{measure.prometheus}` | {measure.kind} | `{measure.unit}` | "

@@ -261,7 +261,7 @@ def _of_default(value: inspect.Parameter) -> str:
 
 
 def _rubric_page() -> str:
-    from assay.rubrics import files
+    from assay.rubrics import loading as files
 
     models = {
         **{"A rubric": files.RubricFile, "A criterion": files.CriterionFile},

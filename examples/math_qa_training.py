@@ -33,7 +33,7 @@ from assay.models.lora.adapters import adapter_home, find_adapter
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.optimizers.finetuning.comparison import compared
 from assay.reports.training import interval
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 
 KINDS = {  # what must not be forgotten: another task, in another form
     "animal": "horse cat eagle shark tiger rabbit snake goat wolf whale frog bear",

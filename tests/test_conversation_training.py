@@ -10,7 +10,7 @@ import assay
 from assay.programs import Converse
 from assay.testing.fakes import scripted_lm
 from assay.traces import Store
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -31,7 +31,7 @@ OPEN_KEYWORDS = {
         "judges/deciding.py: GroupDecider.__call__",
         "judges/deciding.py: JudgeDecider.__call__",
         "judges/deciding.py: JudgeVerifier.__call__",
-        "traces/gateway/agent_routes.py: AgentRunner.__call__",
+        "traces/gateway/routes.py: AgentRunner.__call__",
     ),
     "the arguments that a rubric file gives to a check": (
         "rubrics/calling.py: MetricCheck.__call__",
@@ -41,19 +41,19 @@ OPEN_KEYWORDS = {
         "models/lm.py: LanguageModel.copy",
         "models/lm.py: get_lm",
         "optimizers/finetuning/trl_trainer.py: TransitionTrainer.__init__",
-        "optimizers/prompts/optimizer_inputs.py: Proposal.build",
-        "optimizers/prompts/optimizer_inputs.py: Proposal.compiled",
+        "optimizers/prompts/named.py: Proposal.build",
+        "optimizers/prompts/named.py: Proposal.compiled",
         "programs/parameters.py: AgentParameters.__init__",
         "rubrics/schemas.py: is_schema",
     ),
     "the variables of a template or of a query, or the fields of an event": (
-        "deployment/events.py: Notifier.notify",
+        "deployment/plan.py: Notifier.notify",
         "reports/files.py: write_report",
         "web/rendering.py: link",
         "web/rendering.py: render",
     ),
     "the arguments of the constructor of a user's program": ("optimizers/prompts/given.py: Student.__init__",),
-    "the fields of a recorded rollout": ("api/deployed.py: LoadedVersion.run",),
+    "the fields of a recorded rollout": ("api/deployed.py: LoadedVersion.replay", "api/deployed.py: LoadedVersion.run"),
 }
 
 

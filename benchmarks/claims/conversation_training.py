@@ -16,7 +16,7 @@ from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import Converse
 from assay.shipped.programs.converse.guide import ConversationGuide
 from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from assay.traces.places import current_rollout
 from claims.conversations import grades
 from claims.storing import Lines, Measured, Setting

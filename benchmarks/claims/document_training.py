@@ -12,7 +12,7 @@ import assay
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.programs import AnswerFromDocuments
 from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from assay.traces.places import current_rollout
 from claims.documents import COMPILING, FIGURES, K, grades
 from claims.storing import Lines, Measured, Setting

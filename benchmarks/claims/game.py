@@ -9,8 +9,8 @@ from typing import Any
 
 import assay
 from assay.optimizers.finetuning import SFTSettings, train_sft
-from assay.traces.export.gates import Gates
 from assay.traces.export.pipeline import ExportReport
+from assay.traces.export.settings import Gates
 from claims.conversations import grades
 from claims.storing import Lines, Measured, Setting
 from claims.trained import use_scratch_adapters

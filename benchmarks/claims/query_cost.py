@@ -17,7 +17,7 @@ from typing import Any
 
 import assay
 from assay.optimizers.finetuning import SFTSettings, train_sft
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from claims.sql import CLINIC, made, questions
 from claims.storing import Lines, Measured, Setting
 from claims.trained import use_scratch_adapters, warmed_up

@@ -7,7 +7,7 @@ from typing import Any
 import assay
 from assay.optimizers.finetuning import PolicyReport, SFTSettings, train_sft
 from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from claims.storing import Lines, Setting
 
 

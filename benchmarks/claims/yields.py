@@ -16,7 +16,7 @@ from assay.evaluation import Evaluation
 from assay.optimizers.finetuning import SFTSettings, train_sft
 from assay.shipped.programs.experiment.tasks import HEATS, HOURS
 from assay.testing.fakes import scripted_lm
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from claims.conversations import grades
 from claims.storing import Lines, Measured, Setting
 from claims.trained import use_scratch_adapters

@@ -15,8 +15,8 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
 from assay.errors import ConfigError, FailureKind, LoopStopped, ProgramError
 from assay.models import supports
+from assay.models.limits import ToolOverTime
 from assay.models.scope import alternatives_of
-from assay.models.tool_limits import ToolOverTime
 from assay.programs.agent import WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
 from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options

@@ -14,8 +14,8 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import DataError, ProgramError
 from assay.models import count_tokens
+from assay.models.calls import stop_in
 from assay.models.dspy_seam import prompt_text
-from assay.models.failures import stop_in
 from assay.models.limits import current_tool_limit, limited, within_limit
 from assay.programs.agent import GUIDE, Agent
 from assay.programs.memory import Memory

@@ -10,9 +10,8 @@ from assay.errors import FailureKind
 from assay.models.loops import ToolLoopDetector
 from assay.programs.agent import GUIDE, Agent
 from assay.programs.parameters import AgentParameters
-from assay.programs.sql.database import QueryError, QueryLimits
+from assay.programs.sql.database import QueryError, QueryLimits, schema_text
 from assay.programs.sql.opening import open_database
-from assay.programs.sql.schema import schema_text
 from assay.programs.thinking import thought_field
 from assay.traces.recorder import note_failure
 

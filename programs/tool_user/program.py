@@ -15,14 +15,24 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import FailureKind, ProgramError
-from assay.models.failures import stop_in
+from assay.models.calls import stop_in
 from assay.models.loops import ToolLoopDetector
 from assay.programs.agent import Agent
 from assay.programs.mcp_servers import McpServer
 from assay.programs.parameters import AgentParameters
 from assay.programs.tool_agent import ToolAgent
-from assay.programs.tool_schemas import arguments_type, checked_arguments, names_type
-from assay.programs.toolbox import OfferedTool, cut, details, function_tool, listing, schema_tool, with_labels
+from assay.programs.toolbox import (
+    OfferedTool,
+    arguments_type,
+    checked_arguments,
+    cut,
+    details,
+    function_tool,
+    listing,
+    names_type,
+    schema_tool,
+    with_labels,
+)
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import note_failure
 

@@ -43,7 +43,7 @@ _WHERE = {
     "record": "assay.api.record",
     "recorded": "assay.api.record",
     "run": "assay.api.run",
-    "side_effects": "assay.traces.replaying",
+    "side_effects": "assay.traces.listening",
     "train": "assay.api.train",
     "train_sft": "assay.api.sft",
     "tune": "assay.api.tune",
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from assay.runs.project import project_settings
     from assay.traces import Store
     from assay.traces.collector import DataCollector
-    from assay.traces.replaying import side_effects
+    from assay.traces.listening import side_effects
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.judges import PointwiseJudge
-from assay.judges.quality.bases import BASES
+from assay.judges.quality.audit import BASES
 from assay.testing import scripted_lm
 
 GOOD = PointwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]})

@@ -21,7 +21,7 @@ from assay.reports.markdown import models_text
 from assay.runs.settings import ServeSettings
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Rollout, Store, Transition
-from assay.traces.store.usage import usage_of_models
+from assay.traces.store.listing import usage_of_models
 from assay.web.runs import run_page
 
 SIZES = {"train": 8, "val": 6, "gate": 6, "test": 6}

@@ -17,7 +17,7 @@ from assay.api.judge.score import score_rows
 from assay.api.traces import score_rollouts
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
-from assay.judges.quality.bases import BASES
+from assay.judges.quality.audit import BASES
 from assay.judges.questions import key_of
 from assay.testing import scripted_lm
 from assay.traces import Store

@@ -16,7 +16,7 @@ from assay.cli.main import group
 from assay.cli.shared import require_coverage
 from assay.errors import AssayError, ConfigError, LowCoverage
 from assay.rubrics import ScoreResult
-from assay.rubrics.coverage import coverage_report
+from assay.rubrics.scoring import coverage_report
 from assay.traces import Store
 from assay.traces.records import Rollout, Verdict
 

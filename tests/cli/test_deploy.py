@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from assay.api.deploy.simulate import simulate_plan
+from assay.api.deploy.start import simulate_plan
 from assay.cli.deploy import command
 from assay.errors import ConfigError
 

@@ -10,7 +10,7 @@ from client_table import Row
 from harness import Client
 
 import assay
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 

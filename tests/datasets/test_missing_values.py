@@ -20,7 +20,7 @@ from assay.datasets.tasks import NULL, known_outputs, written_outputs
 from assay.errors import DataError
 from assay.rubrics import Criterion, Rubric, checks, conversations
 from assay.support.missing import is_missing
-from assay.traces.gateway.rollout_fields import checked_fields
+from assay.traces.gateway.sessions import checked_fields
 
 MISSING = [
     None, math.nan, numpy.nan, numpy.float32("nan"), Decimal("NaN"), pandas.NA, pandas.NaT, numpy.datetime64("NaT"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.datasets import load_tasks
 from assay.datasets.memory import data_spec
-from assay.datasets.overlap import overlap
+from assay.datasets.near_duplicates import overlap
 from assay.datasets.tasks import task_key
 
 SAME: list[list[dict[str, Any]]] = [

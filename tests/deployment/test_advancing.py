@@ -7,10 +7,10 @@ import pytest
 from production import two_versions
 
 import assay
-from assay.api.deploy.advancing import Advancer
+from assay.api.deploy.status import Advancer
 from assay.deployment.plan import Metric, Plan, Step
-from assay.deployment.suite_records import set_suite, suite_of
-from assay.deployment.suites import Suite, SuiteResult
+from assay.deployment.registry import set_suite, suite_of
+from assay.deployment.settings import Suite, SuiteResult
 from assay.errors import DeploymentError
 from assay.rubrics import Criterion, Rubric
 from assay.traces import Store

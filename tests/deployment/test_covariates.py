@@ -8,13 +8,12 @@ import pytest
 from production import two_versions
 
 from assay.api.deploy.status import deployment_status
-from assay.deployment.assignment import CANDIDATE, CHAMPION
-from assay.deployment.covariates import FEWEST, Covariate, covariate_of
-from assay.deployment.evidence import cell_of, difference
+from assay.deployment.evidence import CANDIDATE, CHAMPION, cell_of, difference
 from assay.deployment.plan import Metric, Plan, Step, default_plan
+from assay.deployment.rollout_values import FEWEST, Covariate, covariate_of
 from assay.deployment.routing import Router
+from assay.deployment.settings import Traffic
 from assay.deployment.simulation import simulate
-from assay.deployment.traffic import Traffic
 from assay.traces import Rollout, Store
 
 PLAN = Plan(steps=(Step(weight=50, decides=True),), metrics=(Metric(success_gain=0.1),))

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import Decision, State, advance
-from assay.deployment.evidence import Arms, cell_of
+from assay.deployment.evidence import CANDIDATE, CHAMPION, Arms, cell_of
 from assay.deployment.plan import Metric, Plan, Step, default_plan, load_plan, metric_of
 from assay.deployment.readings import Paired, stored_reading
+from assay.deployment.settings import Traffic
 from assay.deployment.simulation import SimulatedDeployment, simulate
-from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 
 PLAN = Plan(

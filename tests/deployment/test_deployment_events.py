@@ -17,11 +17,10 @@ from production import two_versions
 import assay
 from assay.api.deploy.status import advance_deployment, order_deployment
 from assay.deployment.deployments import Deployments
-from assay.deployment.events import Hook, Notifier
-from assay.deployment.plan import Metric, Plan, Step, load_plan
+from assay.deployment.plan import Hook, Metric, Notifier, Plan, Step, load_plan
 from assay.errors import ConfigError
 from assay.traces import Store
-from assay.traces.gateway.metrics import metrics_text
+from assay.traces.gateway.routes import metrics_text
 
 STEPS = (Step(weight=10), Step(weight=50, decides=True))
 

@@ -10,8 +10,8 @@ from production import artifact, two_versions
 from assay.api.traces import forget_subject
 from assay.cli.main import group
 from assay.deployment.deployments import Deployments
-from assay.deployment.flags import set_flag
 from assay.deployment.plan import Metric, Plan, Step
+from assay.deployment.registry import set_flag
 from assay.deployment.routing import Router
 from assay.deployment.watching import watched
 from assay.errors import ConfigError, DeploymentError

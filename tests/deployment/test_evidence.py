@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.deployment.assignment import CANDIDATE, CHAMPION, arm_of, position, probability
-from assay.deployment.evidence import Cell, cell_of, difference, mean_of, unit_weight
+from assay.deployment.evidence import (
+    CANDIDATE,
+    CHAMPION,
+    Cell,
+    arm_of,
+    cell_of,
+    difference,
+    mean_of,
+    position,
+    probability,
+    unit_weight,
+)
 from assay.errors import ConfigError
 
 SALT = "s"

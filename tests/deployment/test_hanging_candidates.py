@@ -8,8 +8,8 @@ import pytest
 from production import two_versions
 
 import assay
-from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import advance
+from assay.deployment.evidence import CANDIDATE, CHAMPION
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.routing import Router
 from assay.errors import ConfigError, FailureKind

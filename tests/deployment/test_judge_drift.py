@@ -9,13 +9,11 @@ import pytest
 from aiohttp import web
 from production import two_versions
 
-from assay.api.deploy.advancing import advanced
 from assay.api.deploy.start import start_deployment
-from assay.api.deploy.status import deployment_status
+from assay.api.deploy.status import advanced, deployment_status
 from assay.api.judge.drift import replay_anchors
-from assay.deployment.judge_drift import judge_alarm
-from assay.deployment.plan import Plan, load_plan
-from assay.deployment.watches import Watch
+from assay.deployment.plan import Plan, Watch, load_plan
+from assay.deployment.watching import judge_alarm
 from assay.errors import ConfigError
 from assay.traces import Store
 from rigs.serving import chat_completion, served

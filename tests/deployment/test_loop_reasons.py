@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.api.loop.improvement import Order, improved
+from assay.api.loop.run import Order, improved
 from assay.runs.settings.loop import LoopSettings
 from rigs.serving import served
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from production import two_versions
 
-from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import advance
-from assay.deployment.evidence import Arms, cell_of
+from assay.deployment.evidence import CANDIDATE, CHAMPION, Arms, cell_of
 from assay.deployment.plan import Metric, Plan, Step, default_plan
 from assay.deployment.readings import Paired, reading_of, replayed_reading, uncomparable
+from assay.deployment.settings import Traffic
 from assay.deployment.simulation import simulate
-from assay.deployment.traffic import Traffic
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from production import two_versions
 
-from assay.api.loop.pool import collect_pool
+from assay.api.loop.run import collect_pool
 from assay.api.traces import forget_subject
 from assay.cli.main import group
 from assay.datasets.splits import load_splits, split_of

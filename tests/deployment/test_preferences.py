@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from production import two_versions
 
-from assay.deployment.assignment import unit_digest
+from assay.deployment.evidence import unit_digest
 from assay.deployment.plan import Metric, Plan, Step
-from assay.deployment.preference_settings import Preference
-from assay.deployment.preferences import Quality, choice, probabilities, qualities, set_preference
-from assay.deployment.routing import Router
+from assay.deployment.routing import Quality, Router, choice, probabilities, qualities, set_preference
+from assay.deployment.settings import Preference
 from assay.errors import ConfigError, DeploymentError
 from assay.traces import Rollout, Store
 

@@ -11,14 +11,13 @@ import sqlalchemy as sa
 from production import artifact, two_versions
 
 import assay
-from assay.deployment.assignment import CANDIDATE, CHAMPION
 from assay.deployment.decisions import advance
 from assay.deployment.deployments import Deployments
-from assay.deployment.flags import flag_history, flags_of, set_flag, write_flag
+from assay.deployment.evidence import CANDIDATE, CHAMPION
 from assay.deployment.plan import Metric, Plan, Step
-from assay.deployment.registry import Registry
+from assay.deployment.registry import Registry, flag_history, flags_of, set_flag, write_flag
 from assay.deployment.routing import Router
-from assay.deployment.standing import status_of
+from assay.deployment.watching import status_of
 from assay.errors import ConfigError, DeploymentError, StoreError
 from assay.traces import Rollout, Store
 

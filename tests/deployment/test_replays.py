@@ -16,8 +16,8 @@ from assay.programs.toolbox import function_tool
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.traces import Store
+from assay.traces.listening import NotInRecording, RecordedToolError, ToolReplay, has_side_effects
 from assay.traces.records import ToolCall
-from assay.traces.replaying import NotInRecording, RecordedToolError, ToolReplay, has_side_effects
 
 RUBRIC = Rubric("any", [Criterion(name="any", weight=1, check=lambda task, prediction, rollout: True)])
 PLAN = Plan(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.deployment.sequences import betting, normal_mixture, obrien_fleming
+from assay.deployment.readings import betting, normal_mixture, obrien_fleming
 from assay.errors import ConfigError
 
 

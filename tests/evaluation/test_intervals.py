@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from assay.evaluation import mean_interval, paired_gain
-from assay.evaluation.sequential import SequentialTest, fewest_to_accept
-from assay.evaluation.statistics import interval_of, unseen_pairs
+from assay.evaluation.statistics import SequentialTest, fewest_to_accept, interval_of, unseen_pairs
 
 
 def by_scipy(values: np.ndarray, lowest: float, highest: float, pairs: int) -> tuple[float, float]:

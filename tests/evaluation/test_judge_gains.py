@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from assay.evaluation.agreement import measure_gain
+from assay.evaluation.judged import measure_gain
 from assay.evaluation.statistics import interval_of
 from assay.judges.labels import Item, Rating
 from assay.judges.quality.agreement import Answers

@@ -7,8 +7,7 @@ import dspy
 import pytest
 
 import assay
-from assay.evaluation.metrics import TaskRun
-from assay.evaluation.notes import run_notes
+from assay.evaluation.metrics import TaskRun, run_notes
 from assay.programs import Refine
 from assay.testing import scripted_lm
 from assay.traces.thinking import ThinkingUse

@@ -9,7 +9,7 @@ from assay.datasets.tasks import TaskIndex
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.optimizers.prompts.optimizer_inputs import to_examples
+from assay.optimizers.prompts.named import to_examples
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm

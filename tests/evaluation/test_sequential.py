@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from assay.errors import ConfigError
-from assay.evaluation.sequential import SequentialTest, detectable_difference, nominal_levels, spread_of, tasks_needed
-from assay.evaluation.statistics import interval_of
+from assay.evaluation.statistics import (
+    SequentialTest,
+    detectable_difference,
+    interval_of,
+    nominal_levels,
+    spread_of,
+    tasks_needed,
+)
 
 
 def pairs(discordant: float, gain: float) -> Callable[[np.random.Generator, int], np.ndarray]:

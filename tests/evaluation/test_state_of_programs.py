@@ -18,7 +18,7 @@ from assay.errors import ProgramError
 from assay.evaluation.evaluation import evaluate
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.optimizers.prompts.optimizer_inputs import to_examples
+from assay.optimizers.prompts.named import to_examples
 from assay.programs.wrapping import as_module
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact

@@ -14,8 +14,7 @@ import pytest
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, Cancelled
 from assay.evaluation import Session
-from assay.evaluation.executors import pairs_in_threads
-from assay.evaluation.threads import in_background, in_order
+from assay.evaluation.executors import in_background, in_order, pairs_in_threads
 from assay.models import Meter
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm

@@ -6,8 +6,7 @@ import pytest
 
 from assay.api.evaluate import evaluate
 from assay.datasets import Task
-from assay.evaluation.metrics import TaskRun, run_of
-from assay.evaluation.tool_use import figures_of, tool_use
+from assay.evaluation.metrics import TaskRun, figures_of, run_of, tool_use
 from assay.reports.markdown import graded, tool_rows
 from assay.traces import Rollout
 

@@ -6,7 +6,7 @@ import pytest
 
 from assay.evaluation import Evaluation
 from assay.evaluation.comparison import what_would_decide
-from assay.evaluation.sequential import tasks_needed
+from assay.evaluation.statistics import tasks_needed
 from assay.rubrics import ScoreResult
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 from assay.judges import Item, Judge
 from assay.judges.quality.agreement import Answers
-from assay.judges.quality.audit import assess, audit_cases, audit_items
-from assay.judges.quality.bases import BASES
+from assay.judges.quality.audit import BASES, assess, audit_cases, audit_items
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.testing import AnswerKeyJudge
 

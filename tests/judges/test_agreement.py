@@ -18,7 +18,7 @@ from assay.judges.quality.agreement import (
     ceiling,
     objective_of,
 )
-from assay.judges.quality.reliability import calibration_error
+from assay.judges.quality.card import calibration_error
 from assay.rubrics import JudgeSpec
 
 YES_NO = JudgeSpec(text="?", scale=("no", "yes"))

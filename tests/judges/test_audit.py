@@ -8,8 +8,7 @@ from audited_judges import ANSWERS, KEY, QUESTION, Swayed, answers_of, audited
 
 from assay.judges import Item, Judge, Rating
 from assay.judges.quality.agreement import agreement, ceiling, objective_of
-from assay.judges.quality.audit import audit_cases, not_tried, padded
-from assay.judges.quality.bases import BASES, Base
+from assay.judges.quality.audit import BASES, Base, audit_cases, not_tried, padded
 from assay.judges.quality.card import reliability_card
 from assay.testing import AnswerKeyJudge, PairKeyJudge, broken_judges
 

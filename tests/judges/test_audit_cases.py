@@ -7,9 +7,20 @@ from audited_judges import KEY, QUESTION, Swayed, answers_of, audited
 
 from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Item, Judge, Rating
-from assay.judges.quality.attacks import cut_short, holds, load_attacks
-from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, negatives
-from assay.judges.quality.bases import BASES, Base, bases_of, load_bases
+from assay.judges.quality.audit import (
+    BASES,
+    Base,
+    assess,
+    audit_cases,
+    audit_items,
+    bases_of,
+    cut_short,
+    holds,
+    judges_quality,
+    load_attacks,
+    load_bases,
+    negatives,
+)
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.testing import PairKeyJudge
 

@@ -10,7 +10,7 @@ from labelled_items import labels_file
 from assay.api.judge.audit import audit_judge
 from assay.judges import PointwiseJudge
 from assay.judges.quality.agreement import Answers
-from assay.judges.quality.biases import assess_biases, edits
+from assay.judges.quality.fidelity import assess_biases, edits
 from assay.rubrics import JudgeSpec
 from assay.testing import scripted_lm
 

@@ -13,8 +13,7 @@ from sklearn.calibration import calibration_curve
 
 from assay.judges.labels import Item, Rating
 from assay.judges.quality.agreement import Answers, agreement, ceiling
-from assay.judges.quality.card import partial_correlation, reliability_card
-from assay.judges.quality.reliability import calibration_error
+from assay.judges.quality.card import calibration_error, partial_correlation, reliability_card
 from assay.rubrics import JudgeSpec
 
 SPEC = JudgeSpec(text="?", scale=("bad", "fair", "good"))

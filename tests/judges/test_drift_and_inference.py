@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import DataError
-from assay.judges.quality.drift import Anchor, AnchorSet, Cusum, compare, population_stability_index
-from assay.judges.quality.inference import corrected_mean
+from assay.judges.quality.drift import Anchor, AnchorSet, Cusum, compare, corrected_mean, population_stability_index
 
 MADE = {"model": "m1", "prompt": "p1"}
 

@@ -14,7 +14,7 @@ import pytest
 from assay.datasets.memory import data_spec
 from assay.errors import DataError
 from assay.judges import PointwiseJudge, load_labels
-from assay.judges.label_texts import read_label
+from assay.judges.labels import read_label
 from assay.rubrics import NoGrade
 from assay.testing import scripted_lm
 

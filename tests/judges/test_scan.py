@@ -7,8 +7,7 @@ import pytest
 
 from assay.judges.labels import Item, Rating
 from assay.judges.quality.agreement import Answers, agreement, ceiling, objective_of
-from assay.judges.quality.card import reliability_card
-from assay.judges.quality.scan import explained_by, features_of
+from assay.judges.quality.card import explained_by, features_of, reliability_card
 from assay.rubrics import JudgeSpec
 
 WORDS = [

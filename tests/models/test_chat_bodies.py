@@ -6,7 +6,7 @@ import pytest
 from dspy import lm15
 from dspy.lm15 import Message, Request
 
-from assay.models.chat_body import chat_body
+from assay.models.codec import chat_body
 
 _ASKED = Message.user("2+2?")
 _CALLED = Message.assistant([lm15.TextPart("I add."), lm15.ToolCallPart("1", "add", {"a": 2, "b": [2, {"c": None}]})])

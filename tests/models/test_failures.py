@@ -22,7 +22,7 @@ from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
-from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
+from assay.models.calls import failure_of_call, failure_of_program, failure_of_run, is_agent_failure, unanswered
 from assay.programs.tool_agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec

@@ -13,9 +13,17 @@ from steps import calls_in
 
 from assay.errors import FailureKind
 from assay.models import limits
-from assay.models.failures import failure_of_program
-from assay.models.limits import OverTime, RaisedInside, asking_model, limited, within_limit
-from assay.models.tool_limits import ToolOverTime, awaited_within_tool_limit, within_tool_limit
+from assay.models.calls import failure_of_program
+from assay.models.limits import (
+    OverTime,
+    RaisedInside,
+    ToolOverTime,
+    asking_model,
+    awaited_within_tool_limit,
+    limited,
+    within_limit,
+    within_tool_limit,
+)
 
 
 def hangs_in_python() -> None:

@@ -9,7 +9,7 @@ from dspy import lm15
 
 from assay.errors import ConfigError, FailureKind, LoopStopped
 from assay.models import Call, ResponseCache, get_lm
-from assay.models.failures import failure_of_program, is_agent_failure
+from assay.models.calls import failure_of_program, is_agent_failure
 from assay.models.scope import looping_answers_as_text
 from assay.programs.tool_agent import ToolAgent
 from assay.testing.fakes import scripted_lm

@@ -10,7 +10,7 @@ from aiohttp import web
 
 import assay
 from assay.errors import ConfigError
-from assay.models.redirects import no_redirects
+from assay.models.hosted import no_redirects
 from assay.models.roles import Endpoint
 from assay.runs.settings import CompileSettings
 from assay.traces import Store

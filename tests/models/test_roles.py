@@ -10,10 +10,9 @@ import pytest
 import assay
 from assay.errors import ConfigError, ModelError
 from assay.models import get_lm
-from assay.models.gguf_file import read_metadata
-from assay.models.registry import find_model
+from assay.models.embedded import with_tool_calls
+from assay.models.registry import find_model, read_metadata
 from assay.models.roles import Endpoint, is_local
-from assay.models.tool_calls import with_tool_calls
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.opening import client_of
 from assay.runs.settings import CompileSettings

@@ -5,7 +5,7 @@ from assay.evaluation import RecordedProgram, Session
 from assay.models import Caps, Meter
 from assay.optimizers.prompts.candidates import Candidate, SearchSpace
 from assay.optimizers.prompts.demonstrations import Demonstration
-from assay.optimizers.prompts.racing import AutoSearch
+from assay.optimizers.prompts.search import AutoSearch
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder

@@ -14,8 +14,7 @@ from assay.deployment.artifact import check_pinned
 from assay.errors import ArtifactError, ConfigError, ModelError
 from assay.models import embedded as engines
 from assay.models import get_lm
-from assay.models.lora.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
-from assay.models.lora.conversion import permuted_rows
+from assay.models.lora.adapters import find_adapter, keep_adapter, list_adapters, permuted_rows, with_adapters
 
 
 @given(st.sampled_from([1, 3, 9]), st.integers(1, 8), st.integers(1, 5))

@@ -16,9 +16,8 @@ import pytest
 from huggingface_hub import constants
 
 from assay.errors import ModelError
-from assay.optimizers.finetuning import hub
-from assay.optimizers.finetuning.base import load_policy
-from assay.optimizers.finetuning.hub import why_unreachable
+from assay.optimizers.finetuning import base as hub
+from assay.optimizers.finetuning.base import load_policy, why_unreachable
 
 
 @pytest.fixture(autouse=True)

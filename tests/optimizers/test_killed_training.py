@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from assay.api.train import train
-from assay.optimizers.finetuning.online import Rollouts
+from assay.optimizers.finetuning.sources import Rollouts
 from assay.traces import Store
 from rigs.chaos import PROGRAM, SPREAD
 

@@ -11,7 +11,7 @@ import pytest
 from assay.errors import DataError
 from assay.optimizers.finetuning import SFTSettings, read_sft, train_sft
 from assay.optimizers.finetuning.base import Policy
-from assay.optimizers.finetuning.labels import completion_row, conversation_rows
+from assay.optimizers.finetuning.data import completion_row, conversation_rows
 from assay.optimizers.finetuning.sft import fitting_rows, make_trainer, to_dataset, with_labels
 
 pytest.importorskip("transformers")

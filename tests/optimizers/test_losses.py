@@ -4,7 +4,7 @@ import math
 import threading
 from pathlib import Path
 
-from assay.optimizers.finetuning.losses import LossMonitor
+from assay.optimizers.finetuning.sft import LossMonitor
 from assay.reports.training_log import TrainingLog, read_training_log
 
 

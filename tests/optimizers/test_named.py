@@ -12,14 +12,13 @@ import pytest
 
 import assay
 from assay.datasets import make_task
-from assay.datasets.overlap import overlap
+from assay.datasets.near_duplicates import overlap
 from assay.errors import ConfigError, MissingExtra
 from assay.evaluation import SilentProgress
 from assay.evaluation.session import Measured
 from assay.models import Caps, Meter
 from assay.optimizers.prompts.config import CompileConfig
-from assay.optimizers.prompts.named import ALIASES
-from assay.optimizers.prompts.optimizer_inputs import Proposal
+from assay.optimizers.prompts.named import ALIASES, Proposal
 from assay.optimizers.prompts.proposals import InstructionCheck, broken, lint_instructions
 from assay.testing import scripted_lm
 

@@ -12,7 +12,7 @@ from assay.deployment import load_artifact
 from assay.deployment.compatibility import compatibility
 from assay.testing import scripted_lm
 from assay.traces import Store
-from assay.traces.messages.prompts import sent_formats
+from assay.traces.messages.final_answer import sent_formats
 
 RUBRIC = "name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n"
 HEAD = "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -17,8 +17,8 @@ from assay.datasets import Task
 from assay.errors import ConfigError, ModelError, ParameterError, ProgramError, RubricError
 from assay.evaluation.metrics import METRICS
 from assay.optimizers.parameters import RLTrainer, SearchConfig, Space, open_study, search
-from assay.optimizers.parameters.network import Adjuster, state_of
 from assay.optimizers.parameters.objective import AgentObjective
+from assay.optimizers.parameters.policy import Adjuster, state_of
 from assay.programs import RANGES, AgentParameters, BaseAgent
 from assay.testing import SyntheticAgent
 

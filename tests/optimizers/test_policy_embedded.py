@@ -17,17 +17,16 @@ from assay.api.model_comparison import compare
 from assay.api.train import train, train_offline
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
-from assay.models.lora.adapters import find_adapter
-from assay.models.lora.conversion import write_merged
+from assay.models.lora.adapters import find_adapter, write_merged
 from assay.models.registry import find_model, spec
 from assay.optimizers.finetuning import TRLProvider
 from assay.optimizers.finetuning.base import load_policy
-from assay.optimizers.finetuning.offline import Recorded
 from assay.optimizers.finetuning.rows import trained_tokens
 from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.finetuning.sources import Recorded
 from assay.testing import scripted_lm
 from assay.traces import Store
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from assay.traces.store.listing import list_runs
 from assay.web.runs import run_page
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from policy_rows import trajectory
 
 from assay.errors import ConfigError
-from assay.optimizers.finetuning.advantages import ValueMemory, add_hidden, assign_credit
-from assay.optimizers.finetuning.monitoring import TrainingMonitor
-from assay.optimizers.finetuning.rows import Row
+from assay.optimizers.finetuning.policy_gradient import TrainingMonitor
+from assay.optimizers.finetuning.rows import Row, ValueMemory, add_hidden, assign_credit
 from assay.optimizers.finetuning.settings import ALGORITHMS, PolicySettings, SFTSettings
 from assay.reports.training_log import TrainingLog, read_training_log
 

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.optimizers.finetuning.advantages import ValueMemory, assign_credit
-from assay.optimizers.finetuning.rows import Row, Trajectory
+from assay.optimizers.finetuning.policy_gradient import task_order
+from assay.optimizers.finetuning.rows import Row, Trajectory, ValueMemory, assign_credit
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.optimizers.finetuning.trl_settings import task_order
 
 
 def arguments(folder: Path, **more: Any) -> Any:

@@ -10,7 +10,7 @@ import assay
 from assay.errors import Unscored
 from assay.models.dspy_seam import optimizer_internals
 from assay.optimizers.prompts.dspy_patches import repaired_dspy
-from assay.rubrics.protection import protect_dspy
+from assay.rubrics.dspy_metric import protect_dspy
 from assay.testing import scripted_lm
 
 INTERNALS = optimizer_internals()

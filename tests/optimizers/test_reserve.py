@@ -11,7 +11,7 @@ import assay
 from assay.api.plan import plan
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation import SilentProgress
-from assay.evaluation.sequential import detectable_difference
+from assay.evaluation.statistics import detectable_difference
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.testing import scripted_lm

@@ -16,10 +16,9 @@ from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.statistics import losing_evidence
 from assay.models import Caps, Meter
-from assay.optimizers.prompts.candidates import Candidate, SearchSpace
-from assay.optimizers.prompts.racing import AutoSearch
-from assay.optimizers.prompts.selection import SELECTIONS, select, strata
-from assay.optimizers.prompts.surrogate import Score, posterior
+from assay.optimizers.prompts.candidates import Candidate, Score, SearchSpace, posterior
+from assay.optimizers.prompts.demonstrations import SELECTIONS, select, strata
+from assay.optimizers.prompts.search import AutoSearch
 from assay.programs.compose import Embedding, NearestDemos
 from assay.rubrics import load_rubric
 from assay.testing import scripted_lm

@@ -16,11 +16,9 @@ from assay.datasets import Task
 from assay.evaluation import RecordedProgram, Session, SilentProgress
 from assay.models import Caps, Meter
 from assay.optimizers.prompts.candidates import EXISTING, Candidate, CandidateSpec, SearchSpace
-from assay.optimizers.prompts.demonstrations import Demonstration
-from assay.optimizers.prompts.instructions import propose_instruction
-from assay.optimizers.prompts.proposals import InstructionCheck
-from assay.optimizers.prompts.racing import AutoSearch
-from assay.optimizers.prompts.selection import SELECTIONS
+from assay.optimizers.prompts.demonstrations import SELECTIONS, Demonstration
+from assay.optimizers.prompts.proposals import InstructionCheck, propose_instruction
+from assay.optimizers.prompts.search import AutoSearch
 from assay.programs import RANGES, MathQA
 from assay.rubrics import Criterion, Rubric, load_rubric
 from assay.shipped.programs.classify.program import Classify

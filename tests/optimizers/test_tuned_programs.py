@@ -18,7 +18,7 @@ from assay.errors import (
     ParameterError,
 )
 from assay.optimizers.parameters import SearchConfig, open_study
-from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.parameters.impact import importance, write_page
 from assay.programs import RANGES
 from assay.testing import scripted_lm
 from assay.traces import Store

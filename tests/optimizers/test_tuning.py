@@ -21,7 +21,7 @@ from assay.errors import (
     StoreError,
 )
 from assay.optimizers.parameters import AgentObjective, Point, SearchConfig, Space, open_study, search
-from assay.optimizers.parameters.smoothing import smoothed_scores
+from assay.optimizers.parameters.results import smoothed_scores
 from assay.programs import RANGES
 
 

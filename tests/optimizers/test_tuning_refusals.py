@@ -18,10 +18,9 @@ from assay.errors import (
     ParameterError,
 )
 from assay.optimizers.parameters import AgentObjective, Point, SearchConfig, Space, in_figures, open_study, search
-from assay.optimizers.parameters.impact import impact
-from assay.optimizers.parameters.page import with_pruned_trials
+from assay.optimizers.parameters.impact import impact, with_pruned_trials
+from assay.optimizers.parameters.results import smoothed_scores
 from assay.optimizers.parameters.search import requeue_all
-from assay.optimizers.parameters.smoothing import smoothed_scores
 from assay.programs import RANGES
 from assay.runs.settings import TuneSettings
 from assay.testing import SyntheticAgent, scripted_lm

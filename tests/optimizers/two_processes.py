@@ -41,7 +41,7 @@ def main(model: str, out: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig
 
-    from assay.optimizers.finetuning.advantages import ValueMemory, assign_credit
+    from assay.optimizers.finetuning.rows import ValueMemory, assign_credit
     from assay.optimizers.finetuning.settings import PolicySettings
     from assay.optimizers.finetuning.trl_trainer import Batch, TransitionTrainer, over_ranks
 

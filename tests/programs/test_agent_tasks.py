@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.programs.foreign.tasks import AgentFailed, AgentTask, answer_of_output
+from assay.programs.foreign.runners import AgentFailed, AgentTask, answer_of_output
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import assay
 from assay.cli.traces.show import show_command
 from assay.datasets.tasks import make_task
 from assay.errors import ConfigError, DataError, FailureKind, LoopStopped, ProgramError, SandboxError
-from assay.models.failures import failure_of_program, is_agent_failure
+from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import CodeRepair, Refine, load_program, program_inputs
 from assay.programs.sandbox import available
 from assay.rubrics import Grade, load_rubric

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from assay.programs.foreign.runners import CommandRunner
-from assay.programs.foreign.tasks import AgentFailed, AgentTask, RunnerLost
+from assay.programs.foreign.runners import AgentFailed, AgentTask, CommandRunner, RunnerLost
 
 TASK = AgentTask(id="t", rollout="r", inputs={}, model="m", base_url="http://127.0.0.1:9/v1", api_key="k")
 LOUD = """

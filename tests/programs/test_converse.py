@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import assay
 from assay.datasets.tasks import make_task
 from assay.errors import DataError, EnvironmentFailed, FailureKind, ProgramError
-from assay.models.failures import failure_of_program, is_agent_failure
+from assay.models.calls import failure_of_program, is_agent_failure
 from assay.programs import Converse, load_program, program_inputs
 from assay.programs.agent import GUIDE
 from assay.programs.simulated_users import RuleBasedUser

@@ -11,7 +11,7 @@ from assay.datasets import Task
 from assay.errors import EnvironmentFailed
 from assay.models import limits
 from assay.models.limits import OverTime, limited, within_limit
-from assay.programs.environments.play import Play
+from assay.programs.environments.base import Play
 
 
 def assert_no_thread_is_left() -> None:

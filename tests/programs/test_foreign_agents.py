@@ -22,7 +22,7 @@ from assay.evaluation import RecordedProgram, Session
 from assay.models import Caps, Meter, with_recording
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import lm_over
-from assay.optimizers.finetuning.rollout_pool import TimeoutPool, calls_of
+from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.runners import AgentRunner, CallableRunner, CommandRunner, runner_of
 from assay.traces import Recorder, Store

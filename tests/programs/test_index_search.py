@@ -16,10 +16,8 @@ from assay.cli.main import group
 from assay.errors import ConfigError, ModelError, StoreError
 from assay.programs import DocumentIndex, Memory, TextRetriever
 from assay.programs.retrieval import fulltext
-from assay.programs.retrieval.fulltext import searched, words_of
-from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_frequency
-from assay.programs.retrieval.retriever import fused
-from assay.programs.retrieval.splitting import passages_of
+from assay.programs.retrieval.fulltext import Candidate, by_proximity, inverse_frequency, searched, words_of
+from assay.programs.retrieval.retriever import fused, passages_of
 from assay.traces.store.location import store_url
 
 

@@ -20,7 +20,7 @@ from assay.api.index import IndexReport
 from assay.cli.main import group
 from assay.errors import ConfigError, StoreError
 from assay.programs import DocumentIndex
-from assay.programs.retrieval import folder as folders
+from assay.programs.retrieval import building as folders
 from assay.programs.retrieval.building import update_index
 from assay.traces import Store
 from assay.traces.store.connection import open_engine
@@ -171,7 +171,7 @@ def test_documents_of_an_unreadable_folder_stay(docs: Path) -> None:
     (docs / "sub").chmod(0)
     code = (
         "import os, sys, assay; os.chmod('.', 0o777); os.setgid(65534); os.setuid(65534)\n"
-        f"from assay.programs.retrieval.folder import FolderFiles\nfrom pathlib import Path\n"
+        f"from assay.programs.retrieval.building import FolderFiles\nfrom pathlib import Path\n"
         f"listed = FolderFiles.of(Path({str(docs)!r}))\nprint(listed.unreadable, dict(listed.skipped))"
     )
     docs.parent.chmod(0o755)

@@ -16,8 +16,7 @@ import dspy
 import pytest
 
 from assay.errors import ConfigError
-from assay.models.limits import limited
-from assay.models.tool_limits import ToolOverTime
+from assay.models.limits import ToolOverTime, limited
 from assay.programs import McpServer, ToolUser
 from assay.programs.mcp_servers import McpError
 from assay.testing import scripted_lm

@@ -205,9 +205,9 @@ def test_reports_have_a_one_line_repr_and_escape_their_html(tmp_path: Path) -> N
 
 def test_export_and_training_reports_have_a_one_line_repr(tmp_path: Path) -> None:
     from assay.optimizers.finetuning import PolicySettings, SFTSettings
-    from assay.optimizers.finetuning.policy_report import PolicyReport
+    from assay.optimizers.finetuning.policy_gradient import PolicyReport
     from assay.optimizers.finetuning.sft import SFTReport
-    from assay.traces.export.gates import Gates
+    from assay.traces.export.settings import Gates
 
     store = tmp_path / "s.db"
     assay.collect(

@@ -20,13 +20,13 @@ from assay.evaluation import RecordedProgram, Session
 from assay.models import Meter, with_recording
 from assay.models.embedded import PolicyBackend
 from assay.models.lm import lm_over
-from assay.optimizers.finetuning.rollout_pool import TimeoutPool, calls_of
+from assay.optimizers.finetuning.engines import TimeoutPool, calls_of
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
 from assay.programs.foreign.runners import CallableRunner, CommandRunner
 from assay.traces import Recorder, Store
-from assay.traces.gateway.leases import Leases
 from assay.traces.gateway.policy import PolicyGateway
+from assay.traces.gateway.routes import Leases
 
 KEY = "key-of-the-runners"
 TASK = Task(id="t", inputs={"question": "How much is 2 + 3?"}, expected={"answer": "5"})

@@ -6,7 +6,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from assay.programs.tool_schemas import arguments_type, checked_arguments, plain_schema, signature_line
+from assay.programs.toolbox import arguments_type, checked_arguments, plain_schema, signature_line
 
 AREA = plain_schema(
     {

@@ -14,7 +14,7 @@ from assay.errors import ConfigError
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.metrics import ThinkingReport
 from assay.evaluation.statistics import paired_gain
-from assay.optimizers.finetuning.policy_report import PolicyReport
+from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.optimizers.parameters.trainer import HeldOutReport
 from assay.reports.changes import changes_of
@@ -25,8 +25,8 @@ from assay.reports.texts import Clipped
 from assay.rubrics import ScoreResult
 from assay.support.reprs import ReportDict, shortened
 from assay.traces import Verdict
-from assay.traces.export.gates import GateReport, Gates
 from assay.traces.export.pipeline import ExportReport
+from assay.traces.export.settings import GateReport, Gates
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x07\ud800"
 LOADS = re.compile(r"(?:src|href|action|srcset|data)\s*=|url\(|@import|<(?:script|link|img|iframe|object|form)\b", re.I)

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.assignment import arm_of
+from assay.deployment.evidence import arm_of
 from assay.traces.store import store_url
 from assay.traces.store import tables as schema
 

@@ -13,7 +13,7 @@ from dspy.utils.exceptions import LMServerError
 from assay.errors import Unscored
 from assay.models.dspy_seam import optimizer_internals
 from assay.rubrics import Criterion, NoGrade, Rubric
-from assay.rubrics.protection import MissingScore
+from assay.rubrics.dspy_metric import MissingScore
 from assay.testing import scripted_lm
 
 INTERNALS = optimizer_internals()

@@ -7,13 +7,14 @@ import pytest
 
 from assay.datasets import Task
 from assay.rubrics import Failed, NoGrade, NotApplicable, Rubric, load_rubric, tools
-from assay.rubrics.call_matching import expected_calls, matched_calls
 from assay.rubrics.criteria import Criterion
 from assay.rubrics.tools import (
     abstention_when_not,
     adoption_when_needed,
     argument_exactness,
     calls_used,
+    expected_calls,
+    matched_calls,
     needs_tool,
     recovery_after_error,
 )

@@ -24,9 +24,9 @@ from assay.models.lora.adapters import adapter_home
 from assay.programs.memory import Memory
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
-from assay.traces.erased_texts import ERASED
 from assay.traces.records import subject_digest
 from assay.traces.store import tables as schema
+from assay.traces.store.erasure import ERASED
 from assay.traces.store.sealing import store_tasks
 
 ANN = "My name is Ann Sömmer, and parcel 4711 for Elm Street 12 never arrived."

@@ -17,7 +17,7 @@ from assay.api.judge.score import score_rows
 from assay.errors import ConfigError, ModelError, ProgramFailed
 from assay.testing import scripted_lm
 from assay.traces import Store
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
 

@@ -21,7 +21,7 @@ from assay.api.judge.drift import replay_anchors
 from assay.api.judge.fidelity import audit_user
 from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
-from assay.api.loop.install import schedule_files
+from assay.api.loop.state import schedule_files
 from assay.api.model_comparison import compare as compare_models
 from assay.api.registry import register
 from assay.api.rollouts import (

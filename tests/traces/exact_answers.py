@@ -5,7 +5,7 @@ from typing import Literal
 import dspy
 
 from assay.traces import Transition
-from assay.traces.export.turns import Turn
+from assay.traces.export.selection import Turn
 from assay.traces.store.rows import transition_row
 
 FORMATS = ("json", "lean", "xml", "chat")

@@ -9,7 +9,7 @@ import pytest
 import assay
 from assay.datasets.tasks import task_key
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)

@@ -9,11 +9,10 @@ import pytest
 
 from assay.support.scrubbing import MARK, add_secrets
 from assay.traces import Store
-from assay.traces.gateway import client_requests, conversation
-from assay.traces.gateway import request_bodies as passing
-from assay.traces.gateway.beginnings import Beginnings
-from assay.traces.gateway.client_requests import ClientRequest
-from assay.traces.gateway.request_bodies import storable
+from assay.traces.gateway import conversation
+from assay.traces.gateway import requests as client_requests
+from assay.traces.gateway import requests as passing
+from assay.traces.gateway.requests import Beginnings, ClientRequest, storable
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from rigs.serving import post, served

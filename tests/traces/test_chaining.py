@@ -10,7 +10,7 @@ import pytest
 import assay
 from assay.optimizers.finetuning.rows import trajectory_of
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from assay.traces.messages.chaining import full_requests
 from assay.traces.messages.dialects import chat_messages
 

@@ -200,7 +200,7 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
         with pytest.raises(ConfigError):
             collector.generate_synthetic_data(0)
         store.flush()
-        from assay.traces.export.gates import Gates
+        from assay.traces.export.settings import Gates
 
         store_splits(
             store, {"train": [task_key(rollout.inputs) for rollout in store.rollouts()]}

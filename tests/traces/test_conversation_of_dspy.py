@@ -10,7 +10,7 @@ from conversation_place import TOOLS, Answers, Message, Place, user
 from conversation_place import place as place
 from conversation_place import scripted as scripted
 
-from assay.traces.gateway.client_requests import ClientRequest
+from assay.traces.gateway.requests import ClientRequest
 
 ENDS = (
     "\n\nRespond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`, and then ending "
@@ -133,7 +133,7 @@ def test_arguments_of_tool_calls_are_parsed_once_per_conversation(
         read.append(text)
         return plain(text)
 
-    monkeypatch.setattr("assay.traces.gateway.client_requests.json.loads", counted)
+    monkeypatch.setattr("assay.traces.gateway.requests.json.loads", counted)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "do it"}]
     for turn in range(60):
         call = {

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from assay.traces import Rollout, Store, Transition
+from assay.traces.store.listing import usage_of_phases
 from assay.traces.store.paging import calls_from
-from assay.traces.store.usage import usage_of_phases
 
 KINDS = {
     "priced": {"cost_usd": 0.25},

@@ -13,10 +13,9 @@ import openai
 import pytest
 
 from assay.traces import Rollout, Store
-from assay.traces.gateway.embedded_chat import chat_request
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.translation import to_dialect
+from assay.traces.gateway.translation import chat_request, to_dialect
 from assay.traces.gateway.upstreams import EmbeddedUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
 from rigs.serving import get, post, send, served

@@ -11,9 +11,8 @@ from assay.api.traces import forget_subject
 from assay.datasets.tasks import Task, task_key
 from assay.errors import ConfigError
 from assay.traces import Store, ToolCall, Transition
-from assay.traces.export.gates import UngatedExport
 from assay.traces.export.pipeline import export_traces
-from assay.traces.export.settings import ExportConfig
+from assay.traces.export.settings import ExportConfig, UngatedExport
 from assay.traces.store.sealing import store_tasks
 
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import assay
 from assay.errors import ConfigError, DataError
 from assay.traces import Store
-from assay.traces.export.balance import Balance, Sampler, targets
-from assay.traces.export.gates import GateReport, Gates
+from assay.traces.export.settings import Balance, GateReport, Gates, Sampler, targets
 
 
 def test_columns_of_grpo_are_read_with_their_names(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.traces.export.gates import GateReport, Gates
+from assay.traces.export.settings import GateReport, Gates
 
 
 def report(gates: Gates, *, clean: int = 9, dirty: int = 0) -> GateReport:

@@ -11,9 +11,9 @@ import pytest
 
 from assay.errors import ConfigError, FailureKind
 from assay.traces import Store, Transition
+from assay.traces.gateway.proxy import LoopWatch
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
-from assay.traces.gateway.watching import LoopWatch
 from rigs.serving import get, served
 from rigs.upstream import ScriptedUpstream
 

@@ -12,8 +12,8 @@ from gateway_stage import stage as stage
 
 from assay.traces import Store, Verdict
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.left_open import close_abandoned
 from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.sessions import close_abandoned
 from assay.traces.gateway.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 from assay.traces.messages.dialects import answer_of
 from rigs.serving import get, post, served

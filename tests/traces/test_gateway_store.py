@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from assay.cli import serve
 from assay.traces import Rollout, Store, Transition
-from assay.traces.gateway.live import Live
 from assay.traces.gateway.server import Gateway
+from assay.traces.gateway.sessions import Live
 from assay.traces.gateway.upstreams import upstream_of
 from rigs.serving import gateway_process, get, post, served
 from rigs.upstream import ScriptedUpstream

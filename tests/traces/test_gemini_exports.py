@@ -9,7 +9,7 @@ from gemini_calls import store as store
 import assay
 from assay.cli.main import group
 from assay.traces import Store
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 
 NATIVE = {"model": "nobody/unknown", "tools": "native"}  # messages as they are
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)

@@ -7,12 +7,12 @@ import pytest
 from gemini_calls import CALCULATOR, MODEL, VERTEX, content
 
 from assay.models.unrecorded import is_lm_request
-from assay.traces.export.turns import Turn
+from assay.traces.export.selection import Turn
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.request_bodies import is_constrained
+from assay.traces.gateway.requests import is_constrained
 from assay.traces.messages.dialects import answer_of, answer_to, chat_messages, chat_tools, error_in
+from assay.traces.messages.final_answer import insisted_tool, must_call, output_schema
 from assay.traces.messages.gemini import is_google
-from assay.traces.messages.requested import insisted_tool, must_call, output_schema
 
 
 def turn(request: dict[str, Any], response: dict[str, Any] | None, tools: list[Any] | None = None) -> Turn:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.traces.store.buffer import Keeper
-from assay.traces.store.spill import Spill, leftover_batches
-from assay.traces.store.writer import Rows
+from assay.traces.store.writer import Keeper, Rows, Spill, leftover_batches
 
 
 class Database:

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 
 import assay
 from assay.errors import ConfigError
-from assay.optimizers.finetuning.advantages import ValueMemory, assign_credit
-from assay.optimizers.finetuning.rows import Trajectory
+from assay.optimizers.finetuning.rows import Trajectory, ValueMemory, assign_credit
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
 from assay.traces import Store, acting_as
-from assay.traces.agents import current_agent
 from assay.traces.credit import AgentBaselines, Baseline, returns
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
+from assay.traces.places import current_agent
 
 
 class Team(dspy.Module):  # type: ignore[misc]

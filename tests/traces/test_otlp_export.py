@@ -12,7 +12,7 @@ from assay.api.rollouts import export_rollouts, import_rollouts
 from assay.datasets import Task
 from assay.errors import ConfigError, DataError, FailureKind
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
-from assay.traces.export.leaving import Leaving
+from assay.traces.export.restrictions import Leaving
 from assay.traces.otlp import VERSION, trace_request
 from assay.traces.store.erasure import erase_subject
 from assay.traces.store.sealing import store_tasks

@@ -17,12 +17,10 @@ from assay.api.rollouts import export_rollouts
 from assay.api.serve import Serving, serve
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store
-from assay.traces.gateway.metrics import metrics_text
+from assay.traces.gateway.routes import metrics_text
 from assay.traces.otlp import VERSION
-from assay.traces.otlp.exporter import Exporter
-from assay.traces.otlp.metric_names import METRICS
-from assay.traces.otlp.metrics import metrics_request
-from assay.traces.otlp.sending import Endpoint, NotSent, encoded, send
+from assay.traces.otlp.exporter import Endpoint, Exporter, NotSent, encoded, send
+from assay.traces.otlp.metrics import METRICS, metrics_request
 from assay.traces.otlp.spans import trace_request
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream

@@ -9,8 +9,8 @@ from export_rows import store as store
 
 from assay.errors import ConfigError
 from assay.traces import Store
-from assay.traces.export.gates import Gates, UngatedExport
 from assay.traces.export.hiding import Hider
+from assay.traces.export.settings import Gates, UngatedExport
 from assay.traces.privacy.anonymizer import TYPES, Anonymizer, EntityMatch
 from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
 from assay.traces.privacy.canaries import Canaries, Recall

@@ -13,8 +13,7 @@ import pytest
 from privacy_values import KEY, make
 
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.traces.privacy.anonymizer import Anonymizer, KnownValue, restore
-from assay.traces.privacy.key_files import key_of
+from assay.traces.privacy.anonymizer import Anonymizer, KnownValue, key_of, restore
 
 # -- the table
 

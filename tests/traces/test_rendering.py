@@ -11,8 +11,8 @@ from assay.datasets.tasks import task_key
 from assay.errors import ConfigError, DataError, ModelError
 from assay.models.chat_templates import ChatTemplate, TemplateRefused, find_template
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.gates import Gates, UngatedExport
 from assay.traces.export.rendering import RowRenderer, shows_tools, training_template
+from assay.traces.export.settings import Gates, UngatedExport
 from assay.traces.store.sealing import store_splits
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)

@@ -9,7 +9,7 @@ import pytest
 import assay
 from assay.datasets.tasks import Task
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from assay.traces.shown import TaskTexts
 from assay.traces.store.erasure import erase_subject
 from assay.traces.store.sealing import SplitFinder, known_splits, store_tasks

@@ -19,7 +19,7 @@ from assay.evaluation.statistics import paired_gain
 from assay.runs.settings import CommonSettings, TuneSettings
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
-from assay.traces.export.gates import Gates
+from assay.traces.export.settings import Gates
 from assay.traces.store.sealing import SplitFinder, open_test, resolve_salt, salt_of, store_splits, store_tasks
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)

@@ -23,7 +23,7 @@ from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from assay.traces.messages.chaining import complete_requests, full_requests
 from assay.traces.messages.dialects import chat_messages
-from assay.web.conversation import turns_of
+from assay.web.rollouts import turns_of
 from rigs.serving import post, served
 
 

@@ -19,8 +19,7 @@ from assay.traces.store import connection as connections
 from assay.traces.store import store as stores
 from assay.traces.store import store_url
 from assay.traces.store.rows import transition_row
-from assay.traces.store.spill import Spill
-from assay.traces.store.writer import Rows
+from assay.traces.store.writer import Rows, Spill
 
 
 @contextmanager

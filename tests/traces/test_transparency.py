@@ -14,7 +14,7 @@ from transparent_stage import CALLERS_KEY, CHAT, KEY, RETURNED, Stage
 from transparent_stage import stage as stage
 
 from assay.traces import Store
-from assay.traces.gateway.headers import response_headers
+from assay.traces.gateway.replies import response_headers
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
 from rigs.serving import served

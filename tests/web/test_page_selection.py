@@ -9,7 +9,7 @@ from pages import ROLLOUT, Browser, Scans, browse, rollout_of_sums
 from assay.optimizers.finetuning.data import read_sft
 from assay.traces import Store
 from assay.traces.records import subject_digest
-from assay.web.filters import DOWNLOADS
+from assay.web.rendering import DOWNLOADS
 
 EXPORT = "/rollouts/export"
 

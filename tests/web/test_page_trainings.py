@@ -15,7 +15,7 @@ from trained import SAMPLE, put_before_and_after, put_sft, put_training
 from assay.api.pages import write_training_page
 from assay.cli.main import command_of
 from assay.cli.wording import in_flags
-from assay.optimizers.finetuning.policy_report import PolicyReport
+from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.training_log import TrainingLog, read_training_log

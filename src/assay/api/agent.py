@@ -18,8 +18,8 @@ from assay.runs.settings import AgentRunSettings, TrainSettings
 from assay.sources.modules import qualified_name
 from assay.support.keywords import takes
 from assay.traces import Store
-from assay.traces.gateway.leases import Leases
 from assay.traces.gateway.policy import PolicyGateway
+from assay.traces.gateway.routes import Leases
 
 __all__ = ["REMOTE", "address_of", "agent_program", "run_agent", "serving"]
 

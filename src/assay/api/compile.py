@@ -38,7 +38,7 @@ from assay.optimizers.budget import (
     search_runs,
 )
 from assay.optimizers.prompts.given import title_of
-from assay.optimizers.prompts.optimizer_inputs import Proposal
+from assay.optimizers.prompts.named import Proposal
 from assay.optimizers.prompts.teleprompters import check_made
 from assay.programs.isolation import copied
 from assay.reports.markdown import compile_markdown

@@ -17,14 +17,13 @@ from assay.api.traces import named_judge
 from assay.datasets import Task
 from assay.datasets.tasks import known_outputs, own_containers, task_key
 from assay.deployment.artifact import check_pinned, load_artifact
-from assay.deployment.events import Notifier
+from assay.deployment.plan import Notifier
 from assay.deployment.registry import Version
 from assay.deployment.routing import Assignment, Router
 from assay.errors import AssayError, ConfigError, DataError, DeploymentError, FailureKind
-from assay.evaluation.background import BackgroundScoring
-from assay.evaluation.stored import task_of
+from assay.evaluation.stored import BackgroundScoring, task_of
 from assay.models import LanguageModel, Meter, get_lm
-from assay.models.failures import failure_of_program
+from assay.models.calls import failure_of_program
 from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, within_limit
 from assay.programs import program_fields, program_version
 from assay.programs.isolation import running
@@ -40,9 +39,8 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Rollout
-from assay.traces.listening import listening, replacing
+from assay.traces.listening import ToolReplay, listening, replacing
 from assay.traces.records import new_id
-from assay.traces.replaying import ToolReplay
 
 _LOG = logging.getLogger("assay.deployed")
 _QUIET_S = 60.0  # between two events that a version fell back

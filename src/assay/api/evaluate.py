@@ -13,7 +13,7 @@ from assay.datasets.rows import NO_ROWS, RowFindings
 from assay.errors import BudgetExceeded
 from assay.evaluation import Evaluation, Progress, default_progress
 from assay.evaluation import evaluate as run_evaluation
-from assay.evaluation.notes import overridden_format, run_notes
+from assay.evaluation.metrics import overridden_format, run_notes
 from assay.models import Meter
 from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.optimizers.budget import too_few_to_score

@@ -20,11 +20,9 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.settings import settings_of
 from assay.traces import Rollout, Store
-from assay.traces.export.balance import Balance
-from assay.traces.export.gates import Gates
 from assay.traces.export.pipeline import ExportConfig, ExportReport, export_traces
-from assay.traces.export.selection import Selection
-from assay.traces.export.turns import Turn
+from assay.traces.export.selection import Selection, Turn
+from assay.traces.export.settings import Balance, Gates
 
 __all__ = ["export"]
 

@@ -11,9 +11,8 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError
 from assay.evaluation import Progress, default_progress
-from assay.programs.retrieval.building import IndexCounts, remove_folder, update_index
+from assay.programs.retrieval.building import FolderFiles, IndexCounts, remove_folder, update_index
 from assay.programs.retrieval.dense import embed_missing, embedder_of
-from assay.programs.retrieval.folder import FolderFiles
 from assay.runs.lock import exclusive_lock
 from assay.runs.settings.index import IndexSettings
 from assay.runs.settings.store_options import IndexOptions

@@ -11,7 +11,7 @@ from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
 from assay.datasets.rows import near_notes
 from assay.errors import StoreError
-from assay.optimizers.finetuning.policy_report import PolicyReport
+from assay.optimizers.finetuning.policy_gradient import PolicyReport
 from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.cards import card_page
 from assay.reports.compiled import compile_page

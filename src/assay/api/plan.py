@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import dspy
 import sqlalchemy as sa
 
-from assay.api.improve.steps import check_improvement, check_name, steps_of
+from assay.api.improve.run import check_improvement, check_name, steps_of
 from assay.datasets.rows import near_notes
 from assay.errors import ConfigError
 from assay.evaluation import SilentProgress

@@ -22,7 +22,7 @@ from assay.errors import AssayError, ConfigError, FailureKind
 from assay.evaluation.session import stored_fields
 from assay.evaluation.stored import write_score
 from assay.models import LanguageModel, with_recording
-from assay.models.failures import failure_of_run, is_agent_failure
+from assay.models.calls import failure_of_run, is_agent_failure
 from assay.models.limits import OverTime
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric

@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.sources import check_data_exists
-from assay.deployment.code_changes import code_changes
-from assay.deployment.flags import flag_history, flags_of, set_flag
-from assay.deployment.preference_settings import Preference
-from assay.deployment.preferences import (
-    Quality,
-    preference_of,
-    probabilities,
-    qualities,
-    set_preference,
-)
-from assay.deployment.registry import Registry, Version
-from assay.deployment.suite_records import set_suite, suite_of
-from assay.deployment.suites import Suite
+from assay.deployment.compatibility import code_changes
+from assay.deployment.registry import Registry, Version, flag_history, flags_of, set_flag, set_suite, suite_of
+from assay.deployment.routing import Quality, preference_of, probabilities, qualities, set_preference
+from assay.deployment.settings import Preference, Suite
 from assay.errors import ConfigError, DeploymentError
 from assay.rubrics.loading import check_rubric_exists
 from assay.runs.settings import RegisterSettings
@@ -114,7 +105,7 @@ def set_agent_alias(
 def set_agent_flag(
     agent: str, flag: str, value: bool | float | None, *, reason: str = "", store: str | Path | None = None
 ) -> dict[str, Any]:
-    """Sets a flag of an agent, see `assay.deployment.flags`. Returns its flags; None removes one."""
+    """Sets a flag of an agent, see `assay.deployment.registry`. Returns its flags; None removes one."""
     with Store(store) as opened:
         set_flag(opened.engine, agent, flag, value, why=reason)
         return flags_of(opened.engine, agent)

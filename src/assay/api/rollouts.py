@@ -18,11 +18,10 @@ from assay.runs.settings import (
 from assay.runs.settings.store_options import TracesExportOptions, TracesListOptions
 from assay.support.keywords import takes
 from assay.support.times import since
-from assay.traces.gateway.left_open import close_abandoned
+from assay.traces.gateway.sessions import close_abandoned
 from assay.traces.importers import ImportReport, import_traces
-from assay.traces.otlp.files import TracesExportReport, export_traces
-from assay.traces.rating import store_rating, why_not_rated
-from assay.traces.records import Rollout
+from assay.traces.otlp.exporter import TracesExportReport, export_traces
+from assay.traces.records import Rollout, store_rating, why_not_rated
 from assay.traces.store import Store
 from assay.traces.store.listing import check_run, find_rollouts, known_programs
 
@@ -94,7 +93,7 @@ def rate_rollout(store: Store, rollout_id: str, rating: float) -> str:
 
 @takes(TracesCloseSettings)
 def close_rollouts(store: Store, *, idle_minutes: float = 60.0) -> dict[str, int]:
-    """Ends rollouts that killed gateways left open, see `assay.traces.gateway.left_open.close_abandoned`."""
+    """Ends rollouts that killed gateways left open, see `assay.traces.gateway.sessions.close_abandoned`."""
     return close_abandoned(store, idle_s=60 * idle_minutes)
 
 

@@ -16,7 +16,7 @@ from assay.errors import ConfigError, LoopStopped, ModelError
 from assay.evaluation import SilentProgress
 from assay.evaluation.session import stored_fields
 from assay.models import Thinking, get_lm
-from assay.models.error_reasons import error_reason
+from assay.models.hosted import error_reason
 from assay.models.lm import with_recording
 from assay.models.roles import Endpoint
 from assay.programs import load_program, program_fields, program_inputs, program_version

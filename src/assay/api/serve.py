@@ -23,13 +23,12 @@ from assay.support.keywords import takes
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.upstreams import upstream_of
-from assay.traces.otlp.exporter import Exporter
-from assay.traces.otlp.sending import Endpoint
+from assay.traces.otlp.exporter import Endpoint, Exporter
 from assay.traces.records import new_id
 from assay.traces.store import Store
 
 if TYPE_CHECKING:
-    from assay.api.deploy.advancing import Advancer
+    from assay.api.deploy.status import Advancer
     from assay.api.deployed import DeployedAgent
 
 __all__ = ["FLUSH_TIMEOUT_S", "SECOND_FLUSH_TIMEOUT_S", "Serving", "serve"]
@@ -205,7 +204,7 @@ def _advancers(settings: ServeSettings, agents: "Mapping[str, DeployedAgent]") -
     """Threads that advance the deployments of the agents; started."""
     if not settings.agent or not settings.advance_s:
         return []
-    from assay.api.deploy.advancing import Advancer
+    from assay.api.deploy.status import Advancer
 
     advancers = [
         Advancer(agent.store, name, rubric=agent.rubric, every_s=settings.advance_s)

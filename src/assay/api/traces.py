@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.deployment.deployments import Deployments
-from assay.deployment.retirement import versions_of_erased
+from assay.deployment.deployments import Deployments, versions_of_erased
 from assay.evaluation import Progress, default_progress
 from assay.models import Call, LanguageModel, Meter, get_lm
 from assay.models.limits import limited
@@ -56,7 +55,7 @@ def score_rollouts(
         `scored`; `unscored` (undecided); `skipped` (had a score); `skipped_of_other_rubrics` (those among them that
         another rubric scored, by its name and version; `again=True` replaces them); `running` (not ended, so not
         scored); `mean`; `rubric`; and for the rollouts scored now `coverage` and `undecided`, see
-        `assay.rubrics.coverage`.
+        `assay.rubrics.scoring`.
     Raises:
         ConfigError: a criterion needs a judge and no model is named for it.
         DataError: there is no run of one of these names.
@@ -140,9 +139,9 @@ def forget_subject(
         `made_from_them`: paths of what was made of the person's data: artifacts, exports, pools, data sets, reports,
         adapters and trainings, and what was made of these. Delete or remake them. `runs_on_them`: jobs that ran on
         one of these. `versions`: registered versions made from them, see
-        `assay.deployment.retirement.versions_of_erased`.
+        `assay.deployment.deployments.versions_of_erased`.
         `emptied`: `rows` (number by table) and `files` in which a text of the person was replaced, see
-        `assay.traces.erased_texts`. `holding`: files outside of `.assay`, other than pages of `--report`, and indexed
+        `assay.traces.store.erasure`. `holding`: files outside of `.assay`, other than pages of `--report`, and indexed
         documents that hold such a text;
         they are not changed. `not_searched`: `short_texts` (number of texts of the person that are too short),
         `shared_texts` (that others wrote too), `tasks_without_texts` (whose inputs nothing has), `files`, `free_pages`

@@ -21,12 +21,10 @@ from assay.evaluation import Progress, SilentProgress, default_progress
 from assay.models.roles import is_embedded
 from assay.optimizers.finetuning.comparison import EvalTask
 from assay.optimizers.finetuning.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
-from assay.optimizers.finetuning.offline import Recorded, export_temperature
-from assay.optimizers.finetuning.online import Rollouts
-from assay.optimizers.finetuning.policy_gradient import train_policy
-from assay.optimizers.finetuning.policy_report import PolicyReport
+from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
 from assay.optimizers.finetuning.run_folder import rank, world
 from assay.optimizers.finetuning.settings import PolicySettings
+from assay.optimizers.finetuning.sources import Recorded, Rollouts, export_temperature
 from assay.programs.foreign.agent import ForeignAgent
 from assay.reports.training_log import TrainingLog
 from assay.rubrics import Rubric

@@ -79,7 +79,7 @@ def transitions(**values: Any) -> None:
 
 def _export(kind: str, values: dict[str, Any]) -> None:
     from assay.api.export import export
-    from assay.traces.export.gates import UngatedExport
+    from assay.traces.export.settings import UngatedExport
 
     as_json, out, store = pop_values(values, "as_json", "out", "store")
     rubric = values.pop("rubric", None)  # of grpo alone
@@ -117,7 +117,7 @@ def _gate_text(gate: dict[str, Any]) -> str:
 def _show_gates(gates: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from assay.traces.export.gates import format_value
+    from assay.traces.export.settings import format_value
 
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:

@@ -92,7 +92,7 @@ class _Called:
         self.model, self.usages = "", list[Any]()
 
     def add(self, rollout: Any) -> None:
-        from assay.traces.store.usage import added_up, usage_by_model
+        from assay.traces.store.listing import added_up, usage_by_model
 
         self.model, self.usages = rollout.model, added_up([*self.usages, *usage_by_model(rollout.transitions)])
 

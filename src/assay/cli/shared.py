@@ -93,7 +93,7 @@ def require_coverage(data: Any) -> None:
     """Raises `LowCoverage` if a report in `data` has a coverage below `--min-coverage`. Call it after the report is
     printed.
 
-    A report is a mapping with `coverage` and `undecided`, as of `assay.rubrics.coverage`, at any depth.
+    A report is a mapping with `coverage` and `undecided`, as of `assay.rubrics.scoring`, at any depth.
     """
     from assay.errors import LowCoverage
 

@@ -30,7 +30,7 @@ from assay.support.settings import settings_of
 from assay.support.terminal import rich_console
 
 if TYPE_CHECKING:
-    from assay.optimizers.finetuning.policy_report import PolicyReport
+    from assay.optimizers.finetuning.policy_gradient import PolicyReport
     from assay.optimizers.finetuning.sft import SFTReport
     from assay.runs.settings.options import SFTEvaluationOptions
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets.columns import Columns
-from assay.datasets.curriculum import PREFIX, Curriculum, load_curriculum, stage_of
+from assay.datasets.curriculum import PREFIX, Curriculum, check_stages, load_curriculum, stage_of, staged_tasks
 from assay.datasets.fields import Fields
 from assay.datasets.memory import PREFIX as MEMORY
 from assay.datasets.rows import ComparedRow, RowFindings, compare_rows
 from assay.datasets.sources import iter_rows
-from assay.datasets.staged import check_stages, staged_tasks
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import ConfigError, DataError, SealedSplit
 from assay.support.keywords import takes

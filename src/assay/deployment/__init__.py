@@ -9,14 +9,14 @@ __all__ = ["FORMAT", "Artifact", "Metric", "Plan", "Step", "Traffic", "load_arti
 if TYPE_CHECKING:
     from assay.deployment.artifact import Artifact, load_artifact, save_artifact
     from assay.deployment.plan import Metric, Plan, Step, load_plan
-    from assay.deployment.traffic import Traffic
+    from assay.deployment.settings import Traffic
     from assay.sources.artifact_files import FORMAT
 
 __getattr__, __dir__ = attach(
     __name__,
     {
-        "artifact": "FORMAT Artifact load_artifact save_artifact",
+        "artifact": "Artifact FORMAT load_artifact save_artifact",
         "plan": "Metric Plan Step load_plan",
-        "traffic": "Traffic",
+        "settings": "Traffic",
     },
 )

@@ -1,28 +1,24 @@
-"""Artifacts: a folder with the program's state (JSON, no pickle), its source files, a manifest and a report.
-
-Loading an artifact whose program is neither shipped nor installed runs the Python files in its folder `source`. If
-somebody else compiled it, this needs the user's trust (`assay.sources.trust`, `assay.deployment.demands`). Only
-programs are built from an artifact (`assay.deployment.building`).
-"""
+"""The tasks that the demonstrations of an artifact's program show, as its manifest names them."""
 
 import functools
+import inspect
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import dspy
 
-from assay.deployment.asking import has_address
-from assay.deployment.building import check_name, check_program
-from assay.deployment.demands import demand_trust, demands_of_values, named_in, wants_trust
-from assay.deployment.demonstrations import with_demonstrations
+from assay.deployment.demands import demand_trust, demands_of_values, has_address, named_in, wants_trust
 from assay.errors import ArtifactError, ConfigError, NoArtifact, ProgramError
-from assay.judges import Judge
+from assay.judges import Judge, ListwiseJudge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, Thinking, get_lm
 from assay.models.roles import Endpoint
@@ -31,7 +27,7 @@ from assay.programs.adapters import ambient_format
 from assay.programs.budgets import set_thinking
 from assay.programs.compose import CallSettings, EnsembleProgram, NearestDemos, configured, is_agent
 from assay.programs.constructor import constructor_config, missing_arguments
-from assay.programs.loading import program_class
+from assay.programs.loading import SHIPPED, program_class
 from assay.sources import trust
 from assay.sources.artifact_files import (
     FORMAT,
@@ -43,9 +39,132 @@ from assay.sources.artifact_files import (
     read_json,
     verified,
 )
-from assay.sources.files import FILES, SourceFiles
+from assay.sources.files import FILES, SourceFiles, is_user_file
 from assay.sources.modules import qualified_name, relocated
 from assay.support.values import json_text, json_value
+from assay.traces.places import set_carried
+from assay.traces.shown import Carried, demos_in
+
+
+def with_demonstrations(program: dspy.Module, manifest: Mapping[str, Any]) -> dspy.Module:
+    """The program of an artifact; the tasks that its demonstrations show are recorded with its calls."""
+    set_carried(program, _carried(program, manifest.get("shown") or {}))
+    return program
+
+
+def _carried(program: dspy.Module, entry: Mapping[str, Any]) -> Carried:
+    """The tasks that calls of a loaded program may show, with the text that identifies each demonstration."""
+    demos, by_demo = demos_in(program_state(program)), entry.get("by_demo")
+    if by_demo is None or len(by_demo) != len(demos):  # which demonstration shows which task is not known
+        return Carried(entry.get("tasks", ()))
+    lines = [readable_text(json_text(demo)).splitlines() for demo in demos]
+    return Carried(entry.get("tasks", ()), list(zip(lines, by_demo, strict=True)))
+
+
+def readable_text(text: str) -> str:
+    """The values of JSON text without escapes, one per line."""
+    lines: list[str] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, dict):
+            for part in value.values():
+                collect(part)
+        elif isinstance(value, list):
+            for part in value:
+                collect(part)
+        else:
+            lines.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+    collect(json.loads(text))
+    return "\n".join(lines)
+
+
+# -- Checks which objects a program name in an artifact may refer to, before anything is imported or instantiated.
+#
+# Does not build programs: `assay.programs.restore_program` does.
+
+
+def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
+    """Refuses names of code that is neither installed nor in the artifact. Imports nothing.
+
+    Args:
+        name: of a program or judge, as `package.module:NAME` or `file.py:NAME`.
+        travelling: names whose source is in the artifact.
+        home: the folder of that source; files below it are the artifact's own.
+    Raises:
+        ArtifactError: it is neither.
+    """
+    if name in SHIPPED or name in SHIPPED.values() or name in travelling:
+        return
+    module, colon, attribute = name.rpartition(":")
+    if module.endswith(".py"):
+        if Path(module).resolve().is_relative_to(home.resolve()):
+            return
+        raise ArtifactError(
+            f"it names {name!r}, a file outside of it: an artifact runs its own source files and installed packages"
+        )
+    parts = module.split(".")
+    if not colon or not attribute or not all(part.isidentifier() for part in parts):
+        raise ArtifactError(f"it names {name!r}, which is neither a shipped program nor package.module:NAME")
+    if module == "__main__":  # what the user runs, loaded already
+        return
+    if parts[0] in sys.stdlib_module_names:
+        raise ArtifactError(
+            f"it names {name!r} of the standard library: only dspy.Module and BaseAgent classes are built"
+        )
+    if "__main__" in parts:
+        raise ArtifactError(f"it names {name!r}, which is a command: importing it could run it")
+    if not _is_installed(parts):
+        raise ArtifactError(
+            f"it names {name!r}, and {module} is neither an installed package nor in the artifact: "
+            "install it, or compile again"
+        )
+
+
+def _is_installed(parts: list[str]) -> bool:
+    """Whether Python finds a module in an installed package. Searches for files and imports none of its parents."""
+    places: list[str] | None = None
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), places)
+        if spec is None:
+            return False
+        if spec.origin is not None and is_user_file(Path(spec.origin)):
+            return False  # a file of the working directory or of the user's own: it would have come with the artifact
+        places = list(spec.submodule_search_locations or [])
+    return spec is not None and spec.origin is not None
+
+
+def check_program(name: str, target: Any, *, travels: bool, judge: bool) -> None:
+    """Raises unless the target is a program: a `dspy.Module`, or a class of one or of an agent.
+
+    Args:
+        target: the object of this name.
+        travels: its source is in the artifact, which was trusted; then it may also be a function,
+            a method or a partial that is defined there.
+        judge: it must be a judge.
+    Raises:
+        ArtifactError: it is not a program.
+    """
+    kinds = (Judge, ListwiseJudge) if judge else (dspy.Module,)
+    kind = target if isinstance(target, type) else type(target)
+    if issubclass(kind, kinds):
+        return
+    agent = isinstance(target, type) and all(
+        callable(getattr(target, part, None)) for part in ("execute", "set_parameters")
+    )
+    factory = inspect.isfunction(target) or inspect.ismethod(target) or isinstance(target, partial)
+    if not judge and (agent or (travels and factory)):
+        return
+    actual = f"the class {kind.__qualname__}" if isinstance(target, type) else f"a {kind.__name__}"
+    expected = "a judge" if judge else "a dspy.Module, or a class of one or of a BaseAgent"
+    raise ArtifactError(f"its program {name!r} is {actual}, not {expected}: nothing else is built from an artifact")
+
+
+# -- Artifacts: a folder with the program's state (JSON, no pickle), its source files, a manifest and a report.
+#
+# Loading an artifact whose program is neither shipped nor installed runs the Python files in its folder `source`. If
+# somebody else compiled it, this needs the user's trust (`assay.sources.trust`, `assay.deployment.demands`). Only
+# programs are built from an artifact (`assay.deployment.artifact`).
 
 
 @dataclass(frozen=True)

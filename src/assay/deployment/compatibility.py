@@ -1,11 +1,16 @@
 """Whether a candidate can replace the champion: inputs, outputs, tools, model, prompt format, context."""
 
+import difflib
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from assay.deployment.artifact import Artifact
 from assay.programs import program_fields
+from assay.sources.artifact_files import RUBRIC, SOURCE, verified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +87,94 @@ def _compared(champion: Artifact, candidate: Artifact) -> dict[str, tuple[Any, A
 
     of_candidate = facts(candidate)
     return {name: (value, of_candidate[name]) for name, value in facts(champion).items()}
+
+
+# -- Differences of the code that two artifacts hold: of the program, and of the checks and judges of its rubric.
+#
+# Reads files; runs no code. The code of an installed or shipped program is in no artifact.
+
+
+_MOST_BYTES = 200_000  # of a file that is shown as lines
+_MOST_LINES = 400  # of one difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """One file that differs.
+
+    Attributes:
+        file: path in the artifact.
+        a, b: sha256 of the file in each artifact; None where it is missing.
+        diff: unified difference; empty for a binary or very long file.
+        left_out: lines of the difference that are not in `diff`.
+    """
+
+    file: str
+    a: str | None
+    b: str | None
+    diff: str = ""
+    left_out: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeChanges:
+    """What differs in the code of two artifacts.
+
+    Attributes:
+        a, b: hash of all source files of the program; None if the artifact has none, because its program is installed.
+        files: the files that differ, also those of the rubric.
+    """
+
+    a: str | None
+    b: str | None
+    files: tuple[FileChange, ...] = ()
+
+
+def code_changes(a: Path, b: Path) -> CodeChanges:
+    """Compares the files of two artifacts.
+
+    Raises:
+        ArtifactError: one of them is no artifact, or was changed.
+    """
+    one, two = verified(a), verified(b)
+    of_a, of_b = _hashes(one), _hashes(two)
+    files = [
+        _change(place, (a, b), (of_a.get(place), of_b.get(place)))
+        for place in sorted(of_a.keys() | of_b.keys())
+        if of_a.get(place) != of_b.get(place)
+    ]
+    return CodeChanges(a=_code_hash(one), b=_code_hash(two), files=tuple(files))
+
+
+def _hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """sha256 of all source and rubric files by their path."""
+    of_kind = {SOURCE: (manifest.get("source") or {}).get("files") or {}, RUBRIC: manifest.get("rubric_files") or {}}
+    return {f"{kind}/{place}": sha256 for kind, files in of_kind.items() for place, sha256 in files.items()}
+
+
+def _code_hash(manifest: Mapping[str, Any]) -> str | None:
+    files = (manifest.get("source") or {}).get("files")
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest() if files else None
+
+
+def _change(place: str, folders: tuple[Path, Path], hashes: tuple[str | None, str | None]) -> FileChange:
+    texts = [_text(folder / place) if sha256 else "" for folder, sha256 in zip(folders, hashes, strict=True)]
+    if texts[0] is None or texts[1] is None:
+        return FileChange(file=place, a=hashes[0], b=hashes[1])
+    lines = list(
+        difflib.unified_diff(texts[0].splitlines(), texts[1].splitlines(), f"a/{place}", f"b/{place}", lineterm="")
+    )
+    return FileChange(
+        file=place, a=hashes[0], b=hashes[1], diff="\n".join(lines[:_MOST_LINES]),
+        left_out=max(0, len(lines) - _MOST_LINES),
+    )  # fmt: skip
+
+
+def _text(path: Path) -> str | None:
+    """The text of a file; None if it is long or no text."""
+    if path.stat().st_size > _MOST_BYTES:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -9,21 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from assay.deployment.assignment import CANDIDATE
-from assay.deployment.evidence import Arms
+from assay.deployment.evidence import CANDIDATE, Arms
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.readings import (
     SCORED_BY,
     Paired,
     Reading,
+    betting,
     beyond_limit,
     known_or_zero,
+    obrien_fleming,
     reading_of,
     replayed_reading,
     stated,
     uncomparable,
 )
-from assay.deployment.sequences import betting, obrien_fleming
 from assay.support.numbers import signed
 
 RUNNING, PAUSED, PROMOTED, ROLLED_BACK = "running", "paused", "promoted", "rolled_back"

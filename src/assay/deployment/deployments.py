@@ -4,15 +4,15 @@ A decision, the state of its deployment and the aliases that it moves are writte
 process leaves all of them or none.
 """
 
+import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.covariates import Covariate, recorded_covariate
 from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision, State
 from assay.deployment.evidence import Arms
 from assay.deployment.plan import Metric, Plan
@@ -27,7 +27,7 @@ from assay.deployment.registry import (
     retire_in,
     retired_in,
 )
-from assay.deployment.rollout_values import arms_of, pairs_of, requests_of, units_of
+from assay.deployment.rollout_values import Covariate, arms_of, pairs_of, recorded_covariate, requests_of, units_of
 from assay.errors import ConfigError, DeploymentError
 from assay.traces.records import new_id
 from assay.traces.store import tables as schema
@@ -318,3 +318,51 @@ def _deployment(row: Any) -> Deployment:
         plan=Plan(**json.loads(row["plan_json"])), state=state, started_at=row["started_at"],
         started_by=row["started_by"],
     )  # fmt: skip
+
+
+# -- What happens to versions that hold the data of an erased person: they are named, or retired. Deletes no file.
+
+
+POLICIES = ("name", "retire")
+
+
+def versions_of_erased(
+    deployments: Deployments,
+    person: Collection[str],
+    folders: Collection[str],
+    adapters: Collection[str],
+    *,
+    policy: str,
+) -> list[dict[str, Any]]:
+    """Names the registered versions, of all agents, that hold a person's data, or retires them.
+
+    A retired version leaves all aliases but `champion`; a deployment of it that runs is rolled back. The champion stays
+    in production, because an agent without one answers nobody: a person must deploy another version.
+
+    Args:
+        person: hashes of the data subject, see `subject_digests`.
+        folders: artifacts that were made from the person's data.
+        adapters: hashes of adapters that were trained on it.
+    Returns:
+        For each version: `version`, `artifact`, `retired`, `aliases` that named it, `is_champion`, and the id of the
+        `deployment` that was rolled back, or None.
+    """
+    rows, registry = [], deployments.registry
+    for version in itertools.chain.from_iterable(map(registry.versions, registry.agents())):
+        if (
+            set(version.people).isdisjoint(person)
+            and version.artifact not in folders
+            and set(version.adapters).isdisjoint(adapters)
+        ):
+            continue
+        aliases = [alias for alias, number in registry.aliases(version.agent).items() if number == version.number]
+        rolled_back = None
+        if policy == "retire":
+            rolled_back = deployments.retire(version, why="it holds data of an erased person")
+        rows.append(
+            {
+                "version": version.name, "artifact": version.artifact, "retired": policy == "retire",
+                "aliases": aliases, "is_champion": "champion" in aliases, "deployment": rolled_back,
+            }
+        )  # fmt: skip
+    return rows

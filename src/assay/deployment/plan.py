@@ -1,21 +1,244 @@
-"""The plan of a staged rollout: its steps, its metrics, and what ends it.
+"""Events of deployments and loops: webhooks and commands are called, in threads, with a time limit, after the decision.
 
-The vocabulary is that of Argo Rollouts: steps with a weight, metrics with success and failure conditions, an interval;
-inconclusive pauses, a failure aborts to 0 %.
+An event is sent once. What could not be sent is counted and logged, and never delays or undoes a decision: the history
+in the store has them all.
 """
 
+import asyncio
+import logging
 import math
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from assay.deployment.events import Hook
-from assay.deployment.watches import AMOUNTS, RATES, Watch, check_metric
 from assay.errors import ConfigError
-from assay.support.settings import Settings, parts, setting
+from assay.support.scrubbing import add_secrets, error_text
+from assay.support.settings import Settings, one_of, parts, setting
+from assay.support.values import json_text
 
 __all__ = ["Metric", "Plan", "Step", "default_plan", "is_amount", "load_plan", "metric_of"]
+
+EVENTS = ("promoted", "rolled_back", "paused", "next", "alarm", "fallback", "waiting", "failed")
+_LOG = logging.getLogger("assay.events")
+_WAITING = 1000  # events that wait for a hook, at most
+_HEADERS = {"Content-Type": "application/json", "User-Agent": "assay"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hook(Settings):
+    """What is called on events: an address (POST with a JSON body) or a command (JSON on standard input)."""
+
+    url: str | None = setting(None, "Address of a webhook, http or https.")
+    url_env: str | None = setting(None, "Environment variable with the address, where it holds a secret.")
+    command: Sequence[str] = setting((), "Command with its arguments; run without a shell.")
+    events: Sequence[str] = setting(EVENTS, "Events that are sent.")
+    timeout_s: float = setting(5.0, "Time limit in seconds.", gt=0, le=300)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum((self.url is not None, self.url_env is not None, bool(self.command))) != 1:
+            raise ConfigError("a hook needs one of url, url_env and command")
+        if self.url is not None and (
+            urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).netloc
+        ):
+            raise ConfigError(f"url={self.url!r} must be an http or https address")
+        for name in self.events:
+            if name not in EVENTS:
+                raise ConfigError(f"events={name!r} {one_of(name, EVENTS)}")
+
+    @property
+    def name(self) -> str:
+        """For messages; without the path of an address, which may hold a secret."""
+        return str(self.command[0]) if self.command else urlsplit(self.address or "").netloc or str(self.url_env)
+
+    @property
+    def address(self) -> str | None:
+        return self.url if self.url_env is None else os.environ.get(self.url_env)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value not in (None, (), [])}
+
+
+class Notifier:
+    """Sends events to hooks, each in a thread of its own, so that one that hangs delays no other.
+
+    Attributes:
+        sent: events that a hook has accepted.
+        failed: those that it has not, or that found too many others waiting.
+    """
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self.hooks, self.sent, self.failed = tuple(hooks), 0, 0
+        self._lock = threading.Lock()
+        self._queues: dict[int, queue.Queue[bytes | None]] = {}
+        self._threads: list[threading.Thread] = []
+
+    def notify(self, event: str, **fields: Any) -> None:
+        """Hands an event over. Does not wait."""
+        body = json_text({"event": event, "at": time.time(), **fields}).encode()
+        for at, hook in enumerate(self.hooks):
+            if event not in hook.events:
+                continue
+            with self._lock:
+                if at not in self._queues:
+                    self._queues[at] = queue.Queue(_WAITING)
+                    thread = threading.Thread(target=self._sending, args=(hook, self._queues[at]), daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+            try:
+                self._queues[at].put_nowait(body)
+            except queue.Full:
+                self._count(hook, "too many events wait for it")
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Waits until the events are sent, at most `timeout_s`, by default the longest time limit of a hook."""
+        limit = max((hook.timeout_s for hook in self.hooks), default=0.0) + 1 if timeout_s is None else timeout_s
+        until = time.monotonic() + limit
+        for waiting in self._queues.values():
+            with suppress(queue.Full):
+                waiting.put_nowait(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def to_dict(self) -> dict[str, int]:
+        return {"sent": self.sent, "failed": self.failed}
+
+    def _sending(self, hook: Hook, waiting: "queue.Queue[bytes | None]") -> None:
+        while (body := waiting.get()) is not None:
+            try:
+                _run(hook, body) if hook.command else _post(hook, body)
+            except Exception as error:  # whatever a server or a command does
+                self._count(hook, error_text(error))
+            else:
+                with self._lock:
+                    self.sent += 1
+
+    def _count(self, hook: Hook, reason: str) -> None:
+        with self._lock:
+            self.failed += 1
+        _LOG.warning("the event could not be sent to %s: %s", hook.name, reason)
+
+
+def _post(hook: Hook, body: bytes) -> None:
+    """One POST. The limit holds for all of it, also for a server that sends a byte from time to time."""
+    import aiohttp
+
+    if (address := hook.address) is None:
+        raise ConfigError(f"the environment variable {hook.url_env} is not set")
+    if hook.url_env is not None:
+        add_secrets(address)
+
+    async def post(url: str) -> int:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=hook.timeout_s)) as session,
+            session.post(url, data=body, headers=_HEADERS, allow_redirects=False) as answer,
+        ):
+            return answer.status
+
+    if not 200 <= (status := asyncio.run(post(address))) < 300:
+        raise ConnectionError(f"status {status}")
+
+
+def _run(hook: Hook, body: bytes) -> None:
+    process = subprocess.Popen(
+        list(hook.command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        process.communicate(body, timeout=hook.timeout_s)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"not finished after {hook.timeout_s:g} s") from None
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with its children
+        process.wait()
+    if process.returncode:
+        raise RuntimeError(f"exit status {process.returncode}")
+
+
+# -- What a deployment is watched for, besides its comparison: settings. Evaluated by `assay.deployment.watching`.
+
+
+INPUT_DRIFT, JUDGE_DRIFT = "input_drift", "judge_drift"
+RATES = ("error_rate", "parse_error_rate", "tool_error_rate", "refusal_rate")
+SCORES = ("score", "human_rating")
+AMOUNTS = ("latency_s", "cost_usd", "tokens")
+
+
+def check_metric(name: str, *others: str) -> None:
+    """Raises `ConfigError` if this is neither the name of a metric nor one of the others."""
+    known = (*SCORES, *RATES, *AMOUNTS, *others)
+    if name not in known and not name.startswith(("criterion:", "judge:")):
+        raise ConfigError(f"name={name!r} {one_of(name, known, other='criterion:NAME or judge:NAME')}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch(Settings):
+    """One alarm on the rollouts of the candidate, while it is deployed and after its promotion.
+
+    Attributes:
+        name: error_rate, parse_error_rate, tool_error_rate, refusal_rate, score, human_rating, criterion:NAME,
+            judge:NAME, latency_s, cost_usd, tokens (their medians), input_drift (how far task types and lengths of
+            inputs are from those before, in [0, 1]), or judge_drift (how far a judge's verdicts on its anchors are from
+            the frozen ones, as a share of its scale: root mean square, less the judge's own noise).
+        above, below: the limit; exactly one of them.
+        action: alarm tells the hooks, pause also stops a running deployment, rollback takes the candidate back.
+        judge, anchors, model, api_base, every_s: of judge_drift only.
+    """
+
+    name: str = setting(help="What is watched.")
+    above: float | None = setting(None, "The alarm is given once the value is shown to be above.", ge=0)
+    below: float | None = setting(None, "The alarm is given once the value is shown to be below.", ge=0)
+    action: str = setting("alarm", "What follows.", choices=("alarm", "pause", "rollback"))
+    judge: str | None = setting(None, "Folder of a compiled judge, or a YAML file; its anchors are replayed.")
+    anchors: str | None = setting(None, "File of the frozen anchors; by default the compiled judge's own.")
+    model: str | None = setting(None, "Model of the judge; by default that of the compiled judge.")
+    api_base: str | None = setting(None, "Address of the model.")
+    every_s: float = setting(86400.0, "Seconds between two replays.", gt=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_metric(self.name, INPUT_DRIFT, JUDGE_DRIFT)
+        if (self.above is None) == (self.below is None):
+            raise ConfigError(f"the watch of {self.name} needs one limit: above or below")
+        limit = self.above if self.above is not None else self.below
+        if self.name not in AMOUNTS and limit is not None and limit > 1:
+            raise ConfigError(f"the limit {limit!r} of the watch of {self.name} must be between 0 and 1")
+        self._check_judge()
+
+    def _check_judge(self) -> None:
+        of_judge = [name for name in ("judge", "anchors", "model", "api_base") if getattr(self, name) is not None]
+        if self.name != JUDGE_DRIFT:
+            if of_judge or self.every_s != 86400.0:
+                raise ConfigError(
+                    f"{', '.join(of_judge) or 'every_s'} would have no effect on the watch of {self.name}"
+                )
+        elif self.judge is None or self.above is None:
+            raise ConfigError(f"the watch of {JUDGE_DRIFT} needs judge (the folder of a compiled judge) and above")
+        elif ":" in Path(self.judge).name:  # plans are stored in the database, so they must name no code
+            raise ConfigError(f"judge={self.judge!r} of a watch must be the folder of a compiled judge or a YAML file")
+
+    @property
+    def key(self) -> str:
+        """Identifies it in the history: a watch gives its alarm once."""
+        name = self.name if self.judge is None else f"{self.name} of {self.judge}"
+        return f"{name} above {self.above:g}" if self.above is not None else f"{name} below {self.below:g}"
+
+
+# -- The plan of a staged rollout: its steps, its metrics, and what ends it.
+#
+# The vocabulary is that of Argo Rollouts: steps with a weight, metrics with success and failure conditions, an
+# interval; inconclusive pauses, a failure aborts to 0 %.
+
 
 TESTS = ("normal_mixture", "obrien_fleming")
 MISSING = ("alike", "bounds", "propensity")
@@ -139,8 +362,8 @@ class Plan(Settings):
     Attributes:
         steps: with weights that do not fall; at most one shadow step, the first; exactly one that decides.
         alpha: error of all claims of harm together, and of the claim of a gain.
-        events: webhooks that are called on decisions, see `assay.deployment.events.Hook`.
-        watch: alarms, see `assay.deployment.watches.Watch`; for `watch_s` after a promotion too.
+        events: webhooks that are called on decisions, see `assay.deployment.plan.Hook`.
+        watch: alarms, see `assay.deployment.plan.Watch`; for `watch_s` after a promotion too.
         test: normal_mixture may be evaluated at any time; obrien_fleming at `evaluations` planned ones.
     """
 

@@ -1,11 +1,8 @@
-"""The benchmark pool of an agent: rollouts of production as tasks, deduplicated, anonymized, stratified, versioned.
-
-Tenants, consent and erasure are respected as in exports. A task has the split that its recorded inputs have in the
-store, also after anonymization. Answers of production are not taken as expected outputs.
-"""
+"""How tasks of production differ from the training data: shares of task types, lengths of inputs."""
 
 import hashlib
 import json
+import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,23 +13,83 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.datasets.tasks import SPLITS, Task, task_key, written_outputs
-from assay.deployment.drift import Profile, drift
-from assay.deployment.pool_settings import PoolSettings
+from assay.deployment.settings import PoolSettings
 from assay.errors import DISTRIBUTION, ConfigError, DataError
 from assay.support.formats import check_format
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
-from assay.traces.export.declared import DeclaredValues
-from assay.traces.export.gates import FAILED, PATTERNS, VERIFIED
-from assay.traces.export.hiding import Hider
-from assay.traces.export.selection import Selection, difficulty_of, snapshot
-from assay.traces.export.turns import loaded
+from assay.traces.export.hiding import DeclaredValues, Hider
+from assay.traces.export.selection import Selection, difficulty_of, loaded, snapshot
+from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
-from assay.traces.store.reads import Forgotten
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.sealing import SplitFinder, claim_salt
+from assay.traces.store.store import Forgotten
+
+
+@dataclass
+class Profile:
+    """Task types and lengths of a set of tasks.
+
+    Attributes:
+        types: number of tasks by task type.
+        lengths: characters of the inputs, one number a task.
+    """
+
+    types: Counter[str] = field(default_factory=Counter)
+    lengths: list[int] = field(default_factory=list)
+
+    def add(self, task_type: str, inputs: Mapping[str, Any], count: int = 1) -> None:
+        """Counts a task.
+
+        Args:
+            count: number of its rollouts.
+        """
+        self.types[task_type] += count
+        self.lengths.append(sum(len(str(value)) for value in inputs.values()))
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task]) -> "Profile":
+        profile = cls()
+        for task in tasks:
+            profile.add(task.task_type, task.inputs)
+        return profile
+
+
+def drift(before: Profile, now: Profile) -> dict[str, Any] | None:
+    """Difference of two profiles; None if one of them is empty.
+
+    Returns:
+        `task_types`: share before and now by type; `distance`: total variation distance of the shares, in [0, 1];
+        `new_task_types`; `length`: medians before and now with the Kolmogorov-Smirnov statistic and its p value.
+    """
+    from scipy import stats
+
+    if not before.lengths or not now.lengths:
+        return None
+    shares = {
+        kind: [profile.types[kind] / profile.types.total() for profile in (before, now)]
+        for kind in sorted(before.types.keys() | now.types.keys())
+    }
+    test = stats.ks_2samp(before.lengths, now.lengths)
+    return {
+        "task_types": shares,
+        "distance": sum(abs(one - other) for one, other in shares.values()) / 2,
+        "new_task_types": sorted(now.types.keys() - before.types.keys()),
+        "length": {
+            "before": statistics.median(before.lengths), "now": statistics.median(now.lengths),
+            "ks": float(test.statistic), "p": float(test.pvalue),
+        },
+    }  # fmt: skip
+
+
+# -- The benchmark pool of an agent: rollouts of production as tasks, deduplicated, anonymized, stratified, versioned.
+#
+# Tenants, consent and erasure are respected as in exports. A task has the split that its recorded inputs have in the
+# store, also after anonymization. Answers of production are not taken as expected outputs.
+
 
 FORMAT = 1
 _ROLLOUTS = schema.rollouts

@@ -5,6 +5,7 @@ one of your own) names a version; its history is kept. Does not run programs.
 """
 
 import getpass
+import hashlib
 import json
 import os
 import time
@@ -15,6 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from assay.deployment.evidence import unit_digest
+from assay.deployment.settings import Suite
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import unproven_note, verified
 from assay.support.names import check_name
@@ -358,3 +361,138 @@ def _version(row: Any) -> Version:
         evidence=json.loads(row["evidence_json"]),
         people=tuple(json.loads(row["people_json"])),
     )
+
+
+# -- Feature flags of agents: settable without a restart, every change a row.
+#
+# | flag | value | |---|---| | `kill` | true: everything goes to the champion | | `percentage` | share of the units on
+# the candidate in per cent, in place of the step's | | `pin:unit:NAME`, `pin:tenant:NAME` | number of the version that
+# a unit or tenant gets | | `exclude:unit:NAME`, `exclude:tenant:NAME` | true: always the champion, and not compared |
+#
+# Names of units are stored as digests.
+
+
+_KINDS = ("kill", "percentage", "pin:unit:NAME", "pin:tenant:NAME", "exclude:unit:NAME", "exclude:tenant:NAME")
+_LONGEST_NAME = 300  # width of the column
+
+
+def set_flag(
+    engine: sa.Engine, agent: str, name: str, value: bool | float | None, *, why: str = "", by: str | None = None
+) -> None:
+    """Sets a flag of an agent; None removes it.
+
+    Raises:
+        ConfigError: there is no such flag, or `value` is not of its type.
+        DeploymentError: there is no such agent, or no such version to pin.
+    """
+    stored = _stored(name)
+    _check(Registry(engine), agent, name, value)
+    write_flag(engine, agent, stored, value, why=why, by=by)
+
+
+def write_flag(engine: sa.Engine, agent: str, stored: str, value: Any, *, why: str = "", by: str | None = None) -> None:
+    """Adds a row under the name that is stored. Also for settings of an agent that are no flags of units, such as its
+    validation suite; they are checked by who writes them."""
+    row = {
+        "agent": agent, "name": stored, "value": None if value is None else json.dumps(value), "at": time.time(),
+        "by": clean(by or current_user())[:200], "why": clean(why),
+    }  # fmt: skip
+    with writing(engine, "the flag") as connection:
+        connection.execute(sa.insert(schema.agent_flags).values(**row))
+
+
+def flags_of(engine: sa.Engine, agent: str) -> dict[str, Any]:
+    """The flags of an agent as they are now."""
+    flags = {change["name"]: change["value"] for change in flag_history(engine, agent)}
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def flag_history(engine: sa.Engine, agent: str) -> list[dict[str, Any]]:
+    """All changes of an agent's flags, oldest first."""
+    table = schema.agent_flags
+    with engine.connect() as connection:
+        rows = connection.execute(sa.select(table).where(table.c.agent == agent).order_by(table.c.id)).mappings().all()
+    return [{**row, "value": None if row["value"] is None else json.loads(row["value"])} for row in rows]
+
+
+def matching(flags: Mapping[str, Any], kind: str, unit: str, tenant: str | None) -> Any:
+    """Value of the flag of a kind (`pin`, `exclude`) for a unit's digest or a tenant; None if there is none."""
+    value = flags.get(f"{kind}:unit:{unit}")
+    return flags.get(f"{kind}:tenant:{tenant}") if value is None and tenant is not None else value
+
+
+def _stored(name: str) -> str:
+    kind, _, rest = name.partition(":")
+    of, _, who = rest.partition(":")
+    if (kind in ("kill", "percentage") and not rest) or (
+        kind in ("pin", "exclude") and of in ("unit", "tenant") and who
+    ):
+        stored = f"{kind}:unit:{unit_digest(who)}" if of == "unit" else clean(name)
+        if len(stored) <= _LONGEST_NAME:
+            return stored
+    raise ConfigError(f"there is no flag {name[:80]!r}: it must be one of {', '.join(_KINDS)}")
+
+
+def _check(registry: Registry, agent: str, name: str, value: Any) -> None:
+    registry.version(f"{agent}@1")
+    if value is None:
+        return
+    if name.startswith(("kill", "exclude")):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r} must be true or false")
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}={value!r} must be a number")
+    elif name == "percentage" and not 0 <= value <= 100:
+        raise ConfigError(f"percentage={value!r} must be between 0 and 100")
+    elif name.startswith("pin"):
+        registry.version(f"{agent}@{int(value)}")
+
+
+# -- Validation suites in the store: kept with the flags of an agent, every change a row.
+
+
+_FLAG = "suite"
+
+
+def set_suite(engine: sa.Engine, agent: str, suite: Suite | None, *, why: str = "", by: str | None = None) -> None:
+    """Sets the suite of an agent; None removes it. Files are kept by absolute path and hash.
+
+    Raises:
+        DeploymentError: there is no such agent.
+    """
+    Registry(engine).version(f"{agent}@1")
+    value = None
+    if suite is not None:
+        named = {"data": _absolute(suite.data), "rubric": _absolute(suite.rubric)}
+        hashes = {name: _hash(place) for name, place in named.items() if Path(place).is_file()}
+        value = {**asdict(suite), **named, "sha256": hashes}
+    write_flag(engine, agent, _FLAG, value, why=why, by=by)
+
+
+def suite_of(engine: sa.Engine, agent: str) -> Suite | None:
+    """The suite of an agent; None if it has none.
+
+    Raises:
+        DeploymentError: one of its files is missing on this machine, or was changed since.
+    """
+    if (stored := flags_of(engine, agent).get(_FLAG)) is None:
+        return None
+    for name, digest in stored.pop("sha256").items():
+        place = Path(stored[name])
+        if not place.is_file() or _hash(str(place)) != digest:
+            raise DeploymentError(
+                f"the validation suite of {agent!r} names {place}, which is missing here or was changed since: set the "
+                f"suite again (assay registry suite {agent} --data D --rubric R)"
+            )
+    try:
+        return Suite(**stored)
+    except (TypeError, ConfigError) as error:
+        raise DeploymentError(f"the validation suite of {agent!r} cannot be read: {error}") from None
+
+
+def _absolute(place: str) -> str:
+    return str(Path(place).absolute()) if Path(place).is_file() else place
+
+
+def _hash(place: str) -> str:
+    return hashlib.sha256(Path(place).read_bytes()).hexdigest()

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from assay.deployment.assignment import CANDIDATE, CHAMPION, position
-from assay.deployment.covariates import Effects, Known, fitted
 from assay.deployment.decisions import Decision, State, advance
-from assay.deployment.evidence import Arms, Cell, Stratum, Units, cell_of_units
+from assay.deployment.evidence import CANDIDATE, CHAMPION, Arms, Cell, Stratum, Units, cell_of_units, position
 from assay.deployment.plan import Metric, Plan
 from assay.deployment.readings import Paired
-from assay.deployment.traffic import Traffic
+from assay.deployment.rollout_values import Effects, Known, fitted
+from assay.deployment.settings import Traffic
 from assay.errors import ConfigError
 from assay.support.reprs import ReportRepr
 

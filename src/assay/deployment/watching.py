@@ -1,28 +1,147 @@
-"""Evaluates the watches of a deployment, also after its promotion: drift, refusals, failures, scores, latency, cost.
+"""The watch `judge_drift`: when a judge's anchors are due, the stored results of their replays, and what these show.
 
-A limit counts as passed once a confidence sequence is beyond it, so that the watches may be evaluated at any time.
-Rollouts count as independent here. Decides nothing about a gain: `assay.deployment.decisions` does.
+Calls no judge: `assay.api.deploy.status` does. A replay is two rows of the deployment's history with the action
+`replay`: one when it begins, so that of several processes one pays for it, and one with its numbers.
 """
 
 import json
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import sqlalchemy as sa
 
-from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision
+from assay.deployment.decisions import PAUSED, PROMOTED, ROLLED_BACK, RUNNING, Decision, State, decide, readings_now
 from assay.deployment.deployments import Deployment, Deployments
-from assay.deployment.drift import Profile, drift
-from assay.deployment.judge_drift import judge_alarm
-from assay.deployment.plan import Metric
+from assay.deployment.evidence import CANDIDATE, CHAMPION, Arms, difference, mean_of
+from assay.deployment.plan import INPUT_DRIFT, JUDGE_DRIFT, Hook, Metric, Notifier, Watch
+from assay.deployment.pool import Profile, drift
+from assay.deployment.readings import betting, normal_mixture, stored_reading
 from assay.deployment.rollout_values import columns_of, value_of
-from assay.deployment.sequences import betting
-from assay.deployment.watches import INPUT_DRIFT, JUDGE_DRIFT, Watch
+from assay.support.numbers import signed
+from assay.support.reprs import ReportRepr
 from assay.traces.store import tables as schema
+
+BEGUN, DONE, FAILED = "begun", "done", "failed"
+_REPLAY_ALPHA = 0.01  # of a false alarm of one watch, over all of its replays
+_LOST = 0.05  # share of anchors without a verdict above which the judge counts as not working
+_NUMBERS = ("n", "lost", "mean_difference", "mean_square", "mean_square_error", "noise", "changed", "calls", "cost_usd")
+
+
+def replays_of(history: Sequence[Mapping[str, Any]], watch: Watch) -> list[Mapping[str, Any]]:
+    """The rows of a watch's replays, oldest first."""
+    return [row for row in history if row["action"] == "replay" and row["replay"]["watch"] == watch.key]
+
+
+def due_replays(deployment: Deployment, history: Sequence[Mapping[str, Any]], now: float) -> list[Watch]:
+    """The watches whose anchors are to be replayed now. One that was killed is due again after its interval."""
+    due = []
+    for watch in deployment.plan.watch:
+        if watch.name == JUDGE_DRIFT:
+            begun = [row["replay"]["at"] for row in replays_of(history, watch) if row["replay"]["status"] == BEGUN]
+            if not begun or now - begun[-1] >= watch.every_s:
+                due.append(watch)
+    return due
+
+
+def write_replay(
+    deployments: Deployments, name: str, watch: Watch, status: str, *, at: float,
+    report: Mapping[str, Any] | None = None, error: str = "", before: State | None = None,
+) -> bool:  # fmt: skip
+    """Writes a row of a replay. Changes neither the status nor the share of the deployment.
+
+    Args:
+        at: when the replay began, seconds since the epoch.
+        report: of `assay.judges.quality.drift.compare`, for `done`.
+        before: the state in which the replay was found to be due. If another process has decided since, nothing is
+            written; without it the row is written whatever has been decided.
+    """
+    numbers = {key: report[key] for key in _NUMBERS if key in report} if report is not None else {}
+    if report is not None:
+        drift, low = _drift(numbers, 1)
+        numbers.update(drift=drift, low=low)
+        lost = numbers["lost"]
+        if drift is None or lost > _LOST * (numbers["n"] + lost):
+            status, error = FAILED, f"{lost} of {numbers['n'] + lost} anchors are unscored"
+    row = {"watch": watch.key, "status": status, "at": at, "limit": watch.above, "error": error or None, **numbers}
+    if status == DONE:
+        reason = _text(row)
+    else:
+        reason = "anchors are replayed" if status == BEGUN else f"the anchors could not be replayed: {error}"
+    for _ in range(1 if before is not None else 20):
+        state = before or deployments.get(name).state
+        decision = Decision(action="replay", rule="watch", reason=f"{watch.key}: {reason}", step=state.step, replay=row)
+        if deployments.write(name, decision, state, replace(state, version=state.version + 1)):
+            return True
+    return False
+
+
+def judge_alarm(history: Sequence[Mapping[str, Any]], watch: Watch) -> tuple[bool, str] | None:
+    """The alarm of the newest replay: whether the anchors could be replayed, and the reason. None without an alarm.
+
+    The error of all replays of a watch together is bounded: that of replay k is alpha / (k (k + 1)).
+    """
+    results = [row["replay"] for row in replays_of(history, watch) if row["replay"]["status"] != BEGUN]
+    if not results:
+        return None
+    newest = results[-1]
+    if newest["status"] == FAILED:
+        return False, f"{watch.key}: the anchors could not be replayed: {newest['error']}"
+    _, low = _drift(newest, sum(row["status"] == DONE for row in results))
+    if watch.above is None or low is None or low <= watch.above:
+        return None
+    return True, f"{watch.key}: {_text(newest)}"
+
+
+def judge_watches(deployments: Deployments, deployment: Deployment) -> list[dict[str, Any]]:
+    """Each watch of a judge with its newest result; `at` is None before the first one."""
+    history, watches = deployments.history(deployment.id), []
+    for watch in deployment.plan.watch:
+        if watch.name != JUDGE_DRIFT:
+            continue
+        results = [row for row in replays_of(history, watch) if row["replay"]["status"] != BEGUN]
+        alarm = judge_alarm(history, watch)
+        last: Mapping[str, Any] = results[-1] if results else {"at": None, "replay": {}}
+        names = ("status", "drift", "low", "n", "lost", "mean_difference", "error")
+        watches.append(
+            {
+                "watch": watch.key, "judge": watch.judge, "limit": watch.above, "every_s": watch.every_s,
+                "at": last["at"], **{name: last["replay"].get(name) for name in names},
+                "ok": None if not results else alarm is None,
+            }
+        )  # fmt: skip
+    return watches
+
+
+def _drift(numbers: Mapping[str, Any], replay: int) -> tuple[float | None, float | None]:
+    """The drift and its lower bound: roots of the mean squared difference, and of its bound, less the noise squared."""
+    from scipy import stats
+
+    mean, error = numbers.get("mean_square"), numbers.get("mean_square_error")
+    if mean is None:
+        return None, None
+    noise = float(numbers["noise"]) ** 2
+    z = float(stats.norm.isf(_REPLAY_ALPHA / (replay * (replay + 1))))
+    bound = math.inf if error is None else z * error
+    return math.sqrt(max(0.0, mean - noise)), math.sqrt(max(0.0, mean - bound - noise))
+
+
+def _text(numbers: Mapping[str, Any]) -> str:
+    changed = f"; changed: {', '.join(numbers['changed'])}" if numbers.get("changed") else ""
+    return (
+        f"the verdicts on {numbers['n']} anchors differ from the frozen ones by {numbers['drift']:.3f} of the scale, "
+        f"on average {signed(numbers['mean_difference'])}{changed}"
+    )
+
+
+# -- Evaluates the watches of a deployment, also after its promotion: drift, refusals, failures, scores, latency, cost.
+#
+# A limit counts as passed once a confidence sequence is beyond it, so that the watches may be evaluated at any time.
+# Rollouts count as independent here. Decides nothing about a gain: `assay.deployment.decisions` does.
+
 
 _ALPHA = 0.01  # of a false alarm of one watch
 _COMPARED = 1000  # newest rollouts before and since, for drift
@@ -150,3 +269,136 @@ def _profile(engine: sa.Engine, deployment: Deployment, when: Any) -> Profile:
         for kind, inputs in rows:
             profile.add(str(kind), json.loads(inputs))
     return profile
+
+
+# -- Status of a deployment, and orders of users. For the command line and the local page; runs no program.
+
+
+_EVENTS = {"promote": "promoted", "rollback": "rolled_back", "pause": "paused", "next": "next", "alarm": "alarm"}
+_PLANNED = 0.25 / 200  # variance at which the shown intervals are narrowest: that of 200 rollouts
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DeploymentReport(ReportRepr):
+    """Status of a deployment, and the decision that its numbers give now."""
+
+    deployment: Deployment
+    decision: Decision
+    arms: dict[str, dict[str, float | int | None]]
+    judges: list[dict[str, Any]] = field(default_factory=list)
+    variance_removed: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        deployment, state = self.deployment, self.deployment.state
+        return {
+            "deployment": deployment.id,
+            "agent": deployment.agent,
+            "champion": deployment.champion,
+            "candidate": deployment.candidate,
+            "status": state.status,
+            "stage": deployment.plan.steps[state.step].label,
+            "step": state.step + 1,
+            "steps": len(deployment.plan.steps),
+            "share": deployment.share,
+            "decision": self.decision.action,
+            "rule": self.decision.rule,
+            "reason": self.decision.reason,
+            "requests": dict(self.decision.requests),
+            "arms": self.arms,
+            "readings": [reading.in_units().to_dict() for reading in self.decision.readings],
+            "judges": self.judges,
+            "variance_removed": self.variance_removed,
+        }
+
+
+def status_of(deployments: Deployments, name: str, now: float, decision: Decision | None = None) -> DeploymentReport:
+    """The status of a deployment; nothing is written.
+
+    Args:
+        name: its id or the first characters of it, or an agent, for its newest one.
+        now: seconds since the epoch.
+        decision: that was just taken; by default what the numbers give now.
+    Raises:
+        DeploymentError: there is none.
+    """
+    deployment = deployments.get(name)
+    if decision is None:
+        if deployment.state.status == RUNNING:
+            decision = decide(deployment.plan, deployment.state, deployment.id, deployments, now)
+        else:
+            decision = _last_decision(deployments, deployment, now)
+    metric = next(metric for metric in deployment.plan.metrics if metric.success_gain is not None)
+    cells = deployments.evidence(deployment.id, metric, now)
+    return DeploymentReport(
+        deployment=deployment, decision=decision, arms=_arms(metric, cells),
+        judges=judge_watches(deployments, deployment), variance_removed=_removed(cells),
+    )  # fmt: skip
+
+
+def _last_decision(deployments: Deployments, deployment: Deployment, now: float) -> Decision:
+    """Why a deployment that is not running stands where it does, with the numbers that this was decided on.
+
+    If a person ordered it, or a watch gave an alarm, there are none: then those of its rollouts now.
+    """
+    state = deployment.state
+    rows = [row for row in deployments.history(deployment.id) if row["action"] != "replay"]
+    last: Mapping[str, Any] = rows[-1] if rows else {}
+    readings = tuple(map(stored_reading, last.get("readings") or ()))
+    return Decision(
+        action="continue", rule=last.get("rule", "status"), step=state.step,
+        reason=last.get("reason", f"the deployment is {state.status}"),
+        readings=readings or readings_now(deployment.plan, state, deployment.id, deployments, now),
+        requests=(readings and last.get("requests")) or deployments.requests(deployment.id, state.step, now),
+    )  # fmt: skip
+
+
+def _removed(cells: Arms) -> float | None:
+    """Share of the variance of the difference that the covariate removed; None without one or without a difference."""
+    if not any(cell.shift is not None and cell.shift.any() for of_arm in cells.values() for cell in of_arm.values()):
+        return None
+    before, after = difference(cells, covariate=False).variance, difference(cells).variance
+    return 1 - after / before if math.isfinite(before) else None
+
+
+def _arms(metric: Metric, cells: Arms) -> dict[str, dict[str, float | int | None]]:
+    """Number of values, mean and 95 % confidence sequence of each arm, for the first metric that promotes."""
+    arms = {}
+    for arm in (CHAMPION, CANDIDATE):
+        of_arm = [of_stratum[arm] for of_stratum in cells.values()]
+        mean, variance, _ = mean_of(of_arm)
+        known = math.isfinite(mean)
+        width = normal_mixture(variance, alpha=0.05, planned=_PLANNED) if known else math.inf
+        low, high = (
+            (mean - width, mean + width) if metric.is_amount else (max(0.0, mean - width), min(1.0, mean + width))
+        )
+        arms[arm] = {
+            "n": sum(cell.count for cell in of_arm), "score": mean if known else None, "low": low if known else None,
+            "high": high if known else None, "unscored": sum(cell.missing for cell in of_arm),
+        }  # fmt: skip
+    return arms
+
+
+def notify(deployment: Deployment, decision: Decision, hooks: Sequence[Hook] = ()) -> None:
+    """Sends what was decided, after it was written."""
+    if decision.action not in _EVENTS:
+        return
+    notifier = Notifier((*deployment.plan.events, *hooks))
+    notifier.notify(
+        _EVENTS[decision.action], agent=deployment.agent, deployment=deployment.id, champion=deployment.champion,
+        candidate=deployment.candidate, step=decision.step + 1, rule=decision.rule, reason=decision.reason,
+    )  # fmt: skip
+    notifier.close()
+
+
+def order(deployments: Deployments, name: str, action: str, *, reason: str = "", by: str | None = None) -> Deployment:
+    """Writes an order of a user, and sends it to the hooks of the plan.
+
+    Args:
+        action: pause, resume, promote or rollback; a rollback also takes back a promotion.
+        by: who orders it; by default the user of this process.
+    Raises:
+        DeploymentError: not possible in the deployment's state.
+    """
+    deployment = deployments.get(name)
+    notify(deployment, deployments.order(deployment.id, action, reason=reason, by=by))
+    return deployments.get(deployment.id)

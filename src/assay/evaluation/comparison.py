@@ -11,17 +11,19 @@ from statistics import fmean
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
 from assay.evaluation.evaluation import Evaluation, evaluate
-from assay.evaluation.sequential import (
+from assay.evaluation.session import RecordedProgram, Session
+from assay.evaluation.statistics import (
     LEAST_SPREAD,
     POWER,
+    Gain,
     SequentialTest,
     detectable_difference,
+    differences_of,
     fewest_to_accept,
+    paired_gain,
     spread_of,
     tasks_needed,
 )
-from assay.evaluation.session import RecordedProgram, Session
-from assay.evaluation.statistics import Gain, differences_of, paired_gain
 from assay.support.numbers import counted, figure, signed
 
 

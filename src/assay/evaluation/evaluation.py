@@ -15,14 +15,12 @@ from assay.datasets import Task
 from assay.errors import Cancelled, FailureKind
 from assay.evaluation.executors import in_threads, pairs_in_threads
 from assay.evaluation.failures import FirstRuns
-from assay.evaluation.metrics import Budget, TaskRun, measure, run_of, thinking_report
+from assay.evaluation.metrics import Budget, TaskRun, figures_of, measure, run_of, thinking_report, tool_use
 from assay.evaluation.session import RecordedProgram, Session
 from assay.evaluation.statistics import mean_interval
-from assay.evaluation.tool_use import figures_of, tool_use
 from assay.programs import program_version
 from assay.rubrics import ScoreResult
-from assay.rubrics.coverage import coverage_report
-from assay.rubrics.scoring import ScoredRun, mean_result
+from assay.rubrics.scoring import ScoredRun, coverage_report, mean_result
 from assay.support.numbers import figure
 from assay.support.reprs import ReportRepr, measure_text
 from assay.traces import Rollout
@@ -146,7 +144,7 @@ class Evaluation(ReportRepr):
         return grades
 
     def coverage(self) -> dict[str, Any]:
-        """`coverage` and `undecided` over all runs: see `assay.rubrics.coverage`."""
+        """`coverage` and `undecided` over all runs: see `assay.rubrics.scoring`."""
         return coverage_report(
             result for samples in (self._samples or {"": list(self.results.values())}).values() for result in samples
         )

@@ -15,7 +15,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import FailureKind, ProgramFailed
-from assay.programs.foreign.tasks import AgentFailed
+from assay.programs.foreign.runners import AgentFailed
 from assay.rubrics.scoring import ScoredRun
 from assay.support.package import OWN_FOLDERS
 

@@ -5,22 +5,33 @@ Does not call a model. Runs are made from rollouts (`run_of`) or, for any other 
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from assay.datasets import Task
 from assay.errors import ConfigError
+from assay.evaluation.statistics import interval_of
+from assay.rubrics import NoGrade
 from assay.rubrics.conversations import told_unasked
 from assay.rubrics.loading import RubricSource, load_rubric
 from assay.rubrics.steps import is_used, passed_on, plain_text
+from assay.rubrics.tools import (
+    abstention_when_not,
+    adoption_when_needed,
+    argument_exactness,
+    made_calls,
+    recovery_after_error,
+)
 from assay.support.number_texts import parse_number, whole_number
 from assay.support.reprs import ReportRepr
 from assay.traces import Rollout, ToolCall, Transition
-from assay.traces.messages.prompts import sent_formats
+from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import RUN_FIELDS
 from assay.traces.thinking import ThinkingUse, thinking_of
 
@@ -58,8 +69,8 @@ class TaskRun:
         thinking: what the run spent on thinking; None if unknown.
         rounds: those of a `Refine` program.
         error: why the agent gave no answer.
-        tool_figures: of an agent with tools, see `assay.evaluation.tool_use`; only those that apply to the task.
-        prompt_formats: of its calls, the most frequent first; see `assay.traces.messages.prompts.sent_formats`.
+        tool_figures: of an agent with tools, see `assay.evaluation.metrics`; only those that apply to the task.
+        prompt_formats: of its calls, the most frequent first; see `assay.traces.messages.final_answer.sent_formats`.
         told: facts that a simulated user told before they were asked for.
     """
 
@@ -369,3 +380,135 @@ def _row_values(runs: Sequence[TaskRun], pass_at: float) -> dict[str, float | No
         "response quality": _mean(scores),
     }
     return {**values, "overall score": _mean([value for value in values.values() if value is not None])}
+
+
+# -- Figures of an agent's tool use, each with a 95 % interval, for every report of a program with tools.
+#
+# Adoption and abstention are reported next to each other: adoption alone can be gained by calling a tool on every task.
+# Does not call a model.
+
+
+_GRADED = {
+    "adoption_when_needed": adoption_when_needed,
+    "abstention_when_not": abstention_when_not,
+    "argument_exactness": argument_exactness,
+    "recovery_after_error": recovery_after_error,
+}
+TOOL_FIGURES = (*_GRADED, "calls_per_task")
+
+
+def figures_of(task: Task, rollout: Rollout) -> dict[str, float]:
+    """The figures of one run that apply to its task: grades in [0, 1], and the number of tool calls.
+
+    A run that failed without an answer counts with the calls that it made.
+    """
+    prediction = dict(rollout.prediction or {})
+    figures: dict[str, float] = {}
+    for name, check in _GRADED.items():
+        try:
+            figures[name] = check(task, prediction, rollout).value
+        except NoGrade:
+            continue
+    calls = made_calls(prediction, rollout)
+    return figures if calls is None else {**figures, "calls_per_task": float(len(calls))}
+
+
+def tool_use(runs: Sequence[TaskRun]) -> dict[str, dict[str, float | int]] | None:
+    """`mean`, `low`, `high` and number of tasks `n` of each figure that was measured; None if none was.
+
+    Several runs of one task count with their mean.
+    """
+    by_task: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in TOOL_FIGURES}
+    for run in runs:
+        for name, value in run.tool_figures.items():
+            if name in by_task and math.isfinite(value):
+                by_task[name][run.task_id].append(value)
+    report = {name: _summary(values, name) for name, values in by_task.items() if values}
+    return report or None
+
+
+def _summary(by_task: Mapping[str, Sequence[float]], name: str) -> dict[str, Any]:
+    values = np.array([math.fsum(runs) / len(runs) for runs in by_task.values()])
+    most = float(values.max()) + 1 if name == "calls_per_task" else 1.0  # the largest number of calls is not known
+    low, high = interval_of(values, 0.0, most)
+    return {"mean": float(values.mean()), "low": low, "high": high, "n": len(values)}
+
+
+# -- Notes on what runs did that their score does not show: tools that all failed, verifiers that did not decide,
+# budgets that were not kept, users that tell the answer.
+
+
+_REASON_CHARS = 300
+
+
+def run_notes(runs: Collection[TaskRun]) -> list[str]:
+    """The notes on some runs of one program; none where nothing is to be said."""
+    notes = (_without_tools(runs), _undecided(runs), _over_budget(runs), _not_reported(runs), _told_unasked(runs))
+    return [note for note in notes if note]
+
+
+def overridden_format(asked: str | None, sent: Collection[str]) -> list[str]:
+    """A note where a program was run with a prompt format and its calls were sent in others."""
+    if asked is None or not sent or asked in sent:
+        return []
+    return [f"the prompt format {asked!r} has no effect: the program sets its own, {', '.join(map(repr, sent))}"]
+
+
+def _without_tools(runs: Collection[TaskRun]) -> str:
+    """In how many runs each tool call failed: an agent whose tools are down may answer, and be scored, without them."""
+    called = [run for run in runs if run.tools_made]
+    failed = [run for run in called if len(run.tool_errors) == run.tools_made]
+    if not failed:
+        return ""
+    reason, _ = Counter(error for run in failed for error in run.tool_errors).most_common(1)[0]
+    return (
+        f"in {len(failed)} of {len(called)} runs that called tools every call failed; the commonest reason: "
+        f"{reason[:_REASON_CHARS]}"
+    )
+
+
+def _undecided(runs: Collection[TaskRun]) -> str:
+    """How many answers of a `Refine` program its verifier could not grade: these are not revised."""
+    verified = [run.rounds for run in runs if run.rounds]
+    reasons = Counter(str(rounds[0]["reason"]) for rounds in verified if rounds[0]["probability"] is None)
+    if not reasons:
+        return ""
+    return (
+        f"the verifier could not grade {reasons.total()} of {len(verified)} answers, which were therefore not revised; "
+        f"the commonest reason: {reasons.most_common(1)[0][0]}"
+    )
+
+
+def _over_budget(runs: Collection[TaskRun]) -> str:
+    uses = [run.thinking for run in runs if run.thinking is not None and run.thinking.tokens is not None]
+    shares = [use.budget_share for use in uses if use.budget_share is not None]
+    over = [share for share in shares if share > 1]
+    if not over:
+        return ""
+    return (
+        f"{len(over)} of {len(shares)} runs thought more than their budget (of thinking or reasoning_depth), up to "
+        f"{100 * max(over):.0f} % of it: the server keeps no limit, or the thoughts are of digits, which have fewer "
+        "characters a token"
+    )
+
+
+def _not_reported(runs: Collection[TaskRun]) -> str:
+    uses = [run.thinking for run in runs if run.thinking is not None]
+    unknown = sum(use.tokens is None for use in uses)
+    if not unknown:
+        return ""
+    return (
+        f"the thinking tokens of {unknown} of {len(uses)} runs are unknown: the model thought, and the server did not "
+        "report how many tokens that took"
+    )
+
+
+def _told_unasked(runs: Collection[TaskRun]) -> str:
+    told = [run.told for run in runs if run.told]
+    if not told:
+        return ""
+    name, _ = Counter(name for names in told for name in names).most_common(1)[0]
+    return (
+        f"in {len(told)} of {len(runs)} runs the simulated user told facts before they were asked for, such "
+        f"as {name!r}: the score may be too high; test the user with `assay judge fidelity`"
+    )

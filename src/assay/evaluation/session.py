@@ -20,26 +20,24 @@ from assay.errors import AssayError, ConfigError, DataError, FailureKind
 from assay.evaluation.failures import FirstRuns
 from assay.evaluation.progress import Progress, SilentProgress
 from assay.models import LanguageModel, Meter, Thinking, sample_scope
-from assay.models.error_reasons import error_reason
-from assay.models.failures import failure_of_program, failure_of_run, is_agent_failure, stop_in
-from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
+from assay.models.calls import failure_of_program, failure_of_run, is_agent_failure, stop_in
+from assay.models.hosted import error_reason
+from assay.models.limits import DEFAULT_S, OverTime, ToolOverTime, current_limit, limited, within_limit
 from assay.models.scope import looping_answers_as_text
-from assay.models.tool_limits import ToolOverTime
 from assay.programs import RANGES, AgentParameters, ToolAgent, make_adapter, program_fields, program_version
 from assay.programs.compose import is_agent
 from assay.programs.isolation import copied, running
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric
-from assay.rubrics.grading import score_rollout
+from assay.rubrics.rubric import score_rollout
 from assay.rubrics.scoring import ScoredRun
 from assay.sources.opened import watching
 from assay.support.scrubbing import error_text, message
 from assay.support.values import json_value
 from assay.traces import Recorder, Rollout
-from assay.traces.carried import note_carried
 from assay.traces.listening import replacing
 from assay.traces.messages.endings import ending_of
-from assay.traces.places import OpenRollout, current_open_rollout
+from assay.traces.places import OpenRollout, current_open_rollout, note_carried
 
 CONTINUES = "What was run is kept; after fixing the cause, continue with resume=True"
 

@@ -7,10 +7,9 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.judges.base import Judge
     from assay.judges.calibration import Calibration
+    from assay.judges.comparing import PAIR_SCALE, ListwiseJudge, PairwiseJudge
     from assay.judges.deciding import resolver
     from assay.judges.labels import Item, LabelSplits, Rating, load_labels, split_items
-    from assay.judges.listwise import ListwiseJudge
-    from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
     from assay.judges.panel import Cascade, Jury, reliability_weights
     from assay.judges.pointwise import PointwiseJudge
     from assay.judges.quality.ranking import bradley_terry, win_rates
@@ -22,8 +21,7 @@ else:
             "calibration": "Calibration",
             "deciding": "resolver",
             "labels": "Item LabelSplits Rating load_labels split_items",
-            "listwise": "ListwiseJudge",
-            "pairwise": "PAIR_SCALE PairwiseJudge",
+            "comparing": "ListwiseJudge PAIR_SCALE PairwiseJudge",
             "panel": "Cascade Jury reliability_weights",
             "pointwise": "PointwiseJudge",
             "quality.ranking": "bradley_terry win_rates",

@@ -9,7 +9,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import FailureKind, RubricError
 from assay.judges.base import Judge, attempt
-from assay.judges.listwise import ListwiseJudge
+from assay.judges.comparing import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.quality.ranking import bradley_terry, pairings, win_rates

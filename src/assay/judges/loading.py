@@ -9,16 +9,14 @@ import pydantic
 
 from assay.errors import AssayError, ConfigError, RubricError
 from assay.judges.base import Judge
-from assay.judges.listwise import ListwiseJudge
-from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
+from assay.judges.comparing import PAIR_SCALE, ListwiseJudge, PairwiseJudge
 from assay.judges.panel import Cascade, Jury
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.reading import MIN_MASS
 from assay.models.roles import address_in, is_loopback
 from assay.rubrics import JudgeSpec
 from assay.rubrics.criteria import JudgeFields
-from assay.rubrics.files import JudgeFile
-from assay.rubrics.loading import import_check, load_rubric
+from assay.rubrics.loading import JudgeFile, import_check, load_rubric
 from assay.sources import trust
 from assay.sources.artifact_code import around
 from assay.support.settings import nearest

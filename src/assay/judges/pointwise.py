@@ -1,4 +1,8 @@
-"""`PointwiseJudge`: one question about one output, decided by a model."""
+"""Readings from a decision model: a client that answers typed questions with a probability per option.
+
+DSPy detects such a client by `supports_decision_requests`; `dspy.experimental.TypeSafe` is one, over HTTP. The request
+has the format of DSPy's own predictors. These clients are not `dspy.LM`s, so their calls are not in the store.
+"""
 
 import json
 from collections import Counter
@@ -16,8 +20,7 @@ from dspy.utils.exceptions import (
 from assay.errors import ConfigError, DataError
 from assay.judges.base import Judge, Reading
 from assay.judges.calibration import Calibration
-from assay.judges.decision import asks_decisions, decision_reading
-from assay.judges.label_texts import read_label
+from assay.judges.labels import read_label
 from assay.judges.reading import (
     EMPTY,
     GUARD,
@@ -41,6 +44,50 @@ from assay.judges.reading import (
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.json_texts import is_json
 from assay.support.settings import one_of
+
+
+def asks_decisions(lm: Any) -> bool:
+    """Whether the client supports decision requests, `client(state=…, questions=…)`."""
+    return getattr(lm, "supports_decision_requests", False) is True
+
+
+def decision_reading(
+    lm: Any, signature: Any, spec: JudgeSpec, inputs: Mapping[str, str], demos: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Returns the client's probability of each label.
+
+    Raises:
+        NoGrade: the client returned no probability for a label.
+    """
+    state: dict[str, Any] = {
+        "instructions": signature.instructions,
+        "input_fields": _described(signature.input_fields),
+        "inputs": dict(inputs),
+    }
+    if demos:
+        state["demos"] = [dict(demo) for demo in demos]
+    question = {
+        "type": "choice",
+        "instructions": spec.text,
+        "criteria": {label: spec.anchors.get(label) for label in spec.scale},
+    }
+    probabilities = lm(state=state, questions={"verdict": question})["verdict"].get("probabilities") or {}
+    if missing := [label for label in spec.scale if label not in probabilities]:
+        raise NoGrade(f"the decision model returned no probability for {missing}, only {dict(probabilities)}")
+    return {label: float(probabilities[label]) for label in spec.scale} | {"tokens": {}, MASS: 1.0}
+
+
+def _described(fields: Mapping[str, Any]) -> str:
+    """Names and descriptions of input fields, which are texts."""
+    described = []
+    for number, (name, field) in enumerate(fields.items(), 1):
+        text = field.json_schema_extra["desc"]
+        described.append(f"{number}. `{name}` (str): {'' if text == f'${{{name}}}' else text}")
+    return "\n".join(described).strip()
+
+
+# -- `PointwiseJudge`: one question about one output, decided by a model.
+
 
 _SAMPLE_TEMPERATURE = 0.7  # if there are several samples
 _CLEAR_MASS = 0.5  # probability of the words below which letters are tried on a judge's first item

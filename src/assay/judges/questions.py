@@ -15,8 +15,7 @@ from assay.rubrics.criteria import ORIGINS, SHOWS, JudgeSpec, NoGrade
 from assay.support.missing import is_missing
 from assay.support.values import digest_of
 from assay.traces.records import NOT_AGENTS, RUN_FIELDS, Rollout
-from assay.traces.store.direct_writes import DirectWrites
-from assay.traces.store.reads import StoreReads
+from assay.traces.store.store import DirectWrites, StoreReads
 
 _MOST_SOURCES, _MOST_RUNS = 50, 500  # of one question
 

@@ -10,22 +10,20 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.models.cache import ResponseCache
     from assay.models.calls import Call
-    from assay.models.line_grammar import LINES
-    from assay.models.lm import LanguageModel, get_lm, sibling, supports, with_recording
+    from assay.models.embedded import LINES
+    from assay.models.lm import LanguageModel, count_tokens, get_lm, sibling, supports, with_recording
     from assay.models.meter import Caps, Meter, Usage
     from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
     from assay.models.scope import sample_scope, spending
     from assay.models.thinking import Thinking
-    from assay.models.token_counts import count_tokens
 else:
     __getattr__, __dir__ = attach(
         __name__,
         {
             "cache": "ResponseCache",
             "calls": "Call",
-            "line_grammar": "LINES",
-            "token_counts": "count_tokens",
-            "lm": "LanguageModel get_lm sibling supports with_recording",
+            "embedded": "LINES",
+            "lm": "LanguageModel count_tokens get_lm sibling supports with_recording",
             "meter": "Caps Meter Usage",
             "registry": "EMBEDDED EmbeddedModel find_model pull_model",
             "scope": "sample_scope spending",

@@ -1,35 +1,251 @@
-"""llama.cpp in process, behind DSPy's engine contract.
-
-One server per model file and process; copies of a language model share it. Concurrent calls use the server's slots
-and reuse each other's prompt prefixes. Constrained output: llama.cpp compiles JSON schemas to grammars; a schema marked
-`LINES` becomes a grammar of `name: value` lines, for prompt formats that write those.
-"""
+"""Grammars for answers of one `name: value` line per field: the prompt format `lean`. Does not sample."""
 
 import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from assay.errors import MissingExtra, ModelError
+from assay.errors import LoopStopped, MissingExtra, ModelError
 from assay.models.alternatives import pruned_reply
-from assay.models.line_grammar import LINES, lines_grammar
-from assay.models.lora.adapters import Adapter, with_adapters
-from assay.models.lora.conversion import write_merged
+from assay.models.answers import text_of
+from assay.models.loops import Loop, LoopDetector, find_final_loop
+from assay.models.lora.adapters import Adapter, with_adapters, write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
 from assay.models.scope import current_field
 from assay.models.thinking import Thinking, llama_request, template_thinks
-from assay.models.tool_calls import with_tool_calls
-from assay.models.watching import LOOP, watched_reply
+
+if TYPE_CHECKING:
+    from dspy import lm15
+
+LINES = "x-assay-lines"  # schema keyword: one `name: value` line per property, in order
+
+# of patterns in a grammar: a character class, or a character that has no meaning in regular expressions
+_ATOM, _TIMES = r"(?:\[(?:[^\]\\]|\\.)+\]|[A-Za-z0-9 ,:;_=/-])", r"(?:\{\d+(?:,\d+)?\}|[+*?])?"
+
+
+def lines_grammar(schema: dict[str, Any]) -> str:
+    """GBNF grammar for an object schema, written as one `name: value` line per property, in order, all required.
+
+    Enums, numbers, booleans, and strings whose `pattern` is a sequence of characters and character classes with
+    repetitions are constrained exactly, and so are objects and arrays. Any other value is one line of text, to be
+    validated after parsing.
+    """
+    if any(_is_nested(value) for value in schema["properties"].values()):
+        return _nested_lines_grammar(schema)
+    rows = [f"{json.dumps(f'{name}: ')} {_value_rule(value)}" for name, value in schema["properties"].items()]
+    # The optional last newline is needed by models trained to end a turn with one: they do not stop without it.
+    return "root ::= " + ' "\\n" '.join(rows) + ' "\\n"?'
+
+
+def _is_nested(schema: dict[str, Any]) -> bool:
+    return schema.get("type") in ("object", "array")
+
+
+def _nested_lines_grammar(schema: dict[str, Any]) -> str:
+    """As `lines_grammar`, with objects and arrays as JSON on one line, in llguidance's dialect of Lark."""
+    compact = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    rows, rules = [], []
+    for number, (name, value) in enumerate(schema["properties"].items()):
+        rows.append(f"{json.dumps(f'{name}: ', ensure_ascii=False)} v{number}")
+        if _is_nested(value):
+            rules.append(f"v{number}: %json {json.dumps({**value, 'x-guidance': compact}, ensure_ascii=False)}")
+        elif "enum" in value or "const" in value:
+            choices = value.get("enum", [value.get("const")])
+            rules.append(f"v{number}: " + " | ".join(json.dumps(str(one), ensure_ascii=False) for one in choices))
+        else:
+            rules.append(f"v{number}: /{_line_pattern(value)}/")
+    return "\n".join(["%llguidance {}", "start: " + ' "\\n" '.join(rows) + ' "\\n"?', *rules])
+
+
+def _line_pattern(schema: dict[str, Any]) -> str:
+    """Regular expression of a number, boolean or text on one line."""
+    kinds = {"integer": "-?[0-9]{1,18}", "number": r"-?[0-9]{1,18}(\.[0-9]{1,12})?", "boolean": "(true|false)"}
+    return kinds.get(schema.get("type", ""), f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}")
+
+
+def _value_rule(schema: dict[str, Any]) -> str:
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return "(" + " | ".join(json.dumps(str(value)) for value in values) + ")"
+    kind = schema.get("type")
+    if kind == "integer":
+        return '"-"? [0-9]{1,18}'
+    if kind == "number":
+        return '"-"? [0-9]{1,18} ("." [0-9]{1,12})?'
+    if kind == "boolean":
+        return '("true" | "false")'
+    pattern = schema.get("pattern", "")
+    if re.fullmatch(rf"\^(?:{_ATOM}{_TIMES})+\$", pattern):
+        return " ".join(
+            f"{atom if len(atom) > 1 else json.dumps(atom)}{times}"
+            for atom, times in re.findall(f"({_ATOM})({_TIMES})", pattern[1:-1])
+        )
+    return f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}"
+
+
+# -- Tool calls that a model wrote as text: small models omit the marks by which llama.cpp detects tool calls.
+
+
+_SPACE = re.compile(r"\s*")
+_MARKS = re.compile(r"</?tool_call>|```(?:json)?|\[\[ ## \w+ ## \]\]")  # what models and prompts write around an object
+
+
+def with_tool_calls(reply: dict[str, Any], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The reply with tool calls, if its whole text is JSON objects that name an offered tool and its arguments."""
+    message = ((reply.get("choices") or [{}])[0] or {}).get("message") or {}
+    text = message.get("content")
+    if message.get("tool_calls") or not isinstance(text, str):
+        return reply
+    names = {str(tool.get("function", {}).get("name")) for tool in tools}
+    parsed = [_call(value, names) for value in _objects(_MARKS.sub(" ", text))]
+    if not parsed or None in parsed:
+        return reply
+    calls = [
+        {
+            "id": f"call_{at}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+        }
+        for at, (name, arguments) in enumerate(call for call in parsed if call is not None)
+    ]
+    choice = {
+        **reply["choices"][0],
+        "finish_reason": "tool_calls",
+        "message": {**message, "content": None, "tool_calls": calls},
+    }
+    return {**reply, "choices": [choice, *reply["choices"][1:]]}
+
+
+def _objects(text: str) -> list[Any]:
+    """The JSON values that a text consists of; empty if it contains anything else."""
+    values, at, decoder = list[Any](), 0, json.JSONDecoder()
+    text = text.strip()
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        values.append(value)
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
+    return values
+
+
+def _call(value: Any, names: set[str]) -> tuple[str, dict[str, Any]] | None:
+    if (
+        not isinstance(value, dict)
+        or value.get("name") not in names
+        or not set(value) <= {"name", "arguments", "parameters"}
+    ):
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    return (str(value["name"]), arguments) if isinstance(arguments, dict) else None
+
+
+# -- Watches an embedded model's generation as it is made, and stops it if it repeats itself.
+#
+# The reply is assembled from its chunks. Text, usage and finish reason are those of an unwatched call, but llama.cpp
+# reports no log-probability for the token that ends the turn, and none for tokens whose text it holds back for a
+# moment: their ids are then unknown.
+
+
+LOOP = "assay_loop"  # key of a stopped reply: the loop's kind, and the words it repeated
+
+
+def watched_reply(
+    generate: Callable[[dict[str, Any], Callable[[Any], bool]], Any], body: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The raw reply to a chat request, cut off where the text began to repeat itself for too long.
+
+    Args:
+        generate: llama.cpp's in-process chat handler: it calls back with each chunk, and stops if that returns True.
+    """
+    chunks: list[dict[str, Any]] = []
+    detector = LoopDetector()
+
+    def on_chunk(chunk: Any) -> bool:
+        chunk = json.loads(chunk) if isinstance(chunk, str | bytes) else chunk
+        for part in chunk if isinstance(chunk, list) else [chunk]:
+            chunks.append(part)
+            for choice in part.get("choices") or ():
+                delta = choice.get("delta") or {}
+                detector.add(str(delta.get("content") or delta.get("reasoning_content") or ""))
+        return detector.loop is not None
+
+    streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    generate(streaming, on_chunk)
+    failed = next((chunk for chunk in chunks if "choices" not in chunk), None)
+    return failed if failed is not None else _assembled(chunks, detector.loop)
+
+
+def _assembled(chunks: list[dict[str, Any]], loop: Loop | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    tokens: list[Any] = []
+    reply: dict[str, Any] = {}
+    reason = None
+    for chunk in chunks:
+        reply |= {key: value for key, value in chunk.items() if key != "choices"}
+        for choice in chunk.get("choices") or ():
+            for name in ("content", "reasoning_content"):
+                if (text := (choice.get("delta") or {}).get(name)) is not None:
+                    message[name] = message.get(name, "") + text
+            tokens += ((choice.get("logprobs") or {}).get("content")) or []
+            reason = choice.get("finish_reason") or reason
+    choice = {"index": 0, "finish_reason": "length" if loop else reason, "message": message}
+    reply |= {"object": "chat.completion", "choices": [{**choice, "logprobs": {"content": tokens}}]}
+    if loop is not None:  # stopped before llama.cpp reported the usage
+        reply[LOOP] = _described(loop)
+        reply["usage"] = {"completion_tokens": len(tokens), **(reply.get("usage") or {})}
+    return reply
+
+
+def stopped_loop(response: "lm15.Response | None", message: str | None = None) -> LoopStopped | None:
+    """The error of an answer that ended in a loop: stopped there, or cut by its limit while it repeated itself.
+
+    Args:
+        message: of the error if it is known, as for an answer from the response cache.
+    """
+    if response is None:
+        return None
+    text = text_of(response)
+    if message is not None:
+        return LoopStopped(message, text=text)
+    raw = response.provider_data
+    stopped = raw.get(LOOP) if isinstance(raw, Mapping) else None
+    if stopped is None and response.finish_reason == "length":
+        thought = "".join(str(getattr(part, "text", "")) for part in response.message.parts if part.type == "thinking")
+        loop = find_final_loop(text) or find_final_loop(thought)
+        stopped = None if loop is None else _described(loop)
+    if not isinstance(stopped, Mapping):
+        return None
+    tokens = response.usage.output_tokens
+    after = "" if tokens is None else f" after {tokens} tokens"
+    return LoopStopped(
+        f"the model repeated itself ({stopped['kind']}, from word {stopped['start'] + 1} on) and ended{after}",
+        text=text,
+    )
+
+
+def _described(loop: Loop) -> dict[str, Any]:
+    return {"kind": loop.kind, "period": loop.period, "start": loop.start, "words": loop.repeated}
+
+
+# -- llama.cpp in process, behind DSPy's engine contract.
+#
+# One server per model file and process; copies of a language model share it. Concurrent calls use the server's slots
+# and reuse each other's prompt prefixes. Constrained output: llama.cpp compiles JSON schemas to grammars; a schema
+# marked `LINES` becomes a grammar of `name: value` lines, for prompt formats that write those.
+
 
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up
@@ -223,7 +439,7 @@ class LlamaBackend:
         """Response and its cost in dollars (0: the model runs locally)."""
         from dspy import lm15
 
-        from assay.models.chat_body import chat_body
+        from assay.models.codec import chat_body
 
         body = {key: value for key, value in chat_body(request).items() if value is not None}
         if "max_completion_tokens" in body:

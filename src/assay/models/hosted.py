@@ -1,25 +1,154 @@
-"""Models that are called over HTTP, by the names that DSPy's engines and litellm know."""
+"""An engine of the user as a backend of the recording."""
 
 import dataclasses
+import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import wraps
 from typing import Any, cast
-
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download
 
 import dspy
 from dspy import lm15
-from dspy.utils.exceptions import ContextWindowExceededError, LMServerError, LMUnsupportedFeatureError
+from dspy.utils.exceptions import (
+    ContextWindowExceededError,
+    LMError,
+    LMNotConfiguredError,
+    LMServerError,
+    LMUnsupportedFeatureError,
+)
 
 from assay.errors import ConfigError
 from assay.models.answers import failure_in, response_of, text_of, with_completion
-from assay.models.chat_body import chat_body
+from assay.models.calls import is_refused
+from assay.models.codec import chat_body
 from assay.models.dspy_seam import call_with_messages
 from assay.models.entries import current_entry
-from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, check_variables
-from assay.models.thinking import Server, Thinking, hosted_request, server_at
+from assay.models.scope import having
+from assay.models.thinking import Server, Thinking, ThinkingError, hosted_request, reasoning_request, server_at
 from assay.support.scrubbing import add_secrets, fields
+
+
+class CustomBackend:
+    """Backend for a user's own DSPy engine."""
+
+    weights = ""
+    adapters: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = {}
+    concurrency = 4
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.weights = getattr(engine, "weights", "")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("supports_"):
+            return bool(getattr(self.engine, name, False))
+        if name == "supported_params":
+            return frozenset(getattr(self.engine, name, ()) or ())
+        raise AttributeError(name)
+
+    @property
+    def thinks(self) -> bool:
+        return bool(self.supports_reasoning)
+
+    def with_thinking(self, request: lm15.Request, thinking: Thinking) -> lm15.Request:
+        if not self.thinks:
+            raise ThinkingError(
+                thinking.value,
+                f": the engine of {request.model} does not declare supports_reasoning, and would ignore a budget",
+            )
+        return reasoning_request(request, thinking)
+
+    def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
+        return self.engine.complete(request), getattr(self.engine, "price_usd", None)
+
+    def count_tokens(self, text: str) -> int:
+        counter = getattr(self.engine, "count_tokens", None)
+        return int(counter(text)) if counter else rough_tokens(text)
+
+
+def rough_tokens(text: str) -> int:
+    return (len(text) + 3) // 4
+
+
+# -- Model calls follow no redirect, because a redirect would send the body and the key to the host that it names.
+#
+# litellm and the SDKs under it tell `httpx` to follow redirects, and it then sends the body on. DSPy's own transports
+# follow none.
+
+
+_refused: ContextVar[bool] = ContextVar("assay_no_redirects", default=False)
+_installed = False
+
+
+def no_redirects() -> AbstractContextManager[bool]:
+    """Inside, requests made through httpx in this thread or task end at a redirect; their client raises an error."""
+    _install()
+    return having(_refused, True)
+
+
+def _install() -> None:
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for name in ("httpx", "httpx2"):  # litellm and mcp use either
+        if importlib.util.find_spec(name) is not None:
+            module = importlib.import_module(name)
+            module.Client.send = _ending_at_redirects(module.Client.send)
+            module.AsyncClient.send = _ending_at_redirects(module.AsyncClient.send)
+
+
+def _ending_at_redirects(send: Any) -> Any:
+    """Wrap `send`, synchronous or not: the coroutine of an asynchronous one is returned to its caller."""
+
+    @wraps(send)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        return send(*args, **({**kwargs, "follow_redirects": False} if _refused.get() else kwargs))
+
+    return guarded
+
+
+# -- Messages for errors of model clients: which server or key is missing, and what to do.
+
+
+_START = {"ollama": " (ollama serve)", "ollama_chat": " (ollama serve)", "hosted_vllm": " (vllm serve NAME)"}
+
+
+def missing_keys(error: BaseException) -> Sequence[str]:
+    """The environment variables for the provider's missing key; empty for any other error."""
+    return getattr(error, "env_keys", ()) if isinstance(error, LMNotConfiguredError) else ()
+
+
+def error_reason(error: BaseException, key: str = "api_key_env", *, base: str = "api_base") -> str:
+    """The text of a model client's exception, with what to do about it.
+
+    Args:
+        key, base: our arguments for the variable with the model's key and for its address.
+    """
+    if keys := missing_keys(error):
+        model = getattr(error, "model", None) or "the provider"
+        return f"{model} needs an API key: set {' or '.join(keys)}, or name the variable that has it ({key})"
+    text = str(error).strip().rstrip(".")
+    if is_refused(error):
+        model = getattr(error, "model", None) or getattr(error.__cause__, "model", None) or ""
+        start = _START.get(model.partition("/")[0], "")
+        return f"{text}: no server listens there. Start it{start}, or correct its address ({base})"
+    if getattr(error, "status", None) == 404:
+        return (
+            f"{text}: the server has no such model or path. Check the model's name, and that the address ({base}) "
+            "ends as the server documents it, mostly with /v1"
+        )
+    return text if isinstance(error, LMError) else f"{type(error).__name__}: {text}"
+
+
+# -- Models that are called over HTTP, by the names that DSPy's engines and litellm know.
+
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download
 
 _DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run
 _PROVIDERS = ("anthropic/", "gemini/")  # whose own API an address speaks; others speak OpenAI's

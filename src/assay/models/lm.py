@@ -3,13 +3,17 @@
 Its engine (`assay.models.recording`) calls llama.cpp for embedded models, and DSPy's own engine or litellm for others.
 """
 
+import contextlib
 import difflib
 import functools
+import hashlib
 import inspect
 import math
 import numbers
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dspy
 from dspy import lm15
@@ -17,11 +21,10 @@ from dspy import lm15
 from assay.errors import ConfigError, NoModelFile
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
-from assay.models.custom_backend import CustomBackend
 from assay.models.dspy_seam import public_entries
 from assay.models.embedded import LlamaBackend
 from assay.models.entries import Entry, Opened, current_entry, entered, wrapped
-from assay.models.hosted import HostedBackend
+from assay.models.hosted import CustomBackend, HostedBackend, rough_tokens
 from assay.models.meter import Meter
 from assay.models.prices import Price
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine
@@ -339,3 +342,31 @@ def supports(lm: Any, feature: str) -> bool:
 
 
 # by hash of the text: the prompts themselves would be most of a run's memory
+
+# -- Counts of tokens by the engine of a model, cached.
+
+
+_COUNTS = 16_384  # token counts kept per backend
+# Per backend, so that counts end with it.
+_counts: WeakKeyDictionary[Any, OrderedDict[bytes, int]] = WeakKeyDictionary()
+
+
+def _count(backend: Any, text: str) -> int:
+    counts = _counts.setdefault(backend, OrderedDict())
+    key = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+    if (count := counts.get(key)) is None:
+        count = counts[key] = int(backend.count_tokens(text))
+        if len(counts) > _COUNTS:
+            with contextlib.suppress(KeyError):  # another thread removed the last one
+                counts.popitem(last=False)
+    return count
+
+
+def count_tokens(lm: Any, text: str) -> int:
+    """Number of tokens of `text` by the model's tokenizer; one token per four characters if there is none."""
+    if not isinstance(lm, LanguageModel):
+        return rough_tokens(text)
+    try:
+        return _count(lm.recording.backend, text)
+    except Exception:  # an unavailable tokenizer must not stop an agent; the docstring states the fallback
+        return rough_tokens(text)

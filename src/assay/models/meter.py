@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
-from assay.models.ledger import Ledger, Sent
+from assay.models.cache import Ledger, Sent
 from assay.models.limits import LimitedCall, innermost, is_overdue, leave_if_abandoned
 from assay.support.numbers import counted
 

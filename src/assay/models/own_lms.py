@@ -22,10 +22,9 @@ from dspy import lm15
 from assay.models.answers import response_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
-from assay.models.custom_backend import CustomBackend
 from assay.models.dspy_seam import async_engine_of, engine_of, set_engines
 from assay.models.entries import Entry, Opened, current_entry, entered
-from assay.models.hosted import HostedBackend
+from assay.models.hosted import CustomBackend, HostedBackend
 from assay.models.lm import CLIENT_KEYS, LanguageModel, call_of
 from assay.models.meter import Meter
 from assay.models.recording import AsyncRecordingEngine, RecordingEngine

@@ -88,7 +88,7 @@ def cost_of(backend: Any, model: str, usage: Any, reported: float | None, *, own
             cached, audio and reasoning tokens, but not the prices of `litellm.register_model`: a call with no such
             tokens has litellm's price.
     """
-    from assay.models.custom_backend import CustomBackend
+    from assay.models.hosted import CustomBackend
 
     listed = price(model, usage.input_tokens or 0, usage.output_tokens or 0, own=own)
     special = usage.cache_read_tokens or usage.cache_write_tokens or usage.reasoning_tokens

@@ -1,14 +1,13 @@
-"""Engine under every model of a run: response cache, meter, backend, observers, in this order.
-
-Independent of `dspy.LM`: `assay.models.lm` builds one on it.
-"""
+"""Tokens of calls: those that a call is expected to take, with their price, and those that a server did not report."""
 
 import asyncio
 import dataclasses
 import functools
+import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dspy
@@ -17,19 +16,16 @@ from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
 from assay.errors import LoopStopped
 from assay.models.alternatives import pruned
-from assay.models.answers import stored_response, text_of
-from assay.models.cache import ResponseCache
-from assay.models.calls import Call, Observer
-from assay.models.codec import request_to_dict, response_from_dict
-from assay.models.embedded import LlamaBackend
+from assay.models.answers import stored_response, streamable, text_of
+from assay.models.cache import Ledger, ResponseCache, Sent
+from assay.models.calls import Call, Observer, failure_of_call, is_refused
+from assay.models.codec import request_to_dict, response_from_dict, response_to_dict
+from assay.models.embedded import LlamaBackend, stopped_loop
 from assay.models.entries import Entry, current_entry, entered, seed_of
-from assay.models.failures import failure_of_call, is_refused
-from assay.models.hosted import HostedBackend
-from assay.models.ledger import Ledger, Sent
+from assay.models.hosted import CustomBackend, HostedBackend, rough_tokens
 from assay.models.limits import asking_model, uninterrupted
-from assay.models.meter import Meter
-from assay.models.prices import Price, cost_of
-from assay.models.reservations import counted, reservation_of
+from assay.models.meter import Meter, Reservation
+from assay.models.prices import Price, cost_of, price
 from assay.models.roles import Endpoint
 from assay.models.scope import (
     current_answers,
@@ -38,11 +34,98 @@ from assay.models.scope import (
     loops_are_text,
     waits_for_servers,
 )
-from assay.models.streaming import events_in_pieces
 from assay.models.thinking import thought_tokens
 from assay.models.unrecorded import accounted, went_by
-from assay.models.watching import stopped_loop
 from assay.support.scrubbing import error_text
+from assay.support.values import json_text
+
+FIRST_ANSWER = 1024  # tokens reserved for the answer of a call without `max_tokens`, until an answer was seen
+_FORMAT = 8  # tokens of the chat format per message
+
+
+def reservation_of(
+    backend: Any, model: str, request: Mapping[str, Any], longest: int, own: Price | None = None
+) -> Reservation:
+    """Tokens of the prompt and `max_tokens`, and their price. An unknown price reserves nothing.
+
+    Args:
+        backend: counts the tokens of the prompt; images and other binary parts are not counted.
+        request: the canonical lm15 dictionary.
+        longest: tokens of the longest answer so far, for a request without `max_tokens`; 0 before the first.
+        own: the user's price of the model.
+    """
+    limit = (request.get("config") or {}).get("max_tokens")
+    text = _count(backend, "\n".join(_texts(request)))
+    prompt, answer = text + _format_tokens(request), (longest or FIRST_ANSWER) if limit is None else int(limit)
+    cost, least = price(model, prompt, answer, own=own), price(model, text, 0, own=own)
+    if own is None and isinstance(backend, CustomBackend):
+        cost, least = (getattr(backend.engine, "price_usd", value) for value in (cost, least))
+    return Reservation(prompt + answer, cost or 0.0, limit is not None, text, least or 0.0)
+
+
+def counted(backend: Any, request: Mapping[str, Any], response: lm15.Response) -> lm15.Response:
+    """The answer with tokens counted by the backend's tokenizer where the server reports none, or 0 of a text."""
+    usage, text = response.usage, "\n".join(_strings(response_to_dict(response)["message"]["parts"]))
+    if usage.input_tokens and (usage.output_tokens or not text):
+        return response
+    prompt = usage.input_tokens or _count(backend, "\n".join(_texts(request))) + _format_tokens(request)
+    answer = usage.output_tokens or (_count(backend, text) if text else 0)
+    return replace(response, usage=replace(usage, input_tokens=prompt, output_tokens=answer))
+
+
+def _format_tokens(request: Mapping[str, Any]) -> int:
+    return _FORMAT * (len(request.get("messages") or ()) + 1)
+
+
+def _count(backend: Any, text: str) -> int:
+    try:
+        return int(backend.count_tokens(text))
+    except Exception:  # a tokenizer that is not available must not stop a call
+        return rough_tokens(text)
+
+
+def _texts(request: Mapping[str, Any]) -> list[str]:
+    """The texts of a request: system prompt, messages, tools and schema, without binary data."""
+    schemas = [request.get("tools"), (request.get("config") or {}).get("response_format")]
+    return _strings([request.get("system"), request.get("messages")]) + [json_text(part) for part in schemas if part]
+
+
+def _strings(value: Any) -> list[str]:
+    """The strings in messages or their parts, without binary data."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        value = [part for key, part in value.items() if key not in ("data", "url", "type", "role")]
+    return [text for part in value for text in _strings(part)] if isinstance(value, list | tuple) else []
+
+
+# -- A complete answer as a stream of events, in pieces that DSPy's listeners can follow.
+#
+# Does not reduce latency: an answer is counted, stored and cached as a whole before its first piece is sent.
+
+
+_PIECE = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
+
+
+def events_in_pieces(response: lm15.Response) -> Iterator[Any]:
+    """Events of an answer, with its text word by word: DSPy detects the end of a field only across pieces."""
+    for event in lm15.response_to_events(streamable(response)):
+        pieces = (
+            _PIECE.findall(event.delta.text)
+            if isinstance(event, lm15.StreamDeltaEvent) and isinstance(event.delta, lm15.TextDelta)
+            else []
+        )
+        if not pieces:
+            yield event
+        for at, piece in enumerate(pieces):
+            logprobs = event.delta.logprobs if at == len(pieces) - 1 else ()
+            yield dataclasses.replace(event, delta=dataclasses.replace(event.delta, text=piece, logprobs=logprobs))
+
+
+# -- Engine under every model of a run: response cache, meter, backend, observers, in this order.
+#
+# Independent of `dspy.LM`: `assay.models.lm` builds one on it.
+
 
 NOT_KNOWN = 1.0  # marks a missing log-probability, which is never above 0: DSPy accepts no NaN
 

@@ -24,8 +24,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-from assay.models.scope import having
-from assay.models.threads import accounted_calls, follow
+from assay.models.scope import accounted_calls, follow, having
 
 _asking: ContextVar[tuple[Callable[[int], None], ...]] = ContextVar("assay_asking", default=())
 _lock = threading.Lock()

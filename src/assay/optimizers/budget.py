@@ -19,7 +19,9 @@ from assay.datasets import Splits, Task
 from assay.errors import BudgetExceeded, ConfigError
 from assay.evaluation.evaluation import Evaluation
 from assay.evaluation.progress import Progress
-from assay.evaluation.sequential import (
+from assay.evaluation.session import Session
+from assay.evaluation.statistics import (
+    FEWEST,
     POWER,
     WORST_SPREAD,
     SequentialTest,
@@ -27,10 +29,8 @@ from assay.evaluation.sequential import (
     fewest_to_accept,
     tasks_needed,
 )
-from assay.evaluation.session import Session
-from assay.evaluation.statistics import FEWEST
 from assay.models import Caps, LanguageModel, Meter, count_tokens
-from assay.models.ledger import Ledger
+from assay.models.cache import Ledger
 from assay.models.meter import Usage, spent_before
 from assay.models.prices import price
 from assay.optimizers.finetuning.settings import PolicySettings

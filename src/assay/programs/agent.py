@@ -9,15 +9,15 @@ import dspy
 from assay.errors import ProgramError
 from assay.models import count_tokens
 from assay.models.dspy_seam import prompt_text
+from assay.models.scope import settings_for_threads
 from assay.models.thinking import Thinking, native_thinking
-from assay.models.threads import settings_for_threads
 from assay.programs.adapters import checked_format, listen_under, make_adapter
 from assay.programs.allocation import AUTO, ThinkingPolicy, answer_key, majority_is_sure
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
 from assay.programs.streaming import in_thread
 from assay.programs.thinking import thinking_limit
-from assay.traces.carried import note_carried
 from assay.traces.listening import with_lm
+from assay.traces.places import note_carried
 
 __all__ = ["GUIDE", "WRITTEN_DECISIONS", "Agent", "BaseAgent"]
 

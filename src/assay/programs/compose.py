@@ -14,16 +14,16 @@ from typing import Any
 import dspy
 import numpy as np
 
+from assay.models.scope import settings_for_threads
 from assay.models.thinking import Thinking
-from assay.models.threads import settings_for_threads
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 from assay.programs.isolation import copied
 from assay.programs.streaming import in_thread, streaming_as
 from assay.support.awaited import completed
 from assay.support.values import json_text, value_text
-from assay.traces.carried import note_carried
 from assay.traces.listening import with_lm
+from assay.traces.places import note_carried
 from assay.traces.records import RUN_FIELDS
 
 __all__ = [

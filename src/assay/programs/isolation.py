@@ -27,7 +27,7 @@ import dspy
 import pydantic
 
 from assay.errors import ProgramError
-from assay.models.threads import settings_for_threads
+from assay.models.scope import settings_for_threads
 from assay.programs.agent import BaseAgent
 from assay.programs.streaming import streaming_as
 from assay.sources.files import is_user_file

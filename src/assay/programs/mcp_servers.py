@@ -17,9 +17,8 @@ from pathlib import PurePath
 from typing import Any, TextIO, cast
 
 from assay.errors import ConfigError, MissingExtra
-from assay.programs.standard_error import StandardError
-from assay.programs.tool_schemas import plain_schema
-from assay.programs.toolbox import RESULT_CHARACTERS, OfferedTool, cut
+from assay.programs.foreign.runners import StandardError
+from assay.programs.toolbox import RESULT_CHARACTERS, OfferedTool, cut, plain_schema
 from assay.support.scrubbing import error_text
 
 __all__ = ["McpError", "McpServer"]

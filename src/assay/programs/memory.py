@@ -21,8 +21,8 @@ from assay.traces.records import subject_digest, subject_digests
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine
+from assay.traces.store.erasure import fact_line
 from assay.traces.store.location import store_url
-from assay.traces.store.recalled import fact_line
 from assay.traces.store.rows import clean
 
 __all__ = ["Fact", "Memory"]

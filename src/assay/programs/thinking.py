@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 
 from assay.models import supports
-from assay.models.line_grammar import LINES
+from assay.models.embedded import LINES
 from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, ThinkingError, native_thinking
 
 __all__ = ["LIMIT", "LimitsThoughts", "thinking_limit", "thought_field"]

@@ -22,8 +22,8 @@ from assay.traces.messages.dialects import chat_messages
 from assay.traces.shown import demos_in
 from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.paging import calls_from
-from assay.traces.store.reads import StoreReads
 from assay.traces.store.sealing import openings_line
+from assay.traces.store.store import StoreReads
 
 __all__ = ["CandidateRow", "CompilePage", "Decision", "Demonstration", "compile_page"]
 

@@ -19,7 +19,7 @@ from assay.reports.sides import by_criterion, by_type, grades_of, mean_of
 from assay.reports.texts import preview
 from assay.support.places import is_other_file, write_whole
 from assay.traces.store.evaluations import Evaluated
-from assay.traces.store.reads import StoreReads
+from assay.traces.store.store import StoreReads
 
 if TYPE_CHECKING:
     from jinja2 import Environment

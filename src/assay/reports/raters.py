@@ -18,7 +18,7 @@ from assay.reports.texts import plain, preview
 from assay.rubrics.criteria import JudgeSpec
 from assay.support.values import digest_of
 from assay.traces.store import tables as schema
-from assay.traces.store.reads import StoreReads
+from assay.traces.store.store import StoreReads
 
 __all__ = ["Disagreement", "Growth", "Verdict", "disagreements", "growth", "items_of", "label_rows", "verdicts_of"]
 

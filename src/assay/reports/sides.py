@@ -16,7 +16,7 @@ from assay.reports.texts import preview
 from assay.support.numbers import counted, signed
 from assay.traces.store import tables as schema
 from assay.traces.store.evaluations import Evaluated, EvaluatedTask
-from assay.traces.store.reads import StoreReads
+from assay.traces.store.store import StoreReads
 
 __all__ = [
     "FEWEST_TASKS", "Difference", "Sides", "TaskChange", "by_criterion", "by_type", "differences_by_part",

@@ -8,7 +8,7 @@ from assay.errors import StoreError
 from assay.reports.files import ROWS
 from assay.reports.sides import Sides, sides_of
 from assay.traces.store.evaluations import before_and_after
-from assay.traces.store.reads import StoreReads
+from assay.traces.store.store import StoreReads
 
 __all__ = ["TrainedTasks", "compared_runs", "trained_tasks"]
 

@@ -7,10 +7,8 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.rubrics.criteria import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade, NotApplicable
     from assay.rubrics.dspy_metric import RubricMetric
-    from assay.rubrics.files import rubric_schema
-    from assay.rubrics.formats import points_rubric
     from assay.rubrics.lint import lint_rubric
-    from assay.rubrics.loading import SHIPPED, load_rubric
+    from assay.rubrics.loading import SHIPPED, load_rubric, points_rubric, rubric_schema
     from assay.rubrics.rubric import Rubric
     from assay.rubrics.scoring import ScoreResult, fields_of
     from assay.rubrics.weights import fit_weights
@@ -19,10 +17,8 @@ else:
         __name__,
         {
             "criteria": "Criterion Essential Failed Grade JudgeSpec NoGrade NotApplicable",
-            "formats": "points_rubric",
+            "loading": "SHIPPED load_rubric points_rubric rubric_schema",
             "lint": "lint_rubric",
-            "files": "rubric_schema",
-            "loading": "SHIPPED load_rubric",
             "dspy_metric": "RubricMetric",
             "rubric": "Rubric",
             "scoring": "ScoreResult fields_of",

@@ -1,20 +1,21 @@
 """Criteria of a rubric: their graders, weights and validation. Grading is in `assay.rubrics.scoring`."""
 
+import difflib
 import functools
 import hashlib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from assay.datasets import Task
 from assay.errors import FailureKind, RubricError
-from assay.rubrics.calling import MetricCheck, as_check, definition_of
-from assay.rubrics.spelling import named_keywords, unfit_arguments
+from assay.rubrics.calling import MetricCheck, as_check, definition_of, named_keywords, unfit_arguments
 from assay.support.settings import one_of
+from assay.traces.records import Verdict
 
 __all__ = [
     "ORIGINS",
@@ -33,7 +34,11 @@ __all__ = [
     "OutOfRange",
     "arguments_rule",
     "beyond",
+    "check_conditions",
+    "condition",
     "is_shown_name",
+    "merge_judge_criteria",
+    "no_such_condition",
 ]
 
 SCALE_KINDS = ("ordinal", "nominal", "numeric")
@@ -408,3 +413,106 @@ def _code_hash(check: Any) -> str:
     except (OSError, TypeError):
         text = _name_of(check)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# -- Conditional criteria (`Criterion.when`): they count only if another criterion passed. Does not grade.
+#
+# A length penalty on wrong answers ranks short wrong answers above long ones. With group-relative advantages, a group
+# of only wrong answers (a hard task) then trains the model to think less. With `when: correct` it is a zero-variance
+# group.
+
+
+def check_conditions(rubric: str, criteria: Sequence[Criterion]) -> dict[str, Criterion]:
+    """Validates `when` of all criteria and returns the criteria by name.
+
+    Raises:
+        RubricError: `when` names an unknown criterion, a pitfall, a criterion of scope `step` (for a final criterion),
+            or is part of a cycle.
+    """
+    by_name = {c.name: c for c in criteria}
+    for c in criteria:
+        if not c.when:
+            continue
+        where = f"rubric {rubric!r}: criterion {c.name!r}: when={c.when!r}"
+        gate = by_name.get(c.when)
+        if gate is None:
+            raise RubricError(f"rubric {rubric!r}: {no_such_condition(c.name, c.when, by_name)}")
+        if gate.weight < 0:
+            raise RubricError(
+                f"{where} is a pitfall (weight {gate.weight:g}), which cannot pass; name a criterion with a weight >= 0"
+            )
+        if c.scope == "final" and gate.scope == "step":
+            raise RubricError(f"{where} has scope 'step'; a final criterion can depend only on a final one")
+        _check_cycle(where, c, by_name)
+    return by_name
+
+
+def _check_cycle(where: str, c: Criterion, by_name: dict[str, Criterion]) -> None:
+    path, gate = [c.name], by_name.get(c.when)
+    while gate is not None and gate.name not in path:
+        path.append(gate.name)
+        gate = by_name.get(gate.when)
+    if gate is not None and gate.name == c.name:
+        raise RubricError(f"{where} is part of a cycle ({' -> '.join([*path, c.name])}); remove one of them")
+
+
+def no_such_condition(name: str, when: str, names: Iterable[str]) -> str:
+    """Error message for a `when` that names an unknown criterion, with the closest name."""
+    near = difflib.get_close_matches(when, list(names), 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"criterion {name!r}: when={when!r} names no criterion of the rubric; there are {', '.join(names)}.{hint}"
+
+
+def condition(criterion: Criterion, gate: Criterion, verdict: Verdict) -> Verdict | None:
+    """Returns None if the gate passed, otherwise the verdict that replaces the criterion's.
+
+    If the gate is unscored, the criterion is unscored too; otherwise it does not apply.
+    """
+    if verdict.applies and verdict.grade is not None and gate.passed(verdict.grade):
+        return None
+    unknown = verdict.applies and verdict.grade is None
+    reason = f"counts only where {gate.name} passes, and {gate.name} {'is unscored' if unknown else 'did not'}"
+    return Verdict(
+        criterion=criterion.name,
+        grade=None,
+        weight=criterion.weight,
+        scope=criterion.scope,
+        reason=reason,
+        applies=unknown,
+    )
+
+
+# -- `judging="overall"`: merges the judge criteria of a rubric into one (implicit aggregation).
+
+
+_RATING = ("very poor", "poor", "fair", "good", "very good")
+
+
+def merge_judge_criteria(name: str, criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
+    """Returns the criteria with all judge criteria replaced by one whose question lists them with their weights.
+
+    Raises:
+        RubricError: a judge criterion is essential, uses a judge defined elsewhere, or is linked to another by `when`;
+            or none has a positive weight.
+    """
+    judged = [c for c in criteria if c.judge is not None]
+    if unfit := [c.name for c in judged if c.essential is not None or (c.judge and c.judge.use)]:
+        raise RubricError(
+            f"rubric {name!r}: judging='overall' merges the judge criteria into one question, "
+            f"so {unfit} can neither be essential nor use a judge"
+        )
+    names = {c.name for c in judged}
+    if linked := [c.name for c in criteria if c.when and (c in judged or c.when in names)]:
+        raise RubricError(
+            f"rubric {name!r}: judging='overall' merges the judge criteria into one question, "
+            f"so {linked} cannot depend on one with when"
+        )
+    weight = math.fsum(c.weight for c in judged if c.weight > 0)
+    if not weight:
+        raise RubricError(f"rubric {name!r}: judging='overall' needs a judge criterion with a weight above 0")
+    questions = " ".join(f"({c.weight:+g}) {c.judge.text}" for c in judged if c.judge)
+    text = f"Rate the output as a whole by these criteria, each with its weight, a negative one a pitfall: {questions}"
+    shows = tuple(dict.fromkeys(name for c in judged if c.judge for name in c.judge.shows or SHOWS))
+    spec = JudgeSpec(text=text, scale=_RATING, shows=() if shows == SHOWS else shows)
+    overall = Criterion(name="overall", weight=weight, judge=spec)
+    return (*(c for c in criteria if c.judge is None), overall)

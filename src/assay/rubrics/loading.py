@@ -5,11 +5,13 @@ All errors of a file are reported at once, with file, line and valid values.
 
 import inspect
 import json
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pydantic
 import yaml
@@ -18,30 +20,265 @@ from assay.errors import ArtifactError, RubricError
 from assay.rubrics import checks, conversations, documents, environments, steps, tested, tools
 from assay.rubrics.calling import as_check, definition_of
 from assay.rubrics.code import checks as code_checks
-from assay.rubrics.conditions import no_such_condition
-from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
-from assay.rubrics.files import CriterionFile, JudgeFile, RubricFile
-from assay.rubrics.formats import read_foreign
+from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec, no_such_condition
 from assay.rubrics.protocols import Resolver
-from assay.rubrics.rubric import Rubric
+from assay.rubrics.rubric import STEP_CAP, Rubric
 from assay.sources.modules import attribute_of, qualified_name
 from assay.sources.naming import why_not_imported
 from assay.support.package import CONTENT
 from assay.support.places import no_such_file
 from assay.support.settings import nearest
 from assay.support.yaml_files import read_text
-from assay.support.yaml_models import Problem, as_text, corrected_key, did_you_mean, line_of, read_mapping, validated
+from assay.support.yaml_models import (
+    Problem,
+    StrictModel,
+    as_text,
+    corrected_key,
+    did_you_mean,
+    line_of,
+    read_mapping,
+    validated,
+)
 
 __all__ = [
     "SHIPPED",
     "SHIPPED_CHECKS",
+    "CriterionFile",
+    "EssentialFile",
+    "JudgeFile",
+    "RubricFile",
     "RubricSource",
     "check_rubric_exists",
     "importable_name",
     "load_rubric",
+    "points_rubric",
+    "read_foreign",
     "rubric_name",
+    "rubric_schema",
     "rubric_text",
 ]
+
+# -- The parts of a rubric file and of a judge file, as pydantic models, and their JSON schema.
+
+
+class EssentialFile(StrictModel):
+    # The key `essential` of a criterion in a rubric file.
+    pass_at: float = pydantic.Field(1.0, strict=True, ge=0, le=1)
+    """Grade from which the criterion passes."""
+    cap: float = pydantic.Field(0.0, strict=True, ge=0, le=1)
+    """Highest score of a rollout that does not pass."""
+
+
+def _word(value: Any) -> Any:
+    """Converts a number on a scale, as YAML parses it, to a string."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+_Word = Annotated[str, pydantic.BeforeValidator(_word)]
+
+
+class JudgeFile(StrictModel):
+    """The fields of a `JudgeSpec`."""
+
+    text: str = ""
+    """The question."""
+    scale: list[_Word] = ["no", "yes"]
+    """Labels, from worst to best where `kind` is `ordinal`."""
+    anchors: dict[_Word, str] = {}
+    """Label -> what it means, shown to the judge."""
+    kind: Literal["ordinal", "nominal", "numeric"] = "ordinal"
+    """`ordinal`: from worst to best; `nominal`: without order; `numeric`: rising numbers."""
+    grades: dict[_Word, pydantic.StrictFloat] = {}
+    """Label -> grade in [0, 1]; by default evenly spaced along the scale."""
+    shows: list[str] = []
+    """What the judge sees: `task_input`, `output`, `expected`, or fields of them as `input.NAME`, `output.NAME`,
+    `expected.NAME`; by default `task_input` and `output`. Columns of labels have the same names."""
+    use: str = ""
+    """A compiled judge (artifact) or a judge's file, relative to this file, in place of `text`."""
+
+    def spec(self) -> JudgeSpec:
+        return JudgeSpec(
+            text=self.text,
+            scale=tuple(self.scale),
+            anchors=self.anchors,
+            kind=self.kind,
+            grades=self.grades,
+            shows=tuple(self.shows),
+            use=self.use,
+        )
+
+
+class CriterionFile(StrictModel):
+    # A criterion in a rubric file.
+    name: str
+    """Unique in the rubric."""
+    weight: float = pydantic.Field(1.0, strict=True, allow_inf_nan=False)
+    """Share of the score; a negative weight is a pitfall."""
+    scope: Literal["final", "step"] = "final"
+    """`final`: of the whole rollout; `step`: of each LM call, a step reward that is not part of the score."""
+    check: str | None = None
+    """`package.module:NAME` or `file.py:NAME` next to the rubric. Loading the rubric runs the file."""
+    metric: str | None = None
+    """A DSPy metric of `(example, pred, trace=None)`, named as a check is."""
+    range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of the check or metric; values become grades in [0, 1]."""
+    with_: dict[str, Any] = pydantic.Field({}, alias="with")
+    """Arguments of the check."""
+    judge: str | JudgeFile | None = None
+    """A question, or a mapping with the keys of `judge` below. One of `check`, `metric` and `judge`."""
+    scale: list[_Word] | None = None
+    """Labels of a judge that is given as a question."""
+    anchors: dict[str, str] | None = None
+    """Label -> what it means, of a judge that is given as a question."""
+    shows: list[str] | None = None
+    """What a judge that is given as a question sees; see `judge` below."""
+    essential: EssentialFile | None = None
+    """Caps the score where the criterion does not pass."""
+    when: str = ""
+    """Name of a criterion: this one counts only where that one passed."""
+
+
+class RubricFile(StrictModel):
+    # A rubric file.
+    name: str
+    """Name in reports and traces."""
+    description: str = ""
+    """For readers."""
+    step_cap: float = pydantic.Field(STEP_CAP, strict=True, ge=0, lt=1)
+    """Largest sum of the step rewards of a rollout."""
+    judging: Literal["each", "together", "overall"] = "each"
+    """`each`: a call per judge criterion; `together`: one call with a verdict for each; `overall`: one rating of all
+    criteria together."""
+    criteria: list[CriterionFile] = pydantic.Field(min_length=1)
+    """The criteria, see below."""
+
+
+def rubric_schema() -> dict[str, Any]:
+    """Returns the JSON schema of a rubric file, for editors."""
+    return RubricFile.model_json_schema(by_alias=True)
+
+
+# -- Reads rubrics of other tools: verifiers' criteria files (TOML or JSON) and HealthBench-like points (JSON).
+
+
+_MOST_PARTS = 16  # of a dotted TOML key; tomllib's time is quadratic in their number
+_TOML_TEXTS = re.compile(  # strings and comments; an unterminated string extends as far as tomllib would search
+    r'''"""(?:\\.|[^\\])*?(?:"""|\Z)"{0,2}|\'{3}.*?(?:\'{3}|\Z)\'{0,2}|"(?:\\.|[^"\\\n])*+"?|\'[^\'\n]*+\'?|\#[^\n]*+''',
+    re.DOTALL,
+)
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
+
+
+def read_foreign(path: Path, *, resolver: Resolver | None = None) -> Rubric:
+    """Reads a rubric from a `.toml` or `.json` file of another tool.
+
+    - verifiers: `criteria` with `name`, `text`, `weight` (>= 0) and `choices`, worst first.
+    - HealthBench (arXiv 2505.08775): a list of `criterion` and `points`, at the top level or under `rubrics`. Negative
+      points are pitfalls.
+
+    Raises:
+        RubricError: the file has neither format, or a criterion is invalid.
+    """
+    try:
+        text = read_text(path, "rubric or judge", RubricError)
+        data = _toml(text, path) if path.suffix.lower() == ".toml" else json.loads(text)
+    except RubricError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RubricError(f"{path}: cannot be read: {error}") from None
+    entries = data.get("criteria", data.get("rubrics")) if isinstance(data, dict) else data
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise RubricError(f"{path}: expected a list of criteria, at the top level or under 'criteria' or 'rubrics'")
+    if "points" in entries[0]:
+        return points_rubric(entries, name=path.stem, resolver=resolver, source=str(path))
+    criteria = [_verifiers(entry, f"{path}: criterion {at}") for at, entry in enumerate(entries, 1)]
+    try:
+        return Rubric(path.stem, criteria, resolver=resolver)
+    except RubricError as error:
+        raise RubricError(f"{path}: {error}") from None
+
+
+def _toml(text: str, path: Path) -> Any:
+    """Parses TOML.
+
+    Raises:
+        RubricError: a dotted key has too many parts.
+        ValueError: invalid TOML.
+    """
+    bare = _TOML_TEXTS.sub(lambda match: "" if match[0].startswith("#") else "s", text)
+    if _LONG_KEY.search(bare):
+        raise RubricError(
+            f"{path}: a key has more than {_MOST_PARTS} dotted parts; "
+            "rubric keys have one part: name, text, weight, choices"
+        )
+    return tomllib.loads(text)
+
+
+def _verifiers(entry: Mapping[str, Any], where: str) -> Criterion:
+    if unknown := sorted(set(entry) - {"name", "text", "weight", "choices"}):
+        raise RubricError(f"{where}: unknown keys {unknown}; verifiers' criteria have name, text, weight and choices")
+    if missing := [key for key in ("name", "text") if not isinstance(entry.get(key), str) or not entry[key].strip()]:
+        raise RubricError(f"{where}: {', '.join(missing)} must be a non-empty string")
+    choices, weight = entry.get("choices", ["no", "yes"]), entry.get("weight", 1.0)
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+        raise RubricError(f"{where}: choices={choices!r} must be a list of strings, worst first")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
+        raise RubricError(f"{where}: weight={weight!r} must be a number >= 0 in verifiers' format")
+    try:
+        return Criterion(
+            name=_identifier(entry["name"]),
+            weight=float(weight),
+            judge=JudgeSpec(text=entry["text"], scale=tuple(choices)),
+        )
+    except RubricError as error:
+        raise RubricError(f"{where}: {error}") from None
+
+
+def points_rubric(
+    entries: Sequence[Mapping[str, Any]],
+    *,
+    name: str = "points",
+    resolver: Resolver | None = None,
+    source: str = "points",
+) -> Rubric:
+    """Creates a rubric from criteria with points, as in a row of a HealthBench-like dataset.
+
+    A judge decides whether each criterion is met. The score is the sum of the points met, divided by the sum of all
+    positive points, clipped to [0, 1].
+
+    Args:
+        entries: mappings with `criterion` (text) and `points` (a number other than 0; negative for a pitfall); other
+            keys are ignored.
+        source: file or dataset, for error messages.
+    Raises:
+        RubricError: an entry lacks one of the keys, or no points are positive.
+    """
+    criteria = []
+    for at, entry in enumerate(entries, 1):
+        text, points = entry.get("criterion"), entry.get("points")
+        if (
+            not isinstance(text, str)
+            or not text.strip()
+            or isinstance(points, bool)
+            or not isinstance(points, int | float)
+            or not points
+        ):
+            raise RubricError(
+                f"{source}: criterion {at} needs 'criterion' (text) and 'points' (a number != 0), found {dict(entry)!r}"
+            )
+        question = f"Is this true of the output? {text.strip()}"
+        criteria.append(Criterion(name=f"c{at}", weight=float(points), judge=JudgeSpec(text=question)))
+    try:
+        return Rubric(name, criteria, resolver=resolver)
+    except RubricError as error:
+        raise RubricError(f"{source}: {error}") from None
+
+
+def _identifier(name: str) -> str:
+    """Converts a name to an identifier; other tools allow spaces and dashes."""
+    word = re.sub(r"\W+", "_", name.strip()).strip("_") or "criterion"
+    return f"c_{word}" if word[0].isdigit() else word
+
 
 SHIPPED = (
     "answer_from_documents",
@@ -85,7 +322,7 @@ def load_rubric(source: RubricSource, *, resolver: Resolver | None = None) -> Ru
 
     Args:
         source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, a `.toml` or `.json` file as accepted by
-            `assay.rubrics.formats.read_foreign` (verifiers' criteria, HealthBench-like points), one of
+            `assay.rubrics.loading.read_foreign` (verifiers' criteria, HealthBench-like points), one of
             `SHIPPED_CHECKS`, `file.py:NAME` or `package.module:NAME` of a check, metric or `Rubric`, or the object.
         resolver: creates the graders of judge criteria; without one a rubric with judges does not score.
     Raises:

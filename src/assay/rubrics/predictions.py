@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from assay.datasets.tasks import Task, make_task
-from assay.models.failures import failure_of_program, is_agent_failure, unanswered
+from assay.models.calls import failure_of_program, is_agent_failure, unanswered
 from assay.rubrics.criteria import Criterion, Failed
 from assay.rubrics.scoring import fields_of
 from assay.support.sections import fields_in
 from assay.traces.messages.dialects import chat_messages
-from assay.traces.messages.prompts import asked_outputs
+from assay.traces.messages.final_answer import asked_outputs
 from assay.traces.records import RUN_FIELDS, Rollout, Transition
 
 __all__ = ["failure_of", "task_of"]

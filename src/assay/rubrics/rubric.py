@@ -13,14 +13,21 @@ from assay.datasets.tasks import Task, TaskIndex
 from assay.errors import ConfigError, RubricError, StopRun
 from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
-from assay.rubrics.calling import MetricCheck
-from assay.rubrics.conditions import check_conditions, condition
-from assay.rubrics.criteria import Check, Criterion, Failed, NoGrade, OutOfRange, is_number
-from assay.rubrics.overall import merge_judge_criteria
+from assay.rubrics.calling import MetricCheck, named_keywords
+from assay.rubrics.criteria import (
+    Check,
+    Criterion,
+    Failed,
+    NoGrade,
+    OutOfRange,
+    check_conditions,
+    condition,
+    is_number,
+    merge_judge_criteria,
+)
 from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
-from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade, read_by
-from assay.rubrics.spelling import named_keywords
+from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade, read_by, set_failure
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
 from assay.support.values import json_text
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
     from assay.rubrics.dspy_metric import RubricMetric
     from assay.rubrics.trl_reward import Reward
 
-__all__ = ["JUDGING", "STEP_CAP", "Resolver", "Rubric"]
+__all__ = ["JUDGING", "STEP_CAP", "Resolver", "Rubric", "score_rollout"]
 
 JUDGING = ("each", "together", "overall")
 STEP_CAP = 0.5  # maximum sum of a rollout's step rewards; below 1.0, the reward of a correct answer
@@ -439,3 +446,26 @@ def _verdict_of(criterion: Criterion, value: Any, cost_usd: float) -> Verdict:
     verdict = grade(criterion, decide, None, {}, None)
     verdict.cost_usd = cost_usd
     return verdict
+
+
+# -- Scores a rollout by a rubric.
+#
+# Every rollout gets its score here: that of a program, of a recorded agent, and of the store when it is scored again.
+# Does not write to the store.
+
+
+def score_rollout(rubric: Rubric, task: Task, prediction: Any, rollout: Rollout) -> ScoreResult:
+    """Scores a prediction and sets the rollout's rubric, score, coverage, verdicts and failure kind.
+
+    Step rewards are not set: `Rubric.step_rewards` gives them, and `Recorder.scored` writes both.
+
+    Args:
+        prediction: what the program returned, or `Failed`.
+        rollout: its LM calls and tool calls are complete.
+    """
+    result = rubric.score(task, prediction, rollout)
+    rollout.rubric = f"{rubric.name}@{rubric.version}"
+    rollout.score = None if math.isnan(result.value) else result.value
+    rollout.coverage, rollout.verdicts = result.coverage, list(result.verdicts)
+    set_failure(rollout, rubric.criteria, result)
+    return result

@@ -10,13 +10,13 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.models.line_grammar import LINES
+from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.syntax import SYNTAX
 from assay.support.sections import answer_fields, prompt_fields
 from assay.support.values import json_text
 from assay.traces.messages.dialects import chat_messages, part_texts
-from assay.traces.messages.requested import output_schema
+from assay.traces.messages.final_answer import output_schema
 from assay.traces.records import Rollout, ToolCall, Transition
 
 __all__ = [

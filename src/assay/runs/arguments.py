@@ -14,7 +14,7 @@ from assay.datasets.splits import SPLITS
 from assay.datasets.tasks import SPLIT_ALIASES
 from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import AssayError, ConfigError, DataError, ProgramError
-from assay.evaluation.sequential import fewest_to_accept
+from assay.evaluation.statistics import fewest_to_accept
 from assay.models.lm import has_provider
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.loading import BuiltFromTasks, full_name, load_program, program_class

@@ -29,7 +29,7 @@ from assay.sources.modules import alone
 from assay.sources.trust import trusting
 from assay.support.package import __version__
 from assay.support.scrubbing import error_text
-from assay.traces.messages.prompts import sent_formats
+from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import subject_digest
 
 __all__ = ["keep_artifact", "rehearsed", "require_portable"]

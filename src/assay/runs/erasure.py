@@ -24,9 +24,9 @@ from assay.sources import trust
 from assay.sources.artifact_files import hash_of_manifest, read_json, resealed
 from assay.support.values import json_text
 from assay.traces import Store
-from assay.traces.erased_texts import ERASED, ErasedTexts
 from assay.traces.shown import demos_in
 from assay.traces.store import tables as schema
+from assay.traces.store.erasure import ERASED, ErasedTexts
 
 __all__ = ["ErasedFiles", "demonstrated_inputs", "erase_answers", "erase_files", "files_of_jobs"]
 

@@ -46,7 +46,8 @@ from assay.sources.trust import accept, entries
 from assay.support.numbers import counted
 from assay.support.values import json_value
 from assay.traces import Recorder, Store
-from assay.traces.carried import carried_by
+from assay.traces.places import carried_by
+from assay.traces.store.listing import usage_of_models
 from assay.traces.store.sealing import (
     DEFAULT_SALT,
     SEALED,
@@ -57,7 +58,6 @@ from assay.traces.store.sealing import (
     store_splits,
     store_tasks,
 )
-from assay.traces.store.usage import usage_of_models
 
 __all__ = ["Job", "open_job", "salt_at", "salt_in"]
 

@@ -25,26 +25,25 @@ from assay.errors import (
 )
 from assay.evaluation import RecordedProgram, Session
 from assay.evaluation.failures import FirstRuns, place_of, program_traceback, require_answers
-from assay.evaluation.notes import overridden_format
+from assay.evaluation.metrics import overridden_format
 from assay.evaluation.session import Measured
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge
 from assay.judges.base import attempt
 from assay.judges.labels import Item
 from assay.models import LanguageModel
-from assay.models.error_reasons import error_reason, missing_keys
-from assay.models.failures import MODEL_FAILURES, is_refused
-from assay.models.hosted import HostedBackend
+from assay.models.calls import MODEL_FAILURES, is_refused
+from assay.models.hosted import HostedBackend, error_reason, missing_keys
 from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.optimizers.budget import price_of
-from assay.programs.foreign.tasks import AgentFailed, RunnerLost
+from assay.programs.foreign.runners import AgentFailed, RunnerLost
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import ScoredRun, fields_of
 from assay.runs.jobs import Job
 from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
 from assay.traces import Rollout
-from assay.traces.messages.prompts import sent_formats
+from assay.traces.messages.final_answer import sent_formats
 
 __all__ = [
     "ask_reflection",

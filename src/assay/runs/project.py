@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets import SPLITS
-from assay.deployment.pool_settings import PoolSettings
+from assay.deployment.settings import PoolSettings
 from assay.errors import ConfigError, ProjectError
 from assay.models.roles import PROVIDER, address_in, is_local, is_loopback
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings

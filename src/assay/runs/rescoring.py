@@ -18,7 +18,7 @@ from assay.evaluation.stored import Graded, grade_rollout, task_of
 from assay.models import LanguageModel, Meter
 from assay.models.limits import LAST_CALLS_S
 from assay.rubrics import Rubric, ScoreResult
-from assay.rubrics.coverage import coverage_report
+from assay.rubrics.scoring import coverage_report
 from assay.runs.preflight import preflight_scoring
 from assay.traces import Recorder, Rollout, Store
 

@@ -7,7 +7,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.deployment import Artifact
-from assay.deployment.demonstrations import readable_text
+from assay.deployment.artifact import readable_text
 from assay.programs import program_state
 from assay.support.values import json_text
 from assay.traces import Recorder

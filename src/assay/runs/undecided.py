@@ -11,9 +11,8 @@ from typing import Any
 from assay.datasets import Task
 from assay.errors import ModelError, RubricError
 from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
-from assay.rubrics.calling import call
+from assay.rubrics.calling import call, unfit_arguments
 from assay.rubrics.scoring import ScoredRun, fields_of, grade
-from assay.rubrics.spelling import unfit_arguments
 from assay.traces import Rollout
 from assay.traces.records import Verdict
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.judges.base import Judge, Reading
-from assay.judges.pairwise import PairwiseJudge
+from assay.judges.comparing import PairwiseJudge
 
 __all__ = [
     "AnswerKeyJudge",

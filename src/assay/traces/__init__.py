@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
-    from assay.traces.agents import acting_as
-    from assay.traces.places import current_rollout
+    from assay.traces.places import acting_as, current_rollout
     from assay.traces.recorder import Recorder
     from assay.traces.records import Rollout, ToolCall, Transition, Verdict
     from assay.traces.store.connection import url_without_password
@@ -16,8 +15,7 @@ else:
     __getattr__, __dir__ = attach(
         __name__,
         {
-            "agents": "acting_as",
-            "places": "current_rollout",
+            "places": "acting_as current_rollout",
             "recorder": "Recorder",
             "records": "Rollout ToolCall Transition Verdict",
             "store.location": "store_url",

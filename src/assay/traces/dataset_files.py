@@ -18,8 +18,7 @@ from assay.support.names import check_name, is_name, place_in
 from assay.support.places import write_whole
 from assay.support.values import json_value
 from assay.traces.export.selection import consents
-from assay.traces.rating import why_not_rated
-from assay.traces.records import Rollout, subject_digest
+from assay.traces.records import Rollout, subject_digest, why_not_rated
 from assay.traces.store import Store
 
 _MOST_BYTES = 32 << 20  # of a file that is read whole to add a task

@@ -1,6 +1,6 @@
-"""Finds the open rollout of a thread or task, of the place where its thread was started, or of the process.
+"""Names of the agents of a rollout, for programs in which several act, such as a planner and a solver.
 
-Does not access the store.
+Does not run agents. A call is recorded with the name that is current when it is made.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,12 +10,41 @@ from typing import Any
 import dspy
 
 from assay.datasets.tasks import task_key
-from assay.models.scope import repeats_numbered
-from assay.models.threads import current_place, leave_place, open_place
+from assay.models.scope import current_place, leave_place, open_place, repeats_numbered
 from assay.models.unrecorded import UnrecordedCalls
 from assay.traces.listening import has_listeners, listeners
-from assay.traces.records import Rollout
+from assay.traces.records import Rollout, check_agent_name
 from assay.traces.shown import Carried
+
+_AGENT = "assay_agent"
+
+
+@contextmanager
+def acting_as(name: str) -> Iterator[None]:
+    """Inside, LM calls are recorded as those of the agent `name`; the innermost name counts.
+
+    The name is stored in DSPy's settings, which DSPy copies to its worker threads and async tasks. A thread that the
+    program starts itself must enter the context again.
+
+    Args:
+        name: 1 to 64 characters that can be printed.
+    Raises:
+        ConfigError: another name.
+    """
+    with dspy.context(**{_AGENT: check_agent_name(name)}):
+        yield
+
+
+def current_agent() -> str:
+    """Name of the agent that acts in this thread or task; "" without one."""
+    name = dspy.settings.get(_AGENT)
+    return name if isinstance(name, str) else ""
+
+
+# -- Finds the open rollout of a thread or task, of the place where its thread was started, or of the process.
+#
+# Does not access the store.
+
 
 _KEY = "assay_rollout"
 _open: list["OpenRollout"] = []  # in this process
@@ -41,7 +70,7 @@ class OpenRollout:
         self._rollout, self.missed, self._key, self.recorder = rollout, missed, key, recorder
         self.listeners: tuple[Any, ...] = ()
         self.own_calls = 0  # calls of models that the program made itself
-        # demonstrations of the loaded programs that run in it, see `assay.traces.carried`
+        # demonstrations of the loaded programs that run in it, see `assay.traces.places`
         self.carried: tuple[Carried, ...] = ()
 
     @property
@@ -132,3 +161,30 @@ def current_missed_calls() -> UnrecordedCalls | None:
     """Counter of unrecorded calls of the open rollout, or of those outside any rollout."""
     place = current_open_rollout()
     return None if place is None else place.missed
+
+
+# -- Demonstrations of a program that was loaded from an artifact: recorded with each call that shows them.
+#
+# `load_artifact` sets them on the program. Whatever runs the program inside an open rollout calls `note_carried`, so
+# that the recorder searches the prompts of that rollout, and of no other, for them.
+
+
+_ATTRIBUTE = "_assay_carried"
+
+
+def set_carried(program: Any, carried: Carried) -> None:
+    """Set the demonstrations of a loaded program. Its copies have them too."""
+    setattr(program, _ATTRIBUTE, carried)
+
+
+def carried_by(program: Any) -> Carried:
+    """Demonstrations of a loaded program; none if it was not loaded from an artifact."""
+    carried = getattr(program, _ATTRIBUTE, None)
+    return carried if isinstance(carried, Carried) else Carried()
+
+
+def note_carried(program: Any) -> None:
+    """Search the prompts of the open rollout for the demonstrations of a program that is about to run in it."""
+    carried, place = carried_by(program), current_open_rollout()
+    if place is not None and carried.tasks and carried not in place.carried:
+        place.carried = (*place.carried, carried)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from assay.errors import FailureKind
 from assay.models import ResponseCache
-from assay.models.ledger import Ledger
+from assay.models.cache import Ledger
 from assay.models.recording import bill_answered
 from assay.models.unrecorded import Unrecorded
 from assay.traces.recorder import Recorder

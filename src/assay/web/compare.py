@@ -11,8 +11,7 @@ from assay.reports.sides import sides_of
 from assay.traces.store import Store
 from assay.traces.store.evaluations import Evaluated, evaluations_of, is_training
 from assay.traces.store.listing import find_run, finished_report, list_runs
-from assay.web.filters import filled_in
-from assay.web.rendering import View, link
+from assay.web.rendering import View, filled_in, link
 from assay.web.runs import notes_of
 
 __all__ = ["compare_view"]

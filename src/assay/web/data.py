@@ -1,23 +1,23 @@
 """The page of training data: gates, balance and privacy findings of an export before it is written."""
 
 import shlex
+import time
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 from assay.cli.main import command_of
 from assay.cli.wording import in_flags
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, DataError
 from assay.reports.charts import share_bar
-from assay.traces.export.balance import METHODS, Balance
-from assay.traces.export.gates import format_value
-from assay.traces.export.pipeline import KINDS, ExportConfig, preview_export
+from assay.traces.export.pipeline import KINDS, ExportConfig, export_rows, preview_export
 from assay.traces.export.selection import Selection
+from assay.traces.export.settings import METHODS, Balance, Gates, UngatedExport, format_value
 from assay.traces.store import Store
-from assay.traces.store.paging import count_newest
-from assay.web.filters import filled_in, number_of
-from assay.web.rendering import View
+from assay.traces.store.paging import count_newest, rollout_page
+from assay.web.rendering import DOWNLOADS, MOST_DOWNLOADED, View, filled_in, number_of, rollout_filters
 
-__all__ = ["KINDS", "MOST", "data_view", "export_command"]
+__all__ = ["KINDS", "MOST", "Download", "data_view", "download", "export_command"]
 
 MOST = 5_000  # rollouts of a store up to which the page reads all of them: a few seconds
 _FIELDS = ("kind", "run", "program", "task_type", "balance", "min_quality")
@@ -102,3 +102,42 @@ def _manifest_view(kind: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_ROWS]
+
+
+# -- Downloads of the rollouts that the filters of the page leave, as rows of an export.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """The rows of an export. `file` is open for reading; who gets it closes it."""
+
+    name: str
+    file: BinaryIO
+    rows: int
+
+
+def download(store: Store, query: Mapping[str, str], form: Mapping[str, Any]) -> Download:
+    """The newest rollouts that match the filters, as rows of an export with its gates and privacy by patterns.
+
+    Raises:
+        ConfigError: a field is invalid, no rollout matches, there is nothing to export, or a gate failed.
+    """
+    fields = {name: str(form.get(name, "")).strip() for name in ("kind", "min_quality", "min_clean")}
+    kind, quality, clean = fields["kind"], number_of(fields, "min_quality"), number_of(fields, "min_clean")
+    if kind not in DOWNLOADS:
+        raise ConfigError(f"kind={kind[:80]!r} must be one of {', '.join(DOWNLOADS)}")
+    _, filters = rollout_filters(query)
+    ids = tuple(row.id for row in rollout_page(store, filters, limit=MOST_DOWNLOADED).rows)
+    if not ids:
+        raise ConfigError("no rollout matches the filters, so there is nothing to download")
+    config = ExportConfig(
+        kind=kind, selection=Selection(rollouts=ids), privacy="patterns",
+        min_quality=ExportConfig.min_quality if quality is None else quality,
+        gates=Gates() if clean is None else Gates(min_clean=clean),
+    )  # fmt: skip
+    name = f"assay-{kind}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    try:
+        file, rows = export_rows(store, config, registered_as=f"downloaded: {name}")
+    except (DataError, UngatedExport) as error:
+        raise ConfigError(str(error)) from error
+    return Download(name=name, file=file, rows=rows)

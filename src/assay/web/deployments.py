@@ -13,7 +13,7 @@ from markupsafe import Markup
 from assay.deployment.decisions import PAUSED, PROMOTED, RUNNING
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.readings import stated
-from assay.deployment.standing import order, status_of
+from assay.deployment.watching import order, status_of
 from assay.errors import ConfigError, DeploymentError, StoreError
 from assay.reports.charts import interval_bar
 from assay.traces.store import Store

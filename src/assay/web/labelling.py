@@ -18,9 +18,8 @@ from assay.traces.store import tables as schema
 from assay.traces.store.listing import list_runs
 from assay.traces.store.paging import newest_rollouts
 from assay.traces.store.rows import rollout_of
-from assay.web.filters import filled_in
 from assay.web.judges import found_question
-from assay.web.rendering import View, link
+from assay.web.rendering import View, filled_in, link
 
 __all__ = ["label_view", "store_label", "withdraw_label"]
 

@@ -1,8 +1,8 @@
-"""The pages of rollouts: the list, one rollout as a conversation, and the JSON of one call."""
+"""One rollout as a conversation: what each call added, and what came back. Reads records, not the database."""
 
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +12,358 @@ import sqlalchemy as sa
 from assay.cli.flags import is_artifact
 from assay.cli.repeat import rollout_command
 from assay.errors import ConfigError, UnknownRollout
-from assay.reports.texts import Budget, pretty
+from assay.reports.compiled import evaluation_labels
+from assay.reports.texts import Budget, Clipped, pretty
 from assay.reports.training_log import read_training_log
-from assay.traces.rating import store_rating, why_not_rated
-from assay.traces.records import NOT_AGENTS, Rollout
+from assay.traces.dataset_files import DatasetFile, add_task, dataset_names, why_not_added
+from assay.traces.messages.chaining import requests_of
+from assay.traces.messages.dialects import Message, answer_of, chat_messages
+from assay.traces.records import NOT_AGENTS, Rollout, ToolCall, Transition, store_rating, why_not_rated
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
+from assay.traces.store.evaluations import Evaluated, evaluations_of_task, is_training
 from assay.traces.store.listing import finished_report, run_folder
+from assay.traces.store.location import store_file
 from assay.traces.store.paging import Cursor, RolloutFilters, RolloutPage, calls_from, rollout_page
 from assay.traces.store.rows import rollout_of
-from assay.web.conversation import tools_of, turns_of
-from assay.web.datasets import dataset_values
-from assay.web.filters import (
+from assay.web.rendering import (
     DOWNLOADS,
     FAILURES,
     MOST_DOWNLOADED,
     SPLITS,
     STATUSES,
+    View,
     cursor_of,
+    link,
     number_of,
     rollout_filters,
 )  # fmt: skip
-from assay.web.rendering import View, link
 from assay.web.runs import RUNNING_S
-from assay.web.same_task import other_sides
-from assay.web.verdicts import judge_calls, judged_rollout
 
-__all__ = ["call_json", "one_rollout", "rate", "rollout_json", "rollout_view", "rollouts_view"]
+__all__ = [
+    "JudgeCall",
+    "OtherSide",
+    "PageMessage",
+    "ToolUse",
+    "Turn",
+    "add_to_dataset",
+    "call_json",
+    "dataset_values",
+    "judge_calls",
+    "judged_rollout",
+    "one_rollout",
+    "other_sides",
+    "rate",
+    "rollout_json",
+    "rollout_view",
+    "rollouts_view",
+    "tools_of",
+    "turns_of",
+]
+
+_UNFOLDED = 5  # messages that one call shows at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageMessage:
+    """A message of a request. `calls` are names and arguments of the tools that it asks for."""
+
+    role: str
+    text: Clipped
+    calls: list[tuple[str, Clipped]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """A tool call with its result or error; None for both while it runs."""
+
+    name: str
+    arguments: Clipped
+    result: Clipped | None
+    error: Clipped | None
+    isolation: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """An LM call.
+
+    Attributes:
+        earlier: number of messages of the request that the call before had too; they are not in `messages`.
+        folded: the messages between the first and the `last` of many, such as demonstrations.
+        refusal: whether the answer is a refusal.
+    """
+
+    call: Transition
+    earlier: int
+    messages: list[PageMessage]
+    folded: list[PageMessage]
+    last: list[PageMessage]
+    reasoning: Clipped | None
+    output: Clipped | None
+    error: Clipped | None
+    refusal: bool
+    tools: list[ToolUse]
+
+
+def turns_of(calls: Sequence[Transition], before: Transition | None, budget: Budget) -> list[Turn]:
+    """The calls as turns. Messages that the call before had too are counted, not repeated."""
+    earlier = [] if before is None else [before]
+    conversations = [
+        chat_messages(request or call.request)
+        for call, request in zip([*earlier, *calls], requests_of([*earlier, *calls]), strict=True)
+    ]
+    turns, known = [], conversations.pop(0) if before is not None else []
+    for call, messages in zip(calls, conversations, strict=True):
+        shared = _shared(known, messages)
+        turns.append(_turn(call, messages[shared:], shared, budget))
+        known = messages
+    return turns
+
+
+def tools_of(tools: Sequence[ToolCall], budget: Budget) -> list[ToolUse]:
+    """Tool calls with clipped texts."""
+    return [
+        ToolUse(
+            name=tool.name,
+            arguments=budget.clip(pretty(tool.arguments)),
+            result=None if tool.result is None else budget.clip(tool.result),
+            error=None if tool.error is None else budget.clip(tool.error),
+            isolation=tool.isolation,
+        )
+        for tool in tools
+    ]
+
+
+def _turn(call: Transition, messages: Sequence[Message], earlier: int, budget: Budget) -> Turn:
+    response = call.response or {}
+    body = response.get("body", response)
+    answer = answer_of(call.request.get("dialect"), body if isinstance(body, dict) else {})
+    turns = list(_clipped(messages, budget))
+    folds = len(turns) > _UNFOLDED
+    return Turn(
+        call=call,
+        earlier=earlier,
+        messages=turns[:1] if folds else turns,
+        folded=turns[1:-1] if folds else [],
+        last=turns[-1:] if folds else [],
+        reasoning=budget.clip(answer.reasoning) if answer.reasoning else None,
+        output=budget.clip(call.output) if call.output else None,
+        error=budget.clip(call.error) if call.error else None,
+        refusal=bool(answer.refusal),
+        tools=tools_of(call.tools, budget),
+    )
+
+
+def _shared(before: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Number of messages at the beginning that both have. One is left: a turn shows at least its last message."""
+    count = 0
+    for old, new in zip(before, messages, strict=False):
+        if old != new:
+            break
+        count += 1
+    return min(count, max(0, len(messages) - 1))
+
+
+def _clipped(messages: Sequence[Message], budget: Budget) -> Iterator[PageMessage]:
+    for message in messages:
+        content = message.get("content")
+        calls: list[Any] = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+        yield PageMessage(
+            role=str(message.get("role") or "user"),
+            text=budget.clip("" if content is None else pretty(content)),
+            calls=[(str(call.get("name") or ""), budget.clip(pretty(call.get("arguments") or ""))) for call in calls],
+        )
+
+
+# -- The calls of judges about a rollout, and the rollout that a judge's call is about.
+#
+# A judge's call is a rollout of its own, of the same run and task. The store has no link between them: calls are told
+# apart by the output that was judged.
+
+
+_MOST = 2_000  # rollouts of a task that are read
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeCall:
+    """A judge's call about a rollout; `verdict` is empty if it gave none."""
+
+    rollout_id: str
+    question: str
+    verdict: str
+    confidence: float | None
+
+
+def judge_calls(store: Store, rollout: Rollout) -> list[JudgeCall]:
+    """The calls of judges about the output of a rollout: of each question the first one after the rollout began."""
+    if rollout.source in NOT_AGENTS or not rollout.verdicts or not rollout.prediction:
+        return []
+    table = schema.rollouts
+    columns = (table.c.id, table.c.program, table.c.inputs_json, table.c.prediction_json, table.c.started_at)
+    of_task = sa.and_(table.c.task_id == rollout.task_id, table.c.group_id == rollout.task_id)
+    found: dict[str, JudgeCall] = {}
+    for row in sorted(_rows(store, columns, of_task, rollout.run_id), key=lambda row: row.started_at):
+        if row.source != "judge" or row.started_at < rollout.started_at or row.program in found:
+            continue
+        if _is_about(orjson.loads(row.inputs_json), rollout.prediction):
+            said = orjson.loads(row.prediction_json or "null") or {}
+            found[row.program] = JudgeCall(
+                rollout_id=row.id, question=row.program, verdict=str(said.get("verdict") or ""),
+                confidence=said.get("confidence"),
+            )  # fmt: skip
+    return list(found.values())
+
+
+def judged_rollout(store: Store, call: Rollout) -> str:
+    """The id of the rollout that a judge's call is about: the last one before it with this output; else empty."""
+    if call.source != "judge" or not call.task_id:
+        return ""
+    table = schema.rollouts
+    columns = (table.c.id, table.c.prediction_json, table.c.started_at)
+    rows = _rows(store, columns, table.c.task_id == call.task_id, call.run_id)
+    for row in sorted(rows, key=lambda row: -row.started_at):
+        is_before = row.source not in NOT_AGENTS and row.started_at <= call.started_at
+        if is_before and _is_about(call.inputs, orjson.loads(row.prediction_json or "{}") or {}):
+            return str(row.id)
+    return ""
+
+
+def _rows(store: Store, columns: tuple[Any, ...], of_task: Any, run_id: str) -> list[Any]:
+    """Rollouts of a task in one run, found by the index of tasks, of which at most `_MOST` are read."""
+    table = schema.rollouts
+    some = sa.select(table.c.id, table.c.run_id).where(of_task).limit(_MOST).subquery("found")
+    query = sa.select(*columns, table.c.source).join_from(some, table, some.c.id == table.c.id)
+    with store.engine.connect() as connection:
+        return list(connection.execute(query.where(table.c.run_id == run_id)))
+
+
+def _is_about(shown: Mapping[str, Any], prediction: Mapping[str, Any]) -> bool:
+    """Whether a judge that was shown these fields judged this prediction."""
+    from assay.judges.questions import output_of
+
+    outputs = {name: value for name, value in shown.items() if name.startswith("output")}
+    if outputs:
+        return any(
+            value == (prediction.get(field) if dot else output_of(prediction))
+            for (_, dot, field), value in ((name.partition("."), value) for name, value in outputs.items())
+        )
+    return any(shown.get(name) == value for name, value in prediction.items())
+
+
+# -- Rollouts of the same task by other versions: those of the same run, and the other side of a comparison.
+
+
+_MOST_SIDES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherSide:
+    """A rollout of the same task: of what version, with its score and address."""
+
+    rollout_id: str
+    name: str
+    score: float | None
+    address: str
+
+
+def other_sides(
+    store: Store, rollout: Rollout, query: Mapping[str, str], filters: Mapping[str, str], *, where: str | Path | None
+) -> list[OtherSide]:
+    """Rollouts of the task of a rollout, at most `_MOST_SIDES`: first that of the comparison from which it was
+    opened, then
+    the last ones of the other versions that its run evaluated in the same phase on the same split: those of the other
+    side of its training, of a winner and of a baseline before others.
+
+    Args:
+        query: of the address; `other` is the id of the rollout on the other side of a comparison.
+        filters: of the list of rollouts, which the addresses keep.
+        where: the store's location, next to which the report of the run is, with the names of candidates.
+    """
+    if not rollout.task_id or rollout.source in NOT_AGENTS:
+        return []
+    sides: dict[str, tuple[str, float | None]] = {}
+    evaluations = evaluations_of_task(
+        store, rollout.run_id, rollout.task_id, phase=rollout.phase, split=rollout.split
+    )  # fmt: skip
+    own = next((one for one in evaluations if rollout.id in _rollouts(one)), None)
+    if own is not None and len(evaluations) > 1:
+        labels = evaluation_labels(evaluations, finished_report(where, rollout.run_id) or {})
+        others = [one for one in evaluations if one is not own]
+        # of a training the other side is sampled in the same way
+        for one in sorted(others, key=lambda other: not (is_training(own, other) or is_training(other, own))):
+            task = one.tasks[rollout.task_id]
+            sides[task.rollouts[-1]] = (_short(labels[one.name], one), task.score)
+    sides = dict(sorted(sides.items(), key=lambda side: not side[1][0].startswith(("winner", "baseline"))))
+    compared = _compared(store, rollout, query.get("other", ""))
+    if compared is not None:
+        other, score = compared
+        sides = {other: sides.get(other, ("the other side of the comparison", score)), **sides}
+    back = {**filters, "other": rollout.id}
+    return [
+        OtherSide(rollout_id=other, name=name, score=score, address=link("rollouts", other, **back))
+        for other, (name, score) in list(sides.items())[:_MOST_SIDES]
+    ]
+
+
+def _rollouts(evaluated: Evaluated) -> list[str]:
+    return [rollout for task in evaluated.tasks.values() for rollout in task.rollouts]
+
+
+def _short(label: str, evaluated: Evaluated) -> str:
+    """The name of an evaluation without its phase and split, which are those of the rollout."""
+    for part in (evaluated.phase, evaluated.split):
+        label = label.removeprefix(f"{part} · ")
+    return f"version {label[:10]}" if label == evaluated.version else label
+
+
+def _compared(store: Store, rollout: Rollout, other: str) -> tuple[str, float | None] | None:
+    """Id and score of the other rollout, if it is one of the same task."""
+    table = schema.rollouts
+    columns = (table.c.id, table.c.task_id, table.c.score, table.c.source)
+    with store.engine.connect() as connection:
+        row = connection.execute(sa.select(*columns).where(table.c.id == other)).first() if other else None
+    if row is None or row.id == rollout.id or row.task_id != rollout.task_id or row.source in NOT_AGENTS:
+        return None
+    return str(row.id), row.score
+
+
+# -- Adding rollouts of the page to datasets, files of tasks next to the store.
+
+
+_FIRST_NAME = "picked"
+
+
+def _folder(where: str | Path | None) -> Path:
+    """The folder of datasets next to a store."""
+    file = store_file(where)
+    return (file.parent if file is not None else Path(".assay")) / "datasets"
+
+
+def dataset_values(
+    store: Store, rollout: Rollout, where: str | Path | None, added: DatasetFile | None = None
+) -> dict[str, Any]:
+    """What the form for adding a rollout to a dataset shows."""
+    names = dataset_names(_folder(where))
+    reason = why_not_added(store, rollout)
+    return {
+        "why_not_added": reason, "datasets": names, "dataset": names[0] if names else _FIRST_NAME, "added": added,
+        "has_answer": bool(rollout.prediction),
+    }  # fmt: skip
+
+
+def add_to_dataset(store: Store, rollout: Rollout, form: Mapping[str, Any], *, where: str | Path | None) -> DatasetFile:
+    """Adds the rollout's task to the dataset that the form names.
+
+    Raises:
+        ConfigError, DataError: as `add_task`.
+    """
+    name, expected = str(form.get("dataset", "")).strip(), form.get("expected") == "answer"
+    return add_task(store, rollout, _folder(where), name, answer_is_expected=expected)
+
+
+# -- The pages of rollouts: the list, one rollout as a conversation, and the JSON of one call.
+
 
 _WAITING_S = 20  # seconds between two loads of the newest rollouts while no run is in progress
 

@@ -23,7 +23,8 @@ from assay.reports.texts import pretty, readable
 from assay.support.scrubbing import add_secrets, message
 from assay.traces.store import Store
 from assay.traces.store.listing import find_run, finished_report
-from assay.web import compare, datasets, rollouts, runs
+from assay.web import compare, rollouts, runs
+from assay.web import rollouts as datasets
 from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
 from assay.web.rendering import STATIC, View, compile_templates, link, render, static_file
 
@@ -332,7 +333,7 @@ class LocalPage:
         return web.Response(status=303, headers={"Location": link("rollouts", rollout.id, **filters)})
 
     async def _download(self, request: web.Request) -> web.StreamResponse:
-        from assay.web.selection import download  # the packages of exports are loaded with the first download
+        from assay.web.data import download  # the packages of exports are loaded with the first download
 
         form = await self._changing_form(request)
         export = await self._query(download, request.query, form)

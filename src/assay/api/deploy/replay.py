@@ -1,5 +1,8 @@
 """Stage 0 of a deployment: recorded rollouts of the champion are run again by the candidate, and compared in pairs."""
 
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -8,14 +11,20 @@ import sqlalchemy as sa
 
 from assay.api.deployed import LoadedVersion
 from assay.api.record import opened_store
-from assay.deployment.assignment import CANDIDATE
 from assay.deployment.deployments import Deployment, Deployments
+from assay.deployment.evidence import CANDIDATE
 from assay.deployment.readings import SCORED_BY
+from assay.deployment.registry import Version
 from assay.deployment.rollout_values import SHADOW
-from assay.errors import AssayError, DeploymentError
+from assay.errors import AssayError, ConfigError, DeploymentError, FailureKind
 from assay.evaluation.progress import Progress, default_progress
+from assay.evaluation.statistics import Gain, paired_gain
+from assay.models.calls import failure_of_program
 from assay.models.limits import OverTime
+from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource
+from assay.runs.loading import load_rubric
+from assay.support.scrubbing import error_text
 from assay.traces import Rollout
 from assay.traces.store import tables as schema
 
@@ -109,3 +118,161 @@ def _recorded(engine: sa.Engine, champion: str, deployment: str, most: int | Non
     )
     with engine.connect() as connection:
         return list(connection.execute(query).scalars())
+
+
+# -- A few recorded rollouts that a candidate runs before its deployment starts: are its outputs those of the champion?
+#
+# Decides nothing about a gain: the shadow step does (`assay.api.deploy.replay`).
+
+
+CHECK = "check"  # phase of these rollouts; they have no version, so that no figure of production counts them
+_NEWEST = 1000  # recorded rollouts that the replayed ones are chosen from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What the replays showed.
+
+    Attributes:
+        n: recorded rollouts that were replayed, of the number `wanted`.
+        answered: replays that ended with an answer.
+        missing: outputs of the recorded answers, with the number of replays that lack them.
+        given: outputs of the recorded answers that were looked for, with their numbers.
+        failures: reasons why replays have no answer, with their numbers.
+        champion, candidate: mean recorded score and mean score of the replays, over the pairs with both.
+        gain: their paired difference; None without a pair.
+        problem: why nothing, or nothing more, could be replayed.
+    """
+
+    wanted: int
+    n: int = 0
+    answered: int = 0
+    missing: dict[str, int]
+    given: dict[str, int]
+    failures: dict[str, int]
+    champion: float | None = None
+    candidate: float | None = None
+    gain: Gain | None = None
+    problem: str | None = None
+
+    @property
+    def breaks(self) -> list[str]:
+        """That no replay has an answer, or outputs that no replay had, although its recorded answer had them.
+
+        One failed replay alone, or a model that cannot be asked, shows no break.
+        """
+        if self.n > 1 and not self.answered and self.problem is None:
+            return [f"answers: the candidate answers none of {self.n} recorded rollouts ({next(iter(self.failures))})"]
+        return [
+            f"outputs: the candidate gives no {name}, which {count} recorded rollout{'s' * (count > 1)} had"
+            for name, count in sorted(self.missing.items())
+            if count == self.given[name]
+        ]
+
+    @property
+    def changes(self) -> list[str]:
+        return [
+            f"outputs: {name} is missing in {count} of {self.given[name]} replays of recorded rollouts"
+            for name, count in sorted(self.missing.items())
+            if count < self.given[name]
+        ]
+
+    @property
+    def unchecked(self) -> list[str]:
+        """Why outputs could not be compared, or not in all replays."""
+        reasons = [f"{count} of {self.n} failed ({reason})" for reason, count in self.failures.items()]
+        return [f"replays: {reason}" for reason in (*reasons, *([self.problem] if self.problem else ()))]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "gain": None if self.gain is None else asdict(self.gain)}
+
+
+def replay_rubric(source: str | None) -> Rubric | None:
+    """The rubric of the replays.
+
+    Raises:
+        ConfigError: it has a judge without a model.
+    """
+    if source is None:
+        return None
+    rubric = load_rubric(source, own_models=True)
+    if unasked := [c.name for c in rubric.criteria if c.judge is not None and rubric.decider(c.name) is None]:
+        raise ConfigError(
+            f"replay_rubric={source!r} has a judge decide {', '.join(map(repr, unasked))}, and its file names no model",
+            flag="--replay-rubric",
+        )
+    return rubric
+
+
+def rehearse(
+    deployments: Deployments, champion: Version, candidate: Version, *, count: int, rubric: Rubric | None,
+    store: str | Path | None, progress: Progress | None = None,
+) -> Rehearsal:  # fmt: skip
+    """Runs up to `count` of the champion's newest recorded rollouts on the candidate, of all task types in turn.
+
+    Tools with side effects are answered from the recording, as in the shadow step. It ends early if the candidate's
+    model cannot be asked, or a replay exceeds its time limit.
+    """
+    found = _answered(deployments.engine, champion.name, count)
+    if not found:
+        problem = f"{champion.name} has no recorded answers" if count else None
+        return Rehearsal(wanted=count, missing={}, given={}, failures={}, problem=problem)
+    try:
+        loaded = LoadedVersion(deployments.registry.folder_of(candidate))
+    except AssayError as error:
+        return Rehearsal(wanted=count, missing={}, given={}, failures={}, problem=error_text(error))
+    opened, _ = opened_store(store)
+    missing, given, failures = Counter[str](), Counter[str](), Counter[str]()
+    pairs: list[tuple[Rollout, str]] = []  # recorded rollout, id of the replay
+    problem = None
+    with default_progress(progress).bar(f"replay on {candidate.name}", len(found)) as advance:
+        for original in map(opened.rollout, found):
+            try:
+                prediction = loaded.replay(original, rubric=rubric, store=opened.url, phase=CHECK)
+            except Exception as error:
+                failures[error_text(error)[:200]] += 1
+                if isinstance(error, OverTime) or failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT):
+                    problem = "no more were replayed"
+            else:
+                names = set(original.prediction or {})
+                given.update(names)
+                missing.update(names - set(dict(prediction.items())))
+                pairs.append((original, str(prediction.rollout)))
+            advance(1)
+            if problem is not None:
+                break
+    opened.flush()
+    before = {original.id: _number(original.score) for original, _ in pairs}
+    after = {original.id: _number(opened.rollout(replay).score) for original, replay in pairs}
+    gain = paired_gain(before, after)
+    both = [name for name in before if not math.isnan(before[name] + after[name])]
+    means = [math.fsum(scores[name] for name in both) / len(both) if both else None for scores in (before, after)]
+    return Rehearsal(
+        wanted=count, n=len(pairs) + failures.total(), answered=len(pairs), missing=dict(missing), given=dict(given),
+        failures=dict(failures), champion=means[0], candidate=means[1], gain=gain if gain.n else None, problem=problem,
+    )  # fmt: skip
+
+
+def _number(score: float | None) -> float:
+    return math.nan if score is None else score
+
+
+def _answered(engine: sa.Engine, champion: str, count: int) -> list[str]:
+    """Ids of the newest answered production rollouts of a version: the newest of each task type, then the next ones."""
+    rollouts = schema.rollouts.c
+    query = (
+        sa.select(rollouts.id, rollouts.task_type)
+        .where(
+            rollouts.version == champion, rollouts.phase == "deployed", rollouts.status == "done",
+            rollouts.prediction_json.is_not(None),
+        )
+        .order_by(rollouts.started_at.desc())
+        .limit(_NEWEST)
+    )  # fmt: skip
+    seen = Counter[str]()
+    ranked = []
+    with engine.connect() as connection:
+        for position, (name, kind) in enumerate(connection.execute(query)):
+            ranked.append((seen[kind], position, name))
+            seen[kind] += 1
+    return [name for _, _, name in sorted(ranked)[:count]]

@@ -1,34 +1,65 @@
-"""Public API for `assay deploy start`: checks a candidate, and starts its rollout."""
+"""Public API for `assay deploy simulate`: how often a plan decides rightly, on traffic with known truth."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.api.deploy.rehearsal import Rehearsal, rehearse, replay_rubric
-from assay.api.deploy.simulate import plan_of
+from assay.api.deploy.replay import Rehearsal, rehearse, replay_rubric
 from assay.api.evaluate import evaluate
 from assay.deployment.artifact import load_artifact
 from assay.deployment.compatibility import Compatibility, compatibility
 from assay.deployment.deployments import Deployment, Deployments
-from assay.deployment.plan import Plan, metric_of
-from assay.deployment.registry import Version
+from assay.deployment.plan import Plan, Watch, default_plan, load_plan, metric_of
+from assay.deployment.registry import Version, suite_of
+from assay.deployment.settings import Suite, SuiteResult, Traffic
 from assay.deployment.simulation import SimulationReport, simulate
-from assay.deployment.suite_records import suite_of
-from assay.deployment.suites import Suite, SuiteResult
-from assay.deployment.traffic import Traffic
-from assay.deployment.watches import Watch
 from assay.errors import ConfigError, DataError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.statistics import mean_interval
 from assay.judges.quality.drift import AnchorSet
 from assay.runs.anchors import ANCHORS
-from assay.runs.settings.deploy import StartSettings
-from assay.runs.settings.store_options import StartOptions
+from assay.runs.settings.deploy import SimulateSettings, StartSettings
+from assay.runs.settings.store_options import SimulateOptions, StartOptions
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces import Store
+
+
+@takes(SimulateSettings)
+def simulate_plan(*, progress: Progress | None = None, **options: Unpack[SimulateOptions]) -> SimulationReport:
+    """Simulates deployments with the assignment and the decisions of production.
+
+    Args:
+        options: see `SimulateSettings`.
+    Raises:
+        ConfigError: a setting or the plan's file breaks a rule.
+    """
+    settings = SimulateSettings(**options)
+    traffic = Traffic(**{field.name: getattr(settings, field.name) for field in fields(Traffic)})
+    plan = plan_of(settings.plan, settings.goal)
+    with default_progress(progress).bar("simulated deployments", settings.runs) as advance:
+        return simulate(
+            plan, traffic, runs=settings.runs, seed=settings.seed, interval=settings.interval, on_run=advance
+        )
+
+
+def plan_of(path: str | None, goal: float | None) -> Plan:
+    """The plan in a file, or the default one, with another goal if there is one."""
+    if path is None:
+        return default_plan(gain=0.1 if goal is None else goal)
+    plan = load_plan(path)
+    if goal is None:
+        return plan
+    metrics = [
+        replace(metric, success_gain=goal) if metric.success_gain is not None else metric for metric in plan.metrics
+    ]
+    return replace(plan, metrics=tuple(metrics))
+
+
+# -- Public API for `assay deploy start`: checks a candidate, and starts its rollout.
+
 
 _RUNS = 40  # simulated deployments for the expected number of requests
 _TOTAL = 300_000  # requests of all of them, enough for the default plan: a longer plan has fewer runs

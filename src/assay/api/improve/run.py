@@ -1,7 +1,7 @@
-"""Public API for `assay improve`.
+"""The steps of an improvement: checks of their settings, models and judges, and the runs that they request.
 
-Alternates prompt compilation and weight training; keeps a step only if it passes the gate. Every part (preflight, step,
-side of a gate) is a run of the store under an id of its own, so that a killed improvement resumes it or replays it.
+`assay improve` and its estimate (`--dry-run`) share these checks, so that neither accepts what the other refuses.
+Opens nothing and calls no model.
 """
 
 import json
@@ -14,18 +14,8 @@ from typing import Any, Unpack
 from assay.api.collect import collect
 from assay.api.compile import compile as compile_program
 from assay.api.export import export
-from assay.api.improve.steps import (
-    STATE,
-    STEPS,
-    adapter_names,
-    check_improvement,
-    check_name,
-    program_name,
-    start_model_of,
-    steps_of,
-)
 from assay.api.sft import train_sft
-from assay.api.train import Retained, train
+from assay.api.train import Retained, guards_of, train
 from assay.datasets import SPLITS
 from assay.datasets.rows import NO_ROWS
 from assay.deployment.artifact import is_artifact
@@ -42,11 +32,16 @@ from assay.optimizers.budget import (
     Turn,
     announce_splits,
     decision_tasks,
+    forecast_pair,
+    plan_report,
+    plan_steps,
     remaining_caps,
+    search_cap,
+    search_runs,
     spent_in,
 )
 from assay.optimizers.finetuning.comparison import compared
-from assay.optimizers.finetuning.run_folder import remove_training, training_folder
+from assay.optimizers.finetuning.run_folder import check_free, remove_training, training_folder
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, settings_from
 from assay.programs.loading import full_name
 from assay.reports.markdown import models_text, with_interval
@@ -56,13 +51,16 @@ from assay.rubrics.loading import RubricSource, importable_name
 from assay.runs.arguments import program_settings, resolve_model
 from assay.runs.artifacts import keep_artifact
 from assay.runs.finished import FinishedRun
+from assay.runs.independence import independent
 from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
 from assay.runs.opening import artifact_place, home_of, pinned
 from assay.runs.preflight import checked, preflight, require_predictors
-from assay.runs.settings import CollectSettings, CompileSettings, ImproveSettings, TrainSettings
+from assay.runs.settings import DEFAULT_MODEL, CollectSettings, CompileSettings, ImproveSettings, TrainSettings
 from assay.runs.settings.options import ImproveOptions
+from assay.runs.settings.shared import PromptSettings
 from assay.runs.unused import settings_of_another_job, unused_settings
+from assay.sources.artifact_files import read_manifest
 from assay.sources.trust import trusts
 from assay.support.formats import check_format
 from assay.support.job_folders import claim_folder, remove_folder
@@ -72,14 +70,137 @@ from assay.support.numbers import counted
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
-from assay.support.settings import Settings, settings_of
+from assay.support.settings import Settings, nearest, settings_of
 from assay.support.values import json_text, json_value
-from assay.traces.export.gates import Gates
 from assay.traces.export.selection import Selection
+from assay.traces.export.settings import Gates
 from assay.traces.records import new_id
 from assay.traces.store.sealing import openings_line
 
 __all__ = ["STEPS", "ImproveReport", "improve"]
+
+STATE = "state.json"  # of an unfinished improvement, in its folder
+STEPS = ("prompts", "sft", "grpo")
+
+
+def check_improvement(config: ImproveSettings, *, model: str | None, monitor: str | Path | None = None) -> None:
+    """Refuses an improvement that would fail at a later step.
+
+    Args:
+        model: the one that was named; None where the program's own or the default is meant.
+        monitor: the monitor rubric, where it is not `config.monitor`.
+    Raises:
+        ConfigError: an unknown step or setting, a model that cannot be trained, or a judge that is the trained model.
+    """
+    order, monitor = config.order, monitor or config.monitor
+    if unknown := sorted(set(order) - set(STEPS)):
+        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], STEPS)) else ""
+        raise ConfigError(f"order={unknown[0]!r} is no step; the steps are {', '.join(STEPS)}{hint}")
+    if not order:
+        raise ConfigError(f"order is empty: name at least one of the steps {', '.join(STEPS)}", flag="--order")
+    if (config.retention or monitor) and "grpo" not in order:
+        raise ConfigError(
+            f"retention and monitor would have no effect: they guard grpo, and the order is {', '.join(order)}"
+        )
+    sft, grpo = config.sft or {}, config.grpo or {}
+    settings_from(SFTSettings, sft, "sft")
+    if settings_from(PolicySettings, grpo, "grpo").evaluate_every == 0 and config.retention:
+        raise ConfigError(
+            "retention tasks are evaluated every evaluate_every steps, and evaluate_every=0 evaluates none: give "
+            "grpo={'evaluate_every': STEPS}"
+        )
+    start_model = start_model_of(config.program, model)
+    for step, trained in _trained(order, start_model, {"sft": sft, "grpo": grpo}):
+        _check_trainable(step, trained)
+        judge = config.judge_model or start_model
+        independent(config.rubric, judge, trained)
+        guards_of(
+            config.retention,
+            monitor,
+            program=program_name(config.program),
+            data=config.data,
+            judge=judge,
+            model=trained,
+        )
+
+
+def steps_of(job: Job, order: Sequence[str], *, rollouts: int, grpo: PolicySettings, retained: int) -> ImprovePlan:
+    """The runs of the steps, of their gates and of the sealed test, without caps.
+
+    Args:
+        rollouts: of each train task, collected by `sft`.
+        retained: number of retention tasks of `grpo`.
+    """
+    sizes, cap = job.splits.sizes(), None
+    if isinstance(job.config, PromptSettings):
+        cap = search_cap(job.config.max_search_calls, job.config.optimizer)
+    pair = forecast_pair(job.recorded.program, job.session)
+    return ImprovePlan(
+        report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair),
+        steps=plan_steps(
+            order, sizes, search=search_runs(cap, pair.calls / 2, sizes["val"]), rollouts=rollouts, grpo=grpo,
+            retained=retained,
+        ),
+    )  # fmt: skip
+
+
+def check_name(name: str, order: Sequence[str], folder: Path) -> None:
+    """Refuses to begin an improvement under a name that is taken.
+
+    Args:
+        folder: of the improvement of this name, in which an unfinished one is kept.
+    Raises:
+        ConfigError: there is an unfinished improvement, or an adapter, of this name.
+    """
+    if (folder / STATE).is_file():
+        raise ConfigError(
+            f"there is an unfinished improvement {name!r} in {folder}: add resume=True, or take another name"
+        )
+    for adapter in adapter_names(name, order):
+        check_free(adapter)
+
+
+def adapter_names(name: str, order: Sequence[str]) -> list[str]:
+    """Names of the adapters that the steps of an improvement create."""
+    return [f"{name}-{number}" for number, step in enumerate(order, start=1) if step != "prompts"]
+
+
+def start_model_of(program: str, model: str | None) -> str:
+    """The first model of an improvement: that of the artifact, the named one, or the default."""
+    return str(read_manifest(Path(program))["model"]) if is_artifact(program) else str(model or DEFAULT_MODEL)
+
+
+def program_name(program: str) -> str:
+    """Name of the program in its rollouts."""
+    return str(read_manifest(Path(program))["program"]) if is_artifact(program) else program
+
+
+def _trained(order: Sequence[str], model: str, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Each training step and the model it trains, if all steps before it are kept."""
+    for step in order:
+        if step != "prompts":
+            model = str(settings[step].get("model", model))
+            yield step, model
+
+
+def _check_trainable(step: str, model: str) -> None:
+    """Raises if the model is not `embedded/NAME`; only those are served by name for the comparison afterwards."""
+    if model.startswith("embedded/"):
+        return
+    raise ConfigError(
+        f"{step} cannot train {model!r}: improve trains embedded models (embedded/NAME), which it can serve. Improve "
+        "the prompts alone "
+        f"(order=['prompts']), or name the model to train ({step}={{'model': 'embedded/NAME'}})",
+        flag=f"--order prompts, --{step} model=embedded/NAME",
+    )
+
+
+# -- Public API for `assay improve`.
+#
+# Alternates prompt compilation and weight training; keeps a step only if it passes the gate. Every part (preflight,
+# step, side of a gate) is a run of the store under an id of its own, so that a killed improvement resumes it or replays
+# it.
+
 
 _FORMAT = 4  # of the state of an unfinished improvement
 _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine

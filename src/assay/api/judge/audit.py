@@ -15,10 +15,19 @@ from assay.evaluation import Progress, Session, default_progress
 from assay.evaluation.judged import judge_again, judge_items
 from assay.judges import Item, Judge
 from assay.judges.loading import AnyJudge
-from assay.judges.quality.attacks import load_attacks
-from assay.judges.quality.audit import assess, audit_cases, audit_items, judges_quality, not_tried, plain_rows
-from assay.judges.quality.bases import BASES, bases_of, load_bases
-from assay.judges.quality.biases import assess_biases, edited, edits
+from assay.judges.quality.audit import (
+    BASES,
+    assess,
+    audit_cases,
+    audit_items,
+    bases_of,
+    judges_quality,
+    load_attacks,
+    load_bases,
+    not_tried,
+    plain_rows,
+)
+from assay.judges.quality.fidelity import assess_biases, edited, edits
 from assay.models.scope import refusals_end_at_once, without_answers_of
 from assay.runs.anchors import made_by
 from assay.runs.finished import FinishedRun
@@ -55,7 +64,7 @@ def audit_judge(
     Returns:
         `judge`: digest of the judge and its model, as in its card; `passed`; `notes` on the cases; by attack the number
         of cases, the number of correct verdicts, and examples of wrong ones; `biases`, see
-        `assay.judges.quality.biases.assess_biases`.
+        `assay.judges.quality.fidelity.assess_biases`.
     Raises:
         ModelError: all cases are unscored.
         AssayError: what was wrong, which rule, what to do.
@@ -100,7 +109,7 @@ def audit_judge(
 
 
 def _biases(judge: Judge, rated: Sequence[Item], profile: str, session: Session) -> dict[str, Any]:
-    """Judges some of the rated items twice and with each edit; see `assay.judges.quality.biases`."""
+    """Judges some of the rated items twice and with each edit; see `assay.judges.quality.fidelity`."""
     rng = random.Random(session.seed)
     items = rng.sample(list(rated), min(_BIAS_ITEMS, len(rated)))
     original = judge_items(judge, items, session, name="biases: as they are", split="audit").answers

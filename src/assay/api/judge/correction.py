@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.judges import Judge, PointwiseJudge
 from assay.judges.loading import AnyJudge
-from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
+from assay.judges.quality.drift import FEWEST_PEOPLE, corrected_mean
 from assay.judges.questions import item_to_label, key_of, remember
 from assay.rubrics import Rubric
 from assay.runs.loading import load_judge
@@ -26,7 +26,7 @@ def corrected_means(rubric: Rubric, store: Store, run_id: str, *, file: str = ""
     Args:
         file: the rubric's YAML file, by which its judges are named in commands.
     Returns:
-        By criterion, `assay.judges.quality.inference.CorrectedMean` as a mapping. Left out: criteria with fewer than
+        By criterion, `assay.judges.quality.drift.CorrectedMean` as a mapping. Left out: criteria with fewer than
         20 labelled outputs or fewer than two unlabelled ones.
     """
     judges = _judges_of(rubric)

@@ -18,7 +18,7 @@ from assay.evaluation import Progress, default_progress, mean_interval
 from assay.evaluation.judged import Judged, judge_items
 from assay.judges import Item, Judge
 from assay.judges.labels import make_items
-from assay.judges.quality.inference import FEWEST_PEOPLE, corrected_mean
+from assay.judges.quality.drift import FEWEST_PEOPLE, corrected_mean
 from assay.runs.anchors import replay_changed, values_of
 from assay.runs.ending import advised
 from assay.runs.settings import JudgeScoreSettings

@@ -1,38 +1,240 @@
-"""Public API for `assay loop run`: one call takes the loop of an agent as far as it can go now."""
+"""Public API for `assay loop pool`: rollouts of production as tasks."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from assay.api.deploy.advancing import advanced
+import sqlalchemy as sa
+
+from assay.api.compile import compile as compile_program
 from assay.api.deploy.start import start_deployment
-from assay.api.deploy.status import advance_deployment
-from assay.api.loop.improvement import Order, improved, usage_since
-from assay.api.loop.pool import collect_pool
+from assay.api.deploy.status import advance_deployment, advanced
+from assay.api.improve.run import improve
 from assay.api.loop.state import loop_file
 from assay.api.traces import score_rollouts
-from assay.deployment.cycles import Position, due_in, position, spent
+from assay.datasets import Task
+from assay.datasets.splits import load_tasks
 from assay.deployment.decisions import RUNNING
 from assay.deployment.deployments import Deployment, Deployments
-from assay.deployment.events import Notifier
-from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Loops
-from assay.deployment.pool import read_manifest
+from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Loops, Position, due_in, position, spent
+from assay.deployment.plan import Notifier
+from assay.deployment.pool import PoolReport, read_manifest, write_pool
+from assay.deployment.registry import Registry
+from assay.deployment.settings import PoolSettings
 from assay.deployment.watching import watches_now
-from assay.errors import BudgetExceeded, DataError, DeploymentError
+from assay.errors import BudgetExceeded, ConfigError, DataError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
+from assay.reports.markdown import with_interval
 from assay.runs.opening import artifact_place, home_of
 from assay.runs.settings import AdvanceSettings
 from assay.runs.settings.loop import LoopSettings
+from assay.runs.settings.store_options import PoolOptions
+from assay.runs.unused import settings_of_another_job
+from assay.sources.modules import attribute_of
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.names import place_in
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import error_text
 from assay.support.settings import settings_of
+from assay.support.values import json_text
 from assay.traces import Store
+from assay.traces.store import tables as schema
 from assay.traces.store.leases import Lease, LostLease, seconds
+
+
+@takes(PoolSettings)
+def collect_pool(
+    agent: str,
+    out: str | Path | None = None,
+    *,
+    replace: bool = False,
+    store: str | Path | None = None,
+    **options: Unpack[PoolOptions],
+) -> PoolReport:
+    """Writes the benchmark pool of an agent: a file of tasks that `compile`, `evaluate` and `improve` take as `data`.
+
+    Args:
+        out: new file that ends in .jsonl, with its manifest next to it; None only counts.
+        replace: an existing file is replaced.
+        options: see `PoolSettings`.
+    Raises:
+        ConfigError: the file exists, or has another ending.
+        DataError: there are no tasks, or the anonymization is incomplete; nothing was written.
+        DeploymentError: there is no such agent.
+    """
+    settings = PoolSettings(**options)
+    training: list[Task] = [] if settings.against is None else load_tasks(settings.against)
+    key = _key(settings, store)
+    with Store(store) as opened:
+        Registry(opened.engine).version(f"{agent}@1")
+        path = None if out is None else Path(out)
+        return write_pool(opened, agent, settings, path, key=key, training=training, replace=replace)
+
+
+def _key(settings: PoolSettings, store: Any) -> Path | None:
+    """One key for all pools of a store, so that a task has the same surrogates, and so the same id, in each."""
+    if settings.privacy == "off":
+        return None
+    if settings.privacy_key is not None:
+        return Path(settings.privacy_key)
+    path = home_of(store) / "loop" / "pool.key"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# -- The improvement of a cycle: `assay.compile`, `assay.improve` or a function of the user's own.
+
+
+_HACKING = "being gamed"  # of the alarm of `assay.optimizers.finetuning.policy_gradient`, in notes and logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be improved.
+
+    Attributes:
+        champion: folder of the artifact.
+        data: file of the pool.
+        out: folder of the result.
+        began: when the improvement began, seconds since the epoch.
+        max_calls, max_cost_usd: what the budget leaves; None without a limit.
+    """
+
+    name: str
+    champion: Path
+    data: Path
+    out: Path
+    store: Any
+    began: float
+    max_calls: int | None
+    max_cost_usd: float | None
+
+
+def improved(settings: LoopSettings, order: Order, progress: Progress | None) -> dict[str, Any]:
+    """Runs the improvement, or continues the one that was killed.
+
+    Returns:
+        `artifact` (None if nothing better was found), `reason`, `calls`, `cost_usd`, `converged` and `hacks`.
+    """
+    with settings_of_another_job():  # the options of the loop outlive the rubric of one cycle
+        if settings.method == "compile":
+            return _compiled(settings, order, progress)
+        if settings.method == "improve":
+            return _improved(settings, order, progress)
+    return _by_function(settings, order)
+
+
+def _options(settings: LoopSettings, order: Order) -> dict[str, Any]:
+    """The method's options, with the caps that the budget leaves."""
+    options = dict(settings.options or {})
+    for name in ("max_calls", "max_cost_usd"):
+        limits = [value for value in (options.get(name), getattr(order, name)) if value is not None]
+        if limits:
+            options[name] = min(limits)
+    return options
+
+
+def _compiled(settings: LoopSettings, order: Order, progress: Progress | None) -> dict[str, Any]:
+    report = compile_program(
+        str(order.champion), rubric=settings.rubric, data=str(order.data), out=order.out, store=order.store,
+        resume=True, progress=progress, **_options(settings, order),
+    ).to_dict()  # fmt: skip
+    better = bool(report["replaces"])
+    return {
+        "artifact": report["artifact"] if better else None,
+        "reason": _decided(report),
+        "calls": report["calls"],
+        "cost_usd": report["cost_usd"],
+        "converged": report["stopped"] is None,
+        "hacks": _hacks(report),
+        "test": report["test"],
+    }
+
+
+def _decided(report: Mapping[str, Any]) -> str:
+    """Why a compiled program replaces the champion, or does not."""
+    if report["gate"] is not None:
+        return f"gate: {with_interval(report['gate'])}"
+    if report["winner"] == "baseline":
+        return "the baseline is the best that was found"
+    return f"the gate was not decided{': ' if report['stopped'] else ''}{report['stopped'] or ''}"
+
+
+def _improved(settings: LoopSettings, order: Order, progress: Progress | None) -> dict[str, Any]:
+    report = improve(
+        str(order.champion), rubric=settings.rubric, data=str(order.data), name=order.name, out=order.out,
+        store=order.store, resume=True, progress=progress, **_options(settings, order),
+    ).to_dict()  # fmt: skip
+    better = any(step["kept"] for step in report["steps"])
+    settled = all(step.get("converged") is not False for step in report["steps"])
+    calls, cost = usage_since(order.store, order.began)
+    return {
+        "artifact": report["artifact"] if better else None,
+        "reason": "; ".join(map(_outcome, report["steps"])),
+        "calls": calls,
+        "cost_usd": cost,
+        "converged": report["stopped"] is None and settled,
+        "hacks": _hacks(report),
+        "test": report["test"],
+    }
+
+
+def _outcome(step: Mapping[str, Any]) -> str:
+    """A step of an improvement in a few words."""
+    settled = ", not converged" if step.get("converged") is False else ""
+    return f"{step['step']} {'kept' if step['kept'] else 'not kept'}{settled}"
+
+
+def usage_since(store: Any, began: float) -> tuple[int, float]:
+    """LM calls and dollars of all jobs of the store since a time, without those of production.
+
+    For improvements without counts of their own that outlive a kill or failure. Calls of another job at the same time
+    are counted too, so that the budget holds.
+    """
+    calls, rollouts = schema.transitions.c, schema.rollouts.c
+    query = (
+        sa.select(sa.func.count(), sa.func.sum(calls.cost_usd))
+        .select_from(schema.transitions.join(schema.rollouts, rollouts.id == calls.rollout_id))
+        .where(calls.started_at >= began, sa.not_(calls.cached), rollouts.phase.not_in(("deployed", "shadow")))
+    )
+    with Store(store) as opened, opened.engine.connect() as connection:
+        count, cost = connection.execute(query).one()
+    return int(count), float(cost or 0.0)
+
+
+def _hacks(report: Mapping[str, Any]) -> int:
+    """Alarms that a rubric was gamed, in notes and steps."""
+    return json_text([report.get("notes"), report.get("steps")]).count(_HACKING)
+
+
+def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:
+    """A function of the user's own; it runs the code of its file."""
+    function = attribute_of(settings.method)
+    result = function(
+        str(order.champion), rubric=settings.rubric, data=str(order.data), out=str(order.out),
+        **_options(settings, order),
+    )  # fmt: skip
+    if result is None:
+        return {"artifact": None, "reason": "the function found nothing better", "converged": True, "hacks": 0}
+    report = dict(result) if isinstance(result, Mapping) else {"artifact": str(result)}
+    known = ("artifact", "reason", "calls", "cost_usd", "converged", "hacks")
+    if unknown := sorted(report.keys() - set(known)):
+        raise ConfigError(f"{settings.method} returned {unknown[0]!r}; a result has {', '.join(known)}")
+    artifact = report.get("artifact")
+    return {
+        "reason": "",
+        "converged": True,
+        "hacks": 0,
+        **report,
+        "artifact": None if artifact is None else str(artifact),
+    }
+
+
+# -- Public API for `assay loop run`: one call takes the loop of an agent as far as it can go now.
+
 
 _JUDGE = tuple(settings_of(AdvanceSettings))  # of the scoring settings: the model of the rubric's judges
 

@@ -15,8 +15,7 @@ from assay.evaluation.metrics import Budget
 from assay.models import Meter
 from assay.optimizers.budget import too_few_to_score
 from assay.optimizers.parameters import Point
-from assay.optimizers.parameters.impact import Impact, impact
-from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.parameters.impact import Impact, impact, importance, write_page
 from assay.programs import AgentParameters
 from assay.programs.budgets import thresholds_of
 from assay.rubrics.loading import RubricSource

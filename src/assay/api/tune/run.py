@@ -1,14 +1,19 @@
-"""Public API for `assay tune`: searches agent parameters, decides on the gate, reports on the sealed test split."""
+"""Worker processes on one study."""
 
-from collections.abc import Mapping, Sequence
+import math
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dspy
 
 from assay.api.tune.report import TuneReport, as_page, cheaper
-from assay.api.tune.staged import StagedSearch
 from assay.api.tune.study import (
     default_of,
     default_program,
@@ -19,11 +24,11 @@ from assay.api.tune.study import (
     storage_of,
     study_of,
 )
-from assay.api.tune.workers import helped
 from assay.datasets import Task
+from assay.datasets.schedule import Schedule
 from assay.deployment.artifact import is_artifact
-from assay.errors import BudgetExceeded, ConfigError
-from assay.evaluation import Progress, RecordedProgram, default_progress
+from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
+from assay.evaluation import Progress, RecordedProgram, SilentProgress, default_progress
 from assay.evaluation.comparison import (
     Comparison,
     compare,
@@ -31,7 +36,8 @@ from assay.evaluation.comparison import (
     what_would_decide,
 )
 from assay.evaluation.metrics import Budget
-from assay.evaluation.sequential import POWER, detectable_difference, tasks_needed
+from assay.evaluation.statistics import POWER, detectable_difference, tasks_needed
+from assay.models import Meter
 from assay.models.meter import Usage
 from assay.optimizers.budget import announce_splits, forecast_pair, plan_report
 from assay.optimizers.parameters import (
@@ -45,14 +51,14 @@ from assay.optimizers.parameters import (
     search,
     train_policy,
 )
-from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.parameters.impact import importance, write_page
 from assay.optimizers.parameters.search import requeue_all
 from assay.programs.budgets import thresholds_of
 from assay.rubrics.loading import RubricSource
 from assay.runs.anchors import replay_of_rubric
 from assay.runs.arguments import program_settings, resolve_model, resolve_program
 from assay.runs.artifacts import keep_artifact, rehearsed, require_portable
-from assay.runs.curricula import schedule_of
+from assay.runs.curricula import keep_schedule, schedule_of
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import artifact_place, check_out
 from assay.runs.preflight import checked, see_models
@@ -63,8 +69,192 @@ from assay.sources.modules import without_call
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.numbers import counted, figure
-from assay.traces import url_without_password
+from assay.traces import Store, url_without_password
 from assay.traces.store.sealing import resolve_salt
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@contextmanager
+def helped(
+    config: TuneSettings, study: str, url: str, store: str | Path | None, progress: Progress, *, meter: Meter,
+    resume: bool,
+) -> Iterator[None]:  # fmt: skip
+    """Context in which worker processes run trials of the study.
+
+    At its end they finish their current trials, and `meter` counts their usage; its caps are then those of all
+    processes together.
+    """
+    if config.workers == 1:
+        yield
+        return
+    started = multiprocessing.get_context("spawn")
+    helpers, spent = [], started.SimpleQueue()
+    for number in range(1, config.workers):
+        worker_config = replace(replace(config, worker=number).of_one_worker(), workers=1, study=study, storage=url)
+        helpers.append(
+            started.Process(target=_help, args=(worker_config, store, resume, spent), name=f"assay-tune-{number}")
+        )
+    for helper in helpers:
+        helper.start()
+    try:
+        yield
+    except BaseException:
+        for helper in helpers:
+            helper.terminate()  # their trials return to the queue
+        raise
+    finally:
+        for helper in helpers:
+            helper.join()
+            if helper.exitcode not in (0, -signal.SIGTERM):
+                progress.say(f"warning: {helper.name} ended with {helper.exitcode}; its trial is tried again")
+        meter.caps = config.caps
+        while not spent.empty():
+            meter.add(spent.get())
+
+
+def _help(config: TuneSettings, store: str | Path | None, resume: bool, spent: Any) -> None:
+    """Main function of a worker process: runs trials until there are enough, and reports its usage. Decides nothing."""
+    signal.signal(signal.SIGTERM, _stopped)
+    threading.Thread(
+        target=_end_with, args=(multiprocessing.parent_process(),), daemon=True, name="assay-parent"
+    ).start()
+    silent = SilentProgress()
+    with Store(store) as opened:
+        goes_on = resume and any(status != "done" for _, status in opened.runs(config.key))
+    try:
+        with (
+            open_job(
+                config,
+                program=config.program,
+                rubric=config.rubric,
+                progress=silent,
+                store=store,
+                resume=goes_on,
+                need=("val",),
+            ) as job,
+            ExitStack() as closing,
+        ):
+            job.status = "stopped"  # complete only with the whole study; resumed together with it
+            closing.callback(lambda: spent.put(job.session.meter.usage))
+            space = space_of(job, config, silent)
+            job.session.register(job.splits.val, "val")
+            study = study_of(job, config, space, str(config.storage))
+            with job.session.phase("search"):
+                search(objective_of(job, config, space), job.splits.val, space, config.search, study, helping=True)
+    except (StopRun, KeyboardInterrupt, ModelError):
+        pass  # the main process reports the outcome
+
+
+def _stopped(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _end_with(parent: Any) -> None:
+    """Ends this process when the main process has ended: nothing would count its usage any more."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# -- A search by the stages of a curriculum: one study per stage, then the best points of all stages on the whole val.
+
+
+class StagedSearch:
+    """Searches stage by stage, then compares the default and the best point of each stage on all val tasks.
+
+    A stage has the trials that are left, or those of its limit, and ends as soon as its best trial reaches
+    `promote_at`. Without a limit, a stage that is not passed is the last one. Later stages begin with the best points
+    of earlier ones. The studies are in the storage, so that a resumed run continues with the same trials.
+    """
+
+    def __init__(
+        self, job: Job, objective: ProgramObjective, space: Space, default: Point, config: TuneSettings, url: str,
+        schedule: Schedule, progress: Progress,
+    ) -> None:  # fmt: skip
+        self.job, self.objective, self.space, self.config = job, objective, space, config
+        self.url, self.schedule, self.progress = url, schedule, progress
+        self.points = [default]  # and the best of each stage
+        self.last: SearchOutcome | None = None  # of the newest stage with a complete trial
+        self.task_runs, self.states = 0, list[str]()  # of the stages that have ended
+        self.report: dict[str, Any] = {}
+
+    def run(self) -> tuple[SearchOutcome, str | None]:
+        """The outcome of the comparison, and why the search was stopped, if it was."""
+        try:
+            self._search()
+            return self._noted(self._compared()), None
+        except BudgetExceeded as cap:
+            if self.last is None:
+                raise
+            self.progress.say(f"end of the search: {cap}; continuing with the best trial of the last stage")
+            return self._noted(self.last), str(cap)
+        finally:
+            self.report = keep_schedule(self.schedule)
+
+    def _search(self) -> None:
+        schedule, used = self.schedule, 0
+        while not schedule.complete and used < self.config.trials:
+            stage, tasks = schedule.stage, schedule.val_tasks()
+            limit = stage.limit(self.config.trials)
+            trials = min(self.config.trials - used, limit or self.config.trials)
+            self.progress.say(f"stage {stage.name}: up to {trials} trials of {len(tasks)} val tasks")
+            outcome = self._searched(stage.name, trials, tasks, stage.promote_at)
+            used += len(outcome.trials)
+            self.states += outcome.states
+            self.task_runs += outcome.task_runs
+            if outcome.best.point not in self.points:
+                self.points.append(outcome.best.point)
+            if not schedule.scored(_top(outcome), used):
+                if limit is None or trials < limit:
+                    break
+                schedule.leave(used)
+
+    def _searched(self, name: str, trials: int, tasks: Sequence[Task], enough: float) -> SearchOutcome:
+        study = study_of(self.job, self.config, self.space, self.url, stage=name)
+        config, objective = replace(self.config.search, trials=trials), self.objective.named(f"stage {name}, ")
+        try:
+            search(
+                objective, tasks, self.space, config, study, defaults=self.points, progress=self.progress, alone=True,
+                until=_reached(enough),
+            )  # fmt: skip
+        finally:
+            if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+                self.last = outcome_of(study, self.space, config, len(tasks))
+        assert self.last is not None  # otherwise the search has raised
+        return self.last
+
+    def _compared(self) -> SearchOutcome:
+        """Each point on all val tasks. The study is that of the run, which the page shows."""
+        val = self.job.splits.val
+        self.progress.say(f"comparison of the default and the best points of the stages on all {len(val)} val tasks")
+        study = study_of(self.job, self.config, self.space, self.url)
+        config = replace(self.config.search, trials=len(self.points), pruner="none")
+        search(self.objective, val, self.space, config, study, defaults=self.points, progress=self.progress, alone=True)
+        return outcome_of(study, self.space, config, len(val))
+
+    def _noted(self, outcome: SearchOutcome) -> SearchOutcome:
+        """The outcome of the comparison, or of the last stage, with what the stages add to it."""
+        notes = [*outcome.notes, *self.schedule.notes()]
+        return replace(outcome, earlier=self.states, task_runs=outcome.task_runs + self.task_runs, notes=notes)
+
+
+def _top(outcome: SearchOutcome) -> float:
+    """The highest score of a complete trial."""
+    scores = [trial.values["score"] for trial in outcome.trials if trial.state == "complete"]
+    return max((score for score in scores if score is not None), default=math.nan)
+
+
+def _reached(score: float) -> "Callable[[optuna.Study], bool]":
+    def reached(study: "optuna.Study") -> bool:
+        complete = [trial.value for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
+        return any(value is not None and value >= score for value in complete)
+
+    return reached
+
+
+# -- Public API for `assay tune`: searches agent parameters, decides on the gate, reports on the sealed test split.
+
 
 _SIDES = ("default", "tuned")
 
@@ -86,7 +276,7 @@ def tune(
 ) -> TuneReport:
     """Searches the five agent parameters on val, decides on gate, and reports on the sealed test split.
 
-    With a `curriculum`, trials run the val tasks of one stage after another; see `assay.api.tune.staged`.
+    With a `curriculum`, trials run the val tasks of one stage after another; see `assay.api.tune.run`.
 
     Args:
         program: as for `assay.compile`; its own parameters are the default, the baseline of the comparison.

@@ -22,7 +22,7 @@ def simulate_command(**values: Any) -> None:
     Decisions and assignment are those of production. Plan a deployment with it: --effect 0 shows the false promotions
     and rollbacks, --effect 0.25 how many requests a gain of a quarter takes.
     """
-    from assay.api.deploy.simulate import simulate_plan
+    from assay.api.deploy.start import simulate_plan
 
     (as_json,) = pop_values(values, "as_json")
     report = simulate_plan(progress=Console(), **command_settings(values, SimulateSettings))

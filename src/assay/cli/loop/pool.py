@@ -7,7 +7,7 @@ import click
 from assay.cli.flags import command_settings, settings_flags
 from assay.cli.options import json_option, out_option, store_option
 from assay.cli.shared import open_store, pop_values, print_json
-from assay.deployment.pool_settings import PoolSettings
+from assay.deployment.settings import PoolSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
@@ -26,7 +26,7 @@ def pool_command(agent: str, out: str | None, **values: Any) -> None:
     Tasks are deduplicated, anonymized, split as in all commands, and balanced over task types; those on which
     production failed are kept. The gates are the requirements for training on the pool.
     """
-    from assay.api.loop.pool import collect_pool
+    from assay.api.loop.run import collect_pool
 
     as_json, store = pop_values(values, "as_json", "store")
     open_store(store).close()

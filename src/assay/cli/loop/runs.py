@@ -86,7 +86,7 @@ def stop_command(agent: str, store: str | None, as_json: bool) -> None:
 @json_option()
 def status_command(agent: str, file: str | None, store: str | None, as_json: bool) -> None:
     """Show where the loop of AGENT stands, and seven figures against their limits."""
-    from assay.api.loop.status import loop_status
+    from assay.api.loop.state import loop_status
 
     open_store(store).close()
     data = loop_status(agent, file=file, store=store).to_dict()
@@ -125,8 +125,7 @@ def install_command(
     agent: str, out: str | None, file: str | None, store: str | None, as_json: bool, **values: Any
 ) -> None:
     """Write a systemd service with its timer, or a cron line, that calls assay loop run AGENT. Installs nothing."""
-    from assay.api.loop.install import schedule_files
-    from assay.api.loop.state import has_loop
+    from assay.api.loop.state import has_loop, schedule_files
     from assay.support.places import check_writable, write_whole
 
     if out is not None:

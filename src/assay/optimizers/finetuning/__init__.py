@@ -9,8 +9,7 @@ from assay.support.lazy import attach
 
 if TYPE_CHECKING:
     from assay.optimizers.finetuning.data import TrainingData, read_sft
-    from assay.optimizers.finetuning.policy_gradient import train_policy
-    from assay.optimizers.finetuning.policy_report import PolicyReport
+    from assay.optimizers.finetuning.policy_gradient import PolicyReport, train_policy
     from assay.optimizers.finetuning.provider import TRLProvider
     from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
     from assay.optimizers.finetuning.sft import SFTReport, train_sft

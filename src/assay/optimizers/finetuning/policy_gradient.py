@@ -1,24 +1,28 @@
-"""Policy gradient training: repeats rollouts under the current weights, credit assignment per call, optimizer step."""
+"""Makes the trainer of a policy: the order of the tasks, and TRL's settings from ours.
+
+Imports torch and TRL only when a trainer is made.
+"""
 
 import itertools
 import json
 import math
+import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from assay.datasets.schedule import promotion_score
-from assay.errors import Cancelled, ConfigError, DataError, Diverged, StopRun
+from assay.errors import AssayError, Cancelled, ConfigError, DataError, Diverged, StopRun
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.optimizers.finetuning.base import Policy, lean_head, load_policy, quiet
+from assay.models.lora.adapters import list_adapters
+from assay.optimizers.finetuning.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet
 from assay.optimizers.finetuning.comparison import MODES, EvalTask, compare_weights, evaluate_weights
-from assay.optimizers.finetuning.monitoring import TrainingMonitor
-from assay.optimizers.finetuning.offline import Recorded
-from assay.optimizers.finetuning.online import Rollouts, job_of
-from assay.optimizers.finetuning.policy_report import HEADING, PolicyReport, table_row
+from assay.optimizers.finetuning.rows import RowStats
 from assay.optimizers.finetuning.run_folder import (
     POLICY_MEMORY,
     keep_trained,
@@ -33,9 +37,324 @@ from assay.optimizers.finetuning.run_folder import (
     world,
 )
 from assay.optimizers.finetuning.settings import PolicySettings
-from assay.optimizers.finetuning.trl_settings import make_trainer
-from assay.reports.training import curves_of
+from assay.optimizers.finetuning.sources import Recorded, Rollouts, job_of
+from assay.reports.training import curves_of, of_other_seeds, write_training
+from assay.reports.training_log import TrainingLog
+from assay.support.reprs import ReportRepr
 from assay.support.values import json_text
+
+
+def task_order(items: int, config: PolicySettings) -> list[int]:
+    """Item indices in the order of the steps; every item is taken once before any repeats.
+
+    The order covers the whole run as one epoch, so that a resumed run takes the same items.
+    """
+    chosen, remaining, order = random.Random(config.seed), list[int](), list[int]()
+    for _ in range(config.rollout_steps):
+        step, remaining = remaining[: config.prompts_per_step], remaining[config.prompts_per_step :]
+        if len(step) < config.prompts_per_step:  # next round; the items of this step come last in it
+            remaining = sorted(chosen.sample(range(items), items), key=set(step).__contains__)
+            missing = config.prompts_per_step - len(step)
+            step, remaining = step + remaining[:missing], remaining[missing:]
+        order += step
+    return order
+
+
+def make_trainer(
+    policy: Policy,
+    config: PolicySettings,
+    tasks: int,
+    out: Path,
+    collect: Callable[..., Any],
+    callback: Any,
+    *,
+    by_place: bool = False,
+) -> Any:
+    """A trainer of a new LoRA adapter on the rows that `collect` returns for tasks, or for places in their order."""
+    import torch
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import GRPOConfig
+
+    from assay.optimizers.finetuning.trl_trainer import TransitionTrainer
+
+    cuda = torch.cuda.is_available()
+    per_device, parts = config.shared_out(world())
+    # a checkpoint has no rollouts: save only after the last step that uses them
+    every = config.iterations * math.ceil(config.save_every / config.iterations)
+    vllm: dict[str, Any] = (
+        {"use_vllm": True, "vllm_mode": config.vllm, "vllm_importance_sampling_correction": False}
+        if config.vllm != "none"
+        else {}
+    )
+    rollouts = config.prompts_per_step * config.num_generations
+    arguments = GRPOConfig(
+        output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=per_device,
+        gradient_accumulation_steps=parts,
+        steps_per_generation=parts, num_generations=config.num_generations if config.num_generations > 1 else rollouts,
+        num_iterations=config.iterations, learning_rate=config.learning_rate,
+        beta=0.0 if config.kl_in_reward else config.beta,
+        epsilon=config.clip[0], epsilon_high=config.clip[1], loss_type=config.loss, temperature=config.temperature,
+        importance_sampling_level="sequence" if config.loss == "luspo" else "token",
+        max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm,
+        lr_scheduler_type="constant", seed=config.seed,
+        logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=every, save_total_limit=2,
+        report_to=config.report_to, bf16=fast_bf16(), use_cpu=not cuda, gradient_checkpointing=cuda,
+        shuffle_dataset=False, disable_tqdm=True, **vllm,
+    )  # fmt: skip
+    arguments.num_generations = config.num_generations  # TRL demands 2 for its own baseline, which is unused here
+    order = list(enumerate(task_order(tasks, config)))
+    rows = Dataset.from_list([{"prompt": "", "index": place if by_place else task} for place, task in order])
+    trainer = TransitionTrainer(
+        model=policy.model,
+        args=arguments,
+        train_dataset=rows,
+        processing_class=policy.tokenizer,
+        peft_config=lora_of(config.lora_r),
+        callbacks=[callback],
+        collect=collect,
+        by_token=config.algorithm == "reinforce++",
+        kl_in_reward=config.beta if config.kl_in_reward else 0.0,
+    )
+    trainer.remove_callback(PrinterCallback)
+    callback.trainer = trainer
+    return trainer
+
+
+# -- Curves of a policy gradient run, the alarms they raise, and the convergence rule. Does not stop a training.
+
+
+_WINDOW = 10  # steps of each window of the convergence rule
+_CONVERGED = 0.1  # largest half width of the interval of the difference, in units of the reward
+_SMALL = 0.05  # a significant change of the mean reward that a longer training is not worth
+_RUN = 3  # consecutive steps before an alarm
+
+
+class TrainingMonitor:
+    """Curves by step, alarms, and whether training has converged. Each alarm is raised once and names a remedy.
+
+    Converged: Welch's 95 % interval of the difference between the mean reward of the last ten steps and of the ten
+    steps before reaches at most 0.1 to either side, and contains 0 or reaches at most 0.05. A significant difference
+    that is certainly below 0.05 is none that a longer training is worth.
+
+    Args:
+        log: receives every value and alarm immediately.
+    """
+
+    def __init__(self, log: TrainingLog | None = None) -> None:
+        self.curves: dict[str, dict[int, float]] = defaultdict(dict)
+        self.alarms: dict[str, str] = {}
+        self._log = log
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        """Adds the metrics of a step. Returns the new alarms."""
+        for name, value in metrics.items():
+            self.curves[name][step] = value
+        before = set(self.alarms)
+        for name, alarm in self._alarms().items():
+            self.alarms.setdefault(name, f"step {step}: {alarm}")
+        if self._log is not None:
+            self._log.values(step, metrics, self.alarms)
+        return [text for name, text in self.alarms.items() if name not in before]
+
+    def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
+        """Adds the scores of an evaluation, by curve."""
+        for name, value in scores.items():
+            self.curves[name][step] = value
+        if self._log is not None:
+            self._log.values(step, scores, self.alarms)
+
+    def alarm(self, step: int, name: str, text: str) -> None:
+        """Raises an alarm that no curve shows."""
+        self.alarms[name] = text
+        if self._log is not None:
+            self._log.values(step, {}, self.alarms)
+
+    @property
+    def evaluated_steps(self) -> set[int]:
+        """Steps at which held-out or retention tasks were evaluated."""
+        names = [name for name in self.curves if name.startswith(("held_out_", "retained_"))]
+        return {step for name in names for step in self.curves[name]}
+
+    def last(self, name: str, count: int) -> list[float]:
+        """The last `count` values of a curve, or fewer."""
+        curve = self.curves.get(name, {})
+        return [curve[step] for step in sorted(curve)[-count:]]
+
+    def _alarms(self) -> dict[str, str]:
+        """All alarms at this step, by name. The thresholds are rules of thumb, not from a paper."""
+        alarms = dict[str, str]()
+        if self._collapsed("entropy"):
+            alarms["entropy"] = (
+                f"entropy fell from {self._first('entropy'):.2f} to {self.last('entropy', 1)[0]:.2f} nats per token: "
+                "the policy has stopped exploring. Raise beta=… or temperature=…, or lower learning_rate=…"
+            )
+        if (clipped := self._lasting("clip_ratio/region_mean", lambda share: share > 0.2)) is not None:
+            alarms["clip"] = (
+                f"{100 * clipped:.0f} % of the tokens are clipped: the policy changes too fast. Lower "
+                "learning_rate=… or iterations=…"
+            )
+        if self._collapsed("reward_std") and not self._near_maximum():
+            alarms["deviation"] = (
+                f"the standard deviation of the rewards fell from {self._first('reward_std'):.3f} to "
+                f"{self.last('reward_std', 1)[0]:.3f}: little is left to learn from. Take other tasks, raise "
+                "temperature=… or num_generations=…, or give the rubric grades between 0 and 1"
+            )
+        if (share := self._lasting("zero_variance_groups", lambda share: share >= 0.75)) is not None:
+            alarms["zero_variance"] = (
+                f"{100 * share:.0f} % of the groups have zero variance, so nothing is learned from them. "
+                f"{self._difficulty()}, or raise num_generations=… or temperature=…"
+            )
+        distinct = self._lasting("distinct", lambda share: share < 0.3)
+        if distinct is not None and not self._near_maximum():
+            alarms["distinct"] = (
+                f"only {100 * distinct:.0f} % of the answers of a group are distinct: raise temperature=…, beta=… or "
+                "num_generations=…"
+            )
+        if (kl := self._lasting("kl", lambda nats: nats > 0.5)) is not None:
+            alarms["kl"] = (
+                f"the KL to the model before training is {kl:.2f} nats per token. Raise beta=… or lower learning_rate=…"
+            )
+        if (cut := self._lasting("cut_off", lambda share: share > 0.3)) is not None:
+            alarms["cut"] = (
+                f"{100 * cut:.0f} % of the answers are truncated: raise max_completion=…, or add a criterion on "
+                "length to the rubric"
+            )
+        if self._trend("reward") > 0 and self._trend("turns") > 0 >= self._trend("score"):
+            alarms["income"] = (
+                "the reward rises with the number of calls and the score does not: step rewards are earned by making "
+                "more calls. Lower step_weight=… or discount=…, or limit the calls with parameters={'max_steps': …}"
+            )
+        if self._trend("score") > 0 > self._trend("monitor"):
+            alarms["hacking"] = (
+                "the score by the trained rubric rises while the score by the monitor rubric falls: the trained "
+                "rubric is being gamed. Read the samples, and correct its criteria"
+            )
+        return alarms
+
+    def _first(self, name: str) -> float:
+        """Mean of the first values of a curve."""
+        return float(np.mean([value for _, value in sorted(self.curves[name].items())[:_RUN]]))
+
+    def _lasting(self, name: str, holds: Callable[[float], bool]) -> float | None:
+        """The last value of a curve, if its last three values all hold."""
+        last = self.last(name, _RUN)
+        return last[-1] if len(last) == _RUN and all(map(holds, last)) else None
+
+    def _collapsed(self, name: str) -> bool:
+        """Whether a curve has stayed below a fifth of its first values."""
+        return len(self.curves.get(name, {})) > _RUN and max(self.last(name, _RUN)) < 0.2 * self._first(name)
+
+    def _difficulty(self) -> str:
+        """What to do about groups of equal rewards."""
+        score = (self.last("score", 1) or [math.nan])[0]
+        if score >= 0.9:
+            return "The tasks are too easy: take harder tasks"
+        if score > 0.1:  # neither 0 nor the maximum: the rollouts are alike, and the tasks are not at fault
+            return "The answers of a group are alike, or the rubric does not tell them apart: give it finer grades"
+        return "The tasks are too hard: train by SFT first (assay train sft), or take easier tasks"
+
+    def _near_maximum(self) -> bool:
+        """Whether the score is at least 0.9, where equal rollouts are expected."""
+        return min(self.last("score", _RUN) or [1.0]) >= 0.9
+
+    def _trend(self, name: str) -> float:
+        """1 for a rising curve, -1 for a falling one (Spearman's rank correlation with the step, p < 0.05), else 0."""
+        curve = self.curves.get(name, {})
+        if len(curve) < _WINDOW or len(set(curve.values())) < 2:
+            return 0.0
+        from scipy import stats
+
+        rho, p = stats.spearmanr(sorted(curve), [curve[step] for step in sorted(curve)])
+        return math.copysign(1.0, rho) if p < 0.05 else 0.0
+
+    @property
+    def converged(self) -> bool | None:
+        """By the rule of the class; None before 20 steps."""
+        rewards = self.last("reward", 2 * _WINDOW)
+        if len(rewards) < 2 * _WINDOW:
+            return None
+        before, after = rewards[:_WINDOW], rewards[_WINDOW:]
+        if np.ptp(rewards) == 0:  # Welch's test is undefined for two constant samples
+            return True
+        from scipy import stats
+
+        interval = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+        most = max(-interval.low, interval.high)
+        return bool(most <= (_CONVERGED if interval.low <= 0 <= interval.high else _SMALL))
+
+
+# -- Report, page and printed table of a policy gradient training. Does not train.
+
+
+_COLUMNS = {
+    "reward": "reward",
+    "score": "score",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_ratio/region_mean": "clipped",
+    "zero_variance_groups": "no var.",
+    "turns": "turns",
+    "tokens": "tokens",
+    "step_time": "seconds",
+}
+HEADING = f"{'step':>5}" + "".join(f"{label:>9}" for label in _COLUMNS.values())
+
+
+@dataclass(repr=False)
+class PolicyReport(ReportRepr):
+    """Result of `train_policy`.
+
+    `name` is the model to serve; it is None for a base model that is not embedded, where `path` is PEFT's folder.
+    `curves[name][step]` are the logged values. `validation[name][mode]` has `before`, `after` and their paired `gain`
+    on tasks that were used neither for training nor for model selection. `agreement`, in [0, 1], is the share of
+    prompts that torch and the served GGUF continue with the same greedy text.
+    """
+
+    name: str | None
+    path: Path
+    config: PolicySettings
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    validation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # by evaluation task, see `assay.traces.store.sealing.Openings`
+    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+    converged: bool | None = None
+    best_step: int | None = None
+    steps: int = 0
+    row_stats: RowStats = field(default_factory=RowStats)
+    report: Path | None = None
+    agreement: float | None = None
+    stopped: str | None = None
+    curriculum: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "row_stats"}
+        paths = {"path": str(self.path), "report": str(self.report) if self.report else None}
+        return {**values, **self.row_stats.to_dict(), **paths, "config": asdict(self.config)}
+
+    def write_page(self, words: Callable[[str], str] = str) -> None:
+        """Writes the HTML page next to the adapter. A note says so if the charts cannot be drawn.
+
+        Args:
+            words: puts the flags of the command into alarms and notes, in place of Python arguments.
+        """
+        try:
+            content = self.to_dict()
+            reports = of_other_seeds(content, (adapter.made for adapter in list_adapters()))
+            self.report = write_training(self.path / "training.html", content, reports, words=words)
+        except AssayError as error:
+            self.notes.append(f"no page was written: {error}")
+
+
+def table_row(step: int, values: Mapping[str, float]) -> str:
+    """One row of the table printed during training, under `HEADING`."""
+    return f"{step:>5}" + "".join(f"{values[key]:>9.3g}" if key in values else " " * 9 for key in _COLUMNS)
+
+
+# -- Policy gradient training: repeats rollouts under the current weights, credit assignment per call, optimizer step.
+
 
 _HEADING_EVERY = 20  # lines between two headings of the printed table
 _NOTES = "assay.json"  # our state in a checkpoint folder, next to the files of TRL

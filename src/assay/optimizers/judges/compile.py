@@ -14,8 +14,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded
-from assay.evaluation.agreement import measure_gain
-from assay.evaluation.judged import Judged, judge_items
+from assay.evaluation.judged import Judged, judge_items, measure_gain
 from assay.evaluation.session import Session
 from assay.judges import Judge
 from assay.judges.labels import Item, LabelSplits

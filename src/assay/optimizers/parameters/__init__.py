@@ -1,8 +1,7 @@
 """The five agent parameters: searched by Optuna, or changed by a learned adjuster."""
 
-from assay.optimizers.parameters.episodes import Episode, PolicyOutcome
 from assay.optimizers.parameters.objective import AgentObjective, Objective, ProgramObjective
-from assay.optimizers.parameters.policy import train_policy
+from assay.optimizers.parameters.policy import Episode, PolicyOutcome, train_policy
 from assay.optimizers.parameters.results import SearchOutcome, TrialResult, outcome_of
 from assay.optimizers.parameters.search import search
 from assay.optimizers.parameters.space import Point, Space, in_figures

@@ -16,7 +16,7 @@ from assay.evaluation.evaluation import Evaluation, evaluate
 from assay.evaluation.metrics import TaskRun
 from assay.evaluation.progress import SilentProgress
 from assay.evaluation.session import RecordedProgram, Session
-from assay.models.failures import failure_of_program, is_agent_failure
+from assay.models.calls import failure_of_program, is_agent_failure
 from assay.optimizers.parameters.space import Point
 from assay.programs import BaseAgent
 from assay.programs.allocation import THRESHOLDS

@@ -1,12 +1,9 @@
-"""A policy that learns from an agent's metrics how to adjust its parameters.
-
-Actor-critic: the network proposes adjustments, a Gaussian process over all episodes predicts their scores, and the best
-one is tried.
-"""
+"""The adjuster's network: maps metrics and parameters of an agent to changes of the parameters. Does not run agents."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +11,211 @@ import numpy as np
 from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
 from assay.evaluation.metrics import METRICS, AgentMetrics, Budget, TaskRun, measure
 from assay.evaluation.progress import Progress, SilentProgress
-from assay.optimizers.parameters.critic import Critic
-from assay.optimizers.parameters.episodes import Episode, PolicyOutcome, overall
-from assay.optimizers.parameters.network import Adjuster, state_of
 from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters
 from assay.support.numbers import signed
+
+_HIDDEN = 8
+_SIGMA = 0.15  # initial standard deviation, in shares of a range
+_LEAST, _MOST = 0.03, 0.4
+_PUSH = 0.1  # of a parameter's range, for a metric of 0
+_STEP = 0.02  # of the network's own weights
+
+# What a low metric raises or lowers.
+# rows: parameters; columns: accuracy, efficiency, coherence, adaptability, tool usage
+RULES = _PUSH * np.array(
+    [
+        [1, 0, 0, 0, 0],  # context_length
+        [0, 0, -1, 1, 0],  # temperature
+        [1, -1, 0, 0, 0],  # max_steps
+        [0, -1, 0, 0, -1],  # tool_usage_threshold
+        [0, 0, 1, 1, 0],  # reasoning_depth
+    ],
+    dtype=float,
+)
+
+
+class Adjuster:
+    """A Gaussian distribution of adjustments: mean = A·d + V·tanh(W·s + b), one standard deviation per parameter.
+
+    s holds the deficits d = 1 - metric (0 for a metric that was not measured) and the parameters, all in [0, 1]. Means
+    and actions are in shares of each parameter's range. Initially A is `RULES` and V is 0, so the untrained network
+    follows the rules.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        inputs, outputs = len(METRICS) + len(RANGES), len(RANGES)
+        self.rules = RULES.copy()
+        self.hidden, self.bias = rng.normal(0, 1 / np.sqrt(inputs), (_HIDDEN, inputs)), np.zeros(_HIDDEN)
+        self.out = np.zeros((outputs, _HIDDEN))
+        self.log_sigma = np.full(outputs, np.log(_SIGMA))
+
+    @property
+    def sigma(self) -> np.ndarray:
+        return np.asarray(np.exp(self.log_sigma))
+
+    def mean(self, state: np.ndarray) -> np.ndarray:
+        return np.asarray(self.rules @ state[: len(METRICS)] + self.out @ np.tanh(self.hidden @ state + self.bias))
+
+    def propose(self, state: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        """`count` actions, `[action][parameter]`."""
+        return np.asarray(self.mean(state) + self.sigma * rng.normal(size=(count, len(RANGES))))
+
+    def update(self, state: np.ndarray, action: np.ndarray, advantage: float) -> None:
+        """One gradient step on advantage times the action's log-probability.
+
+        Source: REINFORCE (Williams 1992, Machine Learning 8:229). The gradient is taken in units of the standard
+        deviation, so that the step size does not depend on it.
+
+        Args:
+            advantage: in standard deviations; a positive one makes the action more likely.
+        """
+        sigma = self.sigma
+        z = (action - self.mean(state)) / sigma
+        push = advantage * z * sigma  # sigma squared times the gradient z / sigma of the mean
+        active = np.tanh(self.hidden @ state + self.bias)
+        back = (self.out.T @ push) * (1 - active**2)
+        self.rules += _STEP * np.outer(push, state[: len(METRICS)])
+        self.out += _STEP * np.outer(push, active)
+        self.hidden += _STEP * np.outer(back, state)
+        self.bias += _STEP * back
+        self.log_sigma = np.clip(self.log_sigma + _STEP * advantage * (z**2 - 1) / 2, np.log(_LEAST), np.log(_MOST))
+
+
+def state_of(metrics: Sequence[float | None], places: Sequence[float]) -> np.ndarray:
+    """Input of the network: a deficit for each metric, then the position of each parameter in its range."""
+    return np.array([0.0 if value is None else 1 - value for value in metrics] + list(places))
+
+
+# -- The adjuster's critic: expected score at any parameters, from all episodes so far. Does not choose parameters.
+
+
+_LENGTH = (0.15, 2.0)  # of the kernel, in shares of a parameter's range
+_VARIANCE = (0.005, 0.5)  # of scores over the space
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Posterior of the score at each place: `mean[place]` and standard deviation `error[place]`."""
+
+    mean: np.ndarray
+    error: np.ndarray
+
+
+class Critic:
+    """A Gaussian process over the parameters' places, with an RBF kernel of one length scale.
+
+    Source: Rasmussen and Williams 2006, ch. 2.
+
+    An episode's score is a mean over a few dozen tasks, with a standard error of about 0.07. The scores of episodes at
+    similar parameters reduce that error by a factor of two to three.
+
+    Args:
+        places: `[episode][parameter]`, each in [0, 1] of its range; at least two episodes.
+        scores: overall scores in [0, 1].
+        runs: scored runs behind each score.
+
+    Attributes:
+        evidence: log marginal likelihood of the scores.
+    """
+
+    def __init__(self, places: np.ndarray, scores: np.ndarray, runs: np.ndarray) -> None:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+        self._centre = float(scores.mean())
+        # Laplace's rule: an episode of only right answers still has sampling noise
+        smoothed = (scores * runs + 1) / (runs + 2)
+        self._process = GaussianProcessRegressor(
+            ConstantKernel(0.05, _VARIANCE) * RBF(0.5, _LENGTH), alpha=smoothed * (1 - smoothed) / runs + 1e-4
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a length at a bound is a valid fit
+            self._process.fit(places, scores - self._centre)
+        self.evidence = float(self._process.log_marginal_likelihood_value_)
+
+    def at(self, places: np.ndarray) -> Estimates:
+        """Posterior at `places[i][parameter]`."""
+        mean, error = self._process.predict(places, return_std=True)
+        return Estimates(mean + self._centre, error)
+
+
+# -- Episodes and the outcome of the adjuster's training. Runs nothing.
+
+
+_WEIGHTS = {"accuracy": 4.0, "efficiency": 1.0, "coherence": 1.0, "adaptability": 1.0, "tool_usage": 1.0}
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode.
+
+    `adjustments` are relative to the policy's current parameters, in their own units. `overall`, in [0, 1], is the
+    weighted mean of the metrics that could be measured. `improvement` is `overall` minus the expected score of the
+    current parameters; `meaning` describes it. Both are NaN if the episode could not be scored. `unscored` counts runs
+    without a score, and `why` is the reason of the first.
+    """
+
+    number: int
+    metrics: Mapping[str, float | None]
+    parameters: Mapping[str, Any]
+    adjustments: Mapping[str, float]
+    overall: float
+    improvement: float
+    accepted: bool
+    meaning: str
+    unscored: int = 0
+    why: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            name: dict(value) if isinstance(value, Mapping) else None if value != value else value
+            for name, value in vars(self).items()
+        }
+
+
+@dataclass
+class PolicyOutcome:
+    """Result of the training.
+
+    `best` is the point with the highest expected score, or with validation tasks the one that scored best on them:
+    `confirmed` then has the overall score of each point evaluated there, the initial one first.
+    """
+
+    best: Point
+    history: list[Episode] = field(default_factory=list)
+    confirmed: list[dict[str, Any]] = field(default_factory=list)
+    converged: bool = False
+    notes: list[str] = field(default_factory=list)
+    stopped: str | None = None
+
+
+def overall(metrics: AgentMetrics) -> float:
+    """Mean of the measured metrics, with accuracy weighted 4; NaN if accuracy could not be measured."""
+    values = {name: value for name, value in metrics.to_dict().items() if value is not None}
+    if "accuracy" not in values:
+        return math.nan
+    return math.fsum(_WEIGHTS[name] * value for name, value in values.items()) / math.fsum(
+        _WEIGHTS[name] for name in values
+    )
+
+
+def scores_by_task(runs: Sequence[TaskRun]) -> dict[str, float]:
+    """Mean score of each task's runs; NaN if none is scored."""
+    by_task: dict[str, list[float]] = {}
+    for run in runs:
+        by_task.setdefault(run.task_id, []).extend([] if run.score is None else [run.score])
+    return {task: math.fsum(scores) / len(scores) if scores else math.nan for task, scores in by_task.items()}
+
+
+# -- A policy that learns from an agent's metrics how to adjust its parameters.
+#
+# Actor-critic: the network proposes adjustments, a Gaussian process over all episodes predicts their scores, and the
+# best one is tried.
+
 
 _SAME = 0.01  # change of the overall score that counts as none
 _REACH = 30  # largest move per episode, in learning rates: 0.3 of a parameter's range at the default of 0.01

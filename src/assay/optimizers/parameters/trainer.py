@@ -11,10 +11,8 @@ from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.evaluation.progress import Progress
 from assay.evaluation.statistics import Gain, mean_interval, paired_gain
-from assay.optimizers.parameters.episodes import PolicyOutcome, scores_by_task
-from assay.optimizers.parameters.network import Adjuster
 from assay.optimizers.parameters.objective import AgentEvaluation, AgentObjective
-from assay.optimizers.parameters.policy import train_policy
+from assay.optimizers.parameters.policy import Adjuster, PolicyOutcome, scores_by_task, train_policy
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters, BaseAgent
 from assay.support.keywords import takes

@@ -19,10 +19,9 @@ from assay.evaluation.comparison import (
     what_would_decide,
 )
 from assay.evaluation.evaluation import Evaluation
-from assay.evaluation.notes import overridden_format
-from assay.evaluation.sequential import LEAST_SPREAD, WORST_SPREAD, spread_of
+from assay.evaluation.metrics import overridden_format
 from assay.evaluation.session import RecordedProgram, Session
-from assay.evaluation.statistics import FEWEST, Gain, differences_of, paired_gain
+from assay.evaluation.statistics import FEWEST, LEAST_SPREAD, WORST_SPREAD, Gain, differences_of, paired_gain, spread_of
 from assay.optimizers.budget import (
     Decisions,
     ReportPlan,

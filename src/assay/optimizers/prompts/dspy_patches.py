@@ -2,7 +2,7 @@
 
 - `Evaluate` stops after ten errors and resubmits slow examples, which doubles the work on a slow machine. The patched
   one does neither; the same holds for `ParallelExecutor` (used by `dspy.Parallel` and so by SIMBA).
-- Unscored examples are left out of means, see `assay.rubrics.protection`.
+- Unscored examples are left out of means, see `assay.rubrics.dspy_metric`.
 - SIMBA refuses programs whose predictors have different models. Here each predictor samples from its own model.
 - Optuna studies that teleprompters create get a seed; DSPy gives them none.
 - Output is written to a log: standard output belongs to the command. Bars of tqdm are left out: standard error has the
@@ -22,7 +22,7 @@ from dspy.evaluate import EvaluationResult
 from tqdm.std import tqdm
 
 from assay.errors import StopRun
-from assay.evaluation.threads import in_order
+from assay.evaluation.executors import in_order
 from assay.models.dspy_seam import (
     EVALUATE,
     EXECUTOR,
@@ -33,7 +33,7 @@ from assay.models.dspy_seam import (
     patched_parts,
 )
 from assay.optimizers.prompts.proposals import InstructionCheck
-from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
+from assay.rubrics.dspy_metric import MissingScore, protect_dspy, protected_call
 
 _lock = threading.RLock()
 

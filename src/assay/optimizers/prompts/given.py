@@ -18,8 +18,7 @@ import dspy
 
 from assay.errors import ArtifactError, AssayError, ConfigError, OptimizerError, ProgramError
 from assay.evaluation.session import RecordedProgram
-from assay.optimizers.prompts.named import classes_of
-from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
+from assay.optimizers.prompts.named import Proposal, classes_of, to_examples
 from assay.programs import program_version
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.loading import arguments_in

@@ -19,14 +19,15 @@ from assay.optimizers.prompts.candidates import with_models_of
 from assay.optimizers.prompts.demonstrations import Demonstration, choose, pool_of, with_demos
 from assay.optimizers.prompts.given import built, check_arguments, compiled_by, kept_configuration, target_of, title_of
 from assay.optimizers.prompts.named import (
+    Proposal,
     check_settings,
     classes_of,
     parameters_of,
     refusal,
     refused_object,
     short_name,
+    to_examples,
 )
-from assay.optimizers.prompts.optimizer_inputs import Proposal, to_examples
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos
 from assay.programs.isolation import copied

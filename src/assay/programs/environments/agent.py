@@ -15,8 +15,7 @@ from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.programs.agent import WRITTEN_DECISIONS, Agent
 from assay.programs.allocation import Round, ThinkingPolicy, margin_of, think
-from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction
-from assay.programs.environments.play import Play
+from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, Play
 from assay.programs.estimate import choice_probabilities, has_probabilities, logprobs_options
 from assay.programs.parameters import AgentParameters
 from assay.programs.thinking import thought_field

@@ -13,8 +13,7 @@ from assay.errors import ConfigError, ProgramError
 from assay.models.limits import OverTime, given_up
 from assay.models.lm import LanguageModel
 from assay.programs.foreign.remote import RemoteRunner
-from assay.programs.foreign.runners import AgentRunner
-from assay.programs.foreign.tasks import AgentTask, RunnerLost
+from assay.programs.foreign.runners import AgentRunner, AgentTask, RunnerLost
 from assay.support.numbers import counted
 from assay.traces import Rollout
 from assay.traces.places import current_rollout

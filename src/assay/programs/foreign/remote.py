@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assay.errors import AssayError, ConfigError, NoJsonForm
-from assay.programs.foreign.runners import AgentRunner
-from assay.programs.foreign.tasks import AgentFailed, AgentTask, RunnerLost
+from assay.programs.foreign.runners import AgentFailed, AgentRunner, AgentTask, RunnerLost
 from assay.programs.wrapping import as_prediction
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text, json_value
 
 if TYPE_CHECKING:
-    from assay.traces.gateway.leases import Leases
+    from assay.traces.gateway.routes import Leases
 
 __all__ = ["RemoteRunner", "TaskServer", "work"]
 
@@ -41,7 +40,7 @@ class RemoteRunner:
 
     def run(self, task: AgentTask, check: Callable[[], None]) -> Any:
         """As `AgentRunner.run`."""
-        from assay.traces.gateway.leases import LostLease
+        from assay.traces.gateway.routes import LostLease
 
         # the server's address is the runner's to know: it may reach it by another name
         document = {**json.loads(task.to_json()), "base_url": urlsplit(task.base_url).path}

@@ -1,10 +1,7 @@
-"""Runners: execute an agent on a task, in this process or as a command, and return its answer.
-
-Do not serve models: the task has the base URL. A run is checked several times a second, and ended by what the check
-raises.
-"""
+"""The standard error of a process, in a file of limited size of which the end is kept."""
 
 import contextvars
+import json
 import os
 import shlex
 import shutil
@@ -13,26 +10,180 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from assay.errors import ConfigError
-from assay.programs.foreign.tasks import (
-    MOST_BYTES,
-    TOO_MUCH,
-    AgentFailed,
-    AgentTask,
-    RunnerLost,
-    answer_of_output,
-    command_of,
-    named_callable,
-)
-from assay.programs.standard_error import StandardError
 from assay.sources.modules import attribute_of
 from assay.support.awaited import completed
 from assay.support.settings import nearest
+from assay.support.values import json_text
 
-__all__ = ["AgentRunner", "CallableRunner", "CommandRunner", "runner_of"]
+__all__ = [
+    "AgentFailed",
+    "AgentRunner",
+    "AgentTask",
+    "CallableRunner",
+    "CommandRunner",
+    "RunnerLost",
+    "StandardError",
+    "answer_of_output",
+    "command_of",
+    "named_callable",
+    "runner_of",
+]
+
+_MOST_BYTES = 1 << 20
+_CHARS = 500  # of the end
+
+
+class StandardError:
+    """A file for a process to write to. Its owner calls `shorten` now and then while the process runs."""
+
+    def __init__(self) -> None:
+        self.file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__, or with this object
+        self._before = b""  # the end of what was removed from the file
+        with suppress(ModuleNotFoundError):  # Windows: the file then keeps its size, as holes
+            import fcntl
+
+            # the process writes at the file's end, wherever that is after the file was emptied
+            flags = fcntl.fcntl(self.file, fcntl.F_GETFL)
+            fcntl.fcntl(self.file, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def __enter__(self) -> "StandardError":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def shorten(self) -> None:
+        """Empties a file that has become too large."""
+        if os.fstat(self.file.fileno()).st_size > _MOST_BYTES:
+            self._before = self._end()
+            os.ftruncate(self.file.fileno(), 0)
+
+    def tail(self) -> str:
+        """The last characters that were written, at most 500."""
+        return self._end().decode("utf-8", "replace").strip()[-_CHARS:]
+
+    def _end(self) -> bytes:
+        most = 4 * _CHARS  # bytes of so many characters
+        size = os.fstat(self.file.fileno()).st_size
+        read = os.pread(self.file.fileno(), most, max(0, size - most))
+        return (self._before + read)[-most:]
+
+
+# -- What an agent gets for a task, how its answer is read, and how it fails. Runs nothing.
+
+
+MOST_BYTES = 1 << 20  # of an agent's standard output
+TOO_MUCH = f"the agent printed more than {MOST_BYTES >> 20} MiB; its answer is what it prints"
+
+
+class AgentFailed(RuntimeError):
+    """The agent gave no answer: it raised, exited with an error, or printed something that cannot be read."""
+
+
+class RunnerLost(ConnectionError):
+    """The process that ran the agent ended, or its machine no longer sends requests. Never the agent's failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentTask:
+    """A task as an agent gets it: as a mapping (`to_dict`), and in environment variables (`environment`).
+
+    Attributes:
+        id: of the task; its rollouts share it.
+        rollout: id of this run.
+        base_url: OpenAI's base URL, with `/v1`.
+        api_key: valid for this run only.
+    """
+
+    id: str
+    rollout: str
+    inputs: dict[str, Any]
+    model: str
+    base_url: str
+    api_key: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document on the agent's standard input, and the argument of a callable."""
+        return dict(vars(self))
+
+    def to_json(self) -> bytes:
+        """`to_dict` as JSON."""
+        return json_text(self.to_dict()).encode()
+
+    def environment(self) -> dict[str, str]:
+        """Variables that SDKs of OpenAI and Anthropic read, and the same under names of their own."""
+        root = self.base_url.removesuffix("/v1")
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_API_KEY": self.api_key,
+            "ASSAY_BASE_URL": self.base_url,
+            "ASSAY_API_KEY": self.api_key,
+            "ASSAY_MODEL": self.model,
+            "ASSAY_TASK_ID": self.id,
+            "ASSAY_ROLLOUT_ID": self.rollout,
+        }
+
+
+def answer_of_output(output: bytes) -> Any:
+    """The answer in what a command printed: the JSON object of its last line, else the whole text.
+
+    Raises:
+        AgentFailed: nothing was printed, too much, or not UTF-8.
+    """
+    if len(output) > MOST_BYTES:
+        raise AgentFailed(TOO_MUCH)
+    try:
+        text = output.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise AgentFailed(f"the agent printed bytes that are not UTF-8: {error}") from None
+    if not text:
+        raise AgentFailed("the agent exited with 0 and printed nothing; it must print its answer")
+    try:
+        fields = json.loads(text.splitlines()[-1], parse_constant=_not_json)
+    except (ValueError, RecursionError):
+        return text
+    return fields if isinstance(fields, dict) else text
+
+
+def _not_json(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def named_callable(agent: str) -> bool:
+    """Whether an agent is named as `package.module:CALLABLE` or `path/file.py:CALLABLE`, and not a command."""
+    module, colon, attribute = agent.rpartition(":")
+    return bool(colon and module) and attribute.replace(".", "_").isidentifier() and not any(map(str.isspace, agent))
+
+
+def command_of(agent: str) -> list[str]:
+    """The words of a command. No shell is used.
+
+    Raises:
+        ConfigError: it is empty, or a quote is not closed.
+    """
+    try:
+        words = shlex.split(agent)
+    except ValueError as error:
+        raise ConfigError(f"agent={agent!r} cannot be read as a command: {error}") from None
+    if not words:
+        raise ConfigError("agent is empty: give a command, or MODULE:CALLABLE", flag="--agent")
+    return words
+
+
+# -- Runners: execute an agent on a task, in this process or as a command, and return its answer.
+#
+# Do not serve models: the task has the base URL. A run is checked several times a second, and ended by what the check
+# raises.
+
 
 CHECK_S = 0.1  # longest time between two checks
 _KEYS = ("ASSAY_KEY", "ASSAY_AGENT_KEY", "ASSAY_UPSTREAM_KEY")  # with them an agent could set its own reward

@@ -6,10 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from assay.errors import ConfigError
-from assay.programs.retrieval.fulltext import TOKENIZER, in_order, match_of, searched, words_in, words_of
-from assay.programs.retrieval.proximity import Candidate, by_proximity, inverse_frequency
-from assay.programs.retrieval.retriever import Passage, check_count, fused, passage_key
-from assay.programs.retrieval.splitting import passages_of
+from assay.programs.retrieval.fulltext import (
+    TOKENIZER,
+    Candidate,
+    by_proximity,
+    in_order,
+    inverse_frequency,
+    match_of,
+    searched,
+    words_in,
+    words_of,
+)
+from assay.programs.retrieval.retriever import Passage, check_count, fused, passage_key, passages_of
 
 __all__ = ["TextRetriever", "listed_sources"]
 

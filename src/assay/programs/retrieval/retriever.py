@@ -1,13 +1,14 @@
 """What a retriever is: the Protocol, its passages, and the fusion of several rankings. Does not search."""
 
 import hashlib
-from collections.abc import Hashable, Iterable, Sequence
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from assay.errors import ConfigError
 
-__all__ = ["Passage", "Retriever", "check_count", "fused", "passage_key"]
+__all__ = ["Passage", "Retriever", "check_count", "fused", "passage_key", "passages_of"]
 
 _K = 60  # Cormack, Clarke, Büttcher 2009, Reciprocal rank fusion outperforms Condorcet, section 3
 
@@ -78,3 +79,47 @@ def fused(rankings: Iterable[Sequence[T]]) -> dict[T, float]:
         for rank, item in enumerate(ranking, 1):
             scores[item] = scores.get(item, 0.0) + 1 / (_K + rank)
     return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
+
+
+# -- Splits the text of a document into passages, as a stream: a document need not fit into memory.
+
+
+# Ends of a passage, the best first: a blank line, a line, a sentence, a word.
+_ENDS = (re.compile(r"\n[ \t]*\n"), re.compile(r"\n"), re.compile(r"[.!?]\s"), re.compile(r"\s"))
+_LEAST = 3  # a passage that ends early has at least this part of the largest size: one third
+
+
+def passages_of(blocks: Iterable[str], most: int) -> Iterator[tuple[int, str]]:
+    """Passages of at most `most` characters, each with the line on which it begins, from 1.
+
+    Together they have all characters of the document but white space at their ends. Passages without a letter or
+    digit are left out.
+    """
+    rest, line = "", 1
+    for block in blocks:
+        rest += block
+        at = 0
+        while len(rest) - at > most:
+            end = _end(rest, at, most)
+            yield from _passage(rest[at:end], line)
+            line += rest.count("\n", at, end)
+            at = end
+        rest = rest[at:]
+    yield from _passage(rest, line)
+
+
+def _end(text: str, start: int, most: int) -> int:
+    """Where a passage ends: at the last end of the best kind in the window."""
+    least, limit = start + most // _LEAST, start + most
+    for pattern in _ENDS:
+        ends = [match.end() for match in pattern.finditer(text, least, limit)]
+        if ends:
+            return ends[-1]
+    return limit
+
+
+def _passage(text: str, line: int) -> Iterator[tuple[int, str]]:
+    stripped = text.strip()
+    if any(map(str.isalnum, stripped)):
+        before = text[: len(text) - len(text.lstrip())]
+        yield line + before.count("\n"), stripped

@@ -1,20 +1,74 @@
-"""Databases that are only read, with limits on every query, and what a query cost.
-
-Does not import DSPy. PostgreSQL needs `pip install 'dspy-assay[postgres]'`.
-"""
+"""How often a nested query writes its columns out before the database counts instructions."""
 
 import difflib
 import functools
+import math
 import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from assay.errors import ConfigError, EnvironmentFailed
-from assay.programs.sql.nesting import columns_written_out
 
-__all__ = ["Database", "QueryError", "QueryLimits", "QueryResult", "Table"]
+__all__ = ["Database", "QueryError", "QueryLimits", "QueryResult", "Table", "columns_written_out", "schema_text"]
+
+_QUOTED = re.compile(r'"[^"]*"|\[[^\]]*\]|`[^`]*`')
+_COLUMNS_OF_TABLE = re.compile(r"(\w)\s*\([^()]*\)\s*(as\s*(?:not\s+)?(?:materialized\s*)?\()")  # WITH name (a, b) AS (
+_INNERMOST = re.compile(r"(\w*)\s*\(([^()]*)\)")
+_DEFINED_BY_QUERY = re.compile(r"(\w+)\s+as\s+(?:not\s+)?(?:materialized\s+)?§(\d+)")
+_TOKEN = re.compile(r"§\d+|\b[^\W\d]\w*\b(?!\s*\.)")
+_MOST_LEVELS = 200
+_KEYWORDS = re.compile(
+    "all|and|as|asc|between|by|case|cast|collate|cross|current|desc|distinct|else|end|escape|except|exists|false|"
+    "filter|following|from|full|glob|group|having|in|inner|intersect|is|isnull|join|left|like|limit|natural|not|"
+    "notnull|null|nulls|offset|on|or|order|outer|over|partition|preceding|range|recursive|right|row|rows|select|then|"
+    "true|unbounded|union|using|values|when|where|window|with"
+)
+
+
+def columns_written_out(plain: str) -> float:
+    """An upper bound of how often a column is written out, from a query without comments and strings.
+
+    `SELECT x+x x FROM (SELECT x+x x FROM …)` has its innermost column 4 times: a level multiplies by how often it has
+    one name. SQLite writes them out while it prepares a query, which cannot be interrupted: 350 characters took minutes
+    and gigabytes.
+    """
+    text = _QUOTED.sub(lambda match: re.sub(r"\W", "_", f"_{match[0][1:-1]}"), plain.casefold())
+    text = _COLUMNS_OF_TABLE.sub(r"\1 \2", text)
+    queries: list[str] = []
+
+    def taken_out(match: re.Match[str]) -> str:
+        if not re.match(r"\s*(?:select|with|values)\b", match[2]):
+            return f" {match[2]} "  # without the name of the function
+        queries.append(match[2])
+        return f"{match[1]} §{len(queries) - 1} "
+
+    while (shorter := _INNERMOST.sub(taken_out, text)) != text:
+        text = shorter
+    return _size(text, queries, {}, 0)
+
+
+def _size(text: str, queries: list[str], tables: Mapping[str, float], level: int) -> float:
+    if level > _MOST_LEVELS:
+        return float("inf")
+    tables = dict(tables)
+    for name, at in _DEFINED_BY_QUERY.findall(text):
+        tables[name] = _size(queries[int(at)], queries, tables, level + 1)
+    inside, names = 0.0, Counter[str]()
+    for token in _TOKEN.findall(_DEFINED_BY_QUERY.sub(" ", text)):
+        if token.startswith("§"):
+            inside += _size(queries[int(token[1:])], queries, tables, level + 1)
+        elif not _KEYWORDS.fullmatch(token):
+            inside += tables.get(token, 0.0)
+            names[token] += 1
+    return max(names.values(), default=1) * max(1.0, inside)
+
+
+# -- Databases that are only read, with limits on every query, and what a query cost.
+#
+# Does not import DSPy. PostgreSQL needs `pip install 'dspy-assay[postgres]'`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,3 +245,86 @@ def within_size(row: Sequence[Any], size: int, limits: QueryLimits) -> int:
 def deadline(limits: QueryLimits) -> float:
     """The time of `time.monotonic` at which a query that begins now must have ended."""
     return time.monotonic() + limits.seconds
+
+
+# -- A schema as text for a prompt: all tables if they fit, otherwise those that the question is about.
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_IGNORED = frozenset(
+    (
+        *("a", "an", "and", "are", "by", "do", "does", "for", "from", "has", "have", "how", "id", "in", "is", "it"),
+        *("many", "much", "of", "on", "s", "the", "there", "to", "what", "which", "who"),
+    )
+)
+
+
+def words_of(text: str) -> list[str]:
+    """Words in lower case without plural endings; `customerId`, `customer_id` and `CustomerID` have the same."""
+    return [_stem(word.lower()) for word in _WORD.findall(text)]
+
+
+def _stem(word: str) -> str:
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 4 and word.endswith(("ses", "xes", "ches", "shes")):
+        return word[:-2]
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+
+
+def schema_text(tables: Sequence[Table], question: str, characters: int) -> str:
+    """The tables with their columns, one a line, in at most about so many characters.
+
+    If they do not fit, tables that share words with the question come first, rare words counting most, then the tables
+    that these refer to. The names of others follow as far as there is room, and the number of those that are left out.
+    """
+    lines = [_line(table) for table in tables]
+    if sum(map(len, lines)) + len(lines) <= characters:
+        return "\n".join(lines)
+    chosen: list[int] = []
+    used = 0
+    rest = max(100, characters // 5)  # for the names of other tables
+    for at in _by_relevance(tables, question):
+        if used + len(lines[at]) + 1 > characters - rest and chosen:
+            break
+        chosen.append(at)
+        used += len(lines[at]) + 1
+    others, names = [table.name for at, table in enumerate(tables) if at not in set(chosen)], ""
+    for count, name in enumerate(others):
+        if used + len(names) + len(name) + 40 > characters:
+            names += f" and {len(others) - count} more"
+            break
+        names += f", {name}" if names else name
+    text = "\n".join(lines[at] for at in sorted(chosen))
+    return f"{text}\nother tables: {names}" if names else text
+
+
+def _line(table: Table) -> str:
+    refers = dict(table.references)
+    columns = [f"{name} -> {refers[name]}" if name in refers else name for name in table.columns]
+    return f"{table.name}({', '.join(columns)})"
+
+
+def _by_relevance(tables: Sequence[Table], question: str) -> list[int]:
+    """Positions of the tables that share words with the question or are referred to by one that does, the most relevant
+    first; all if there are none."""
+    asked = set(words_of(question)) - _IGNORED
+    names = [set(words_of(table.name)) for table in tables]
+    columns = [set(words_of(" ".join(table.columns))) for table in tables]
+    spread = Counter(word for own, of in zip(names, columns, strict=True) for word in own | of)
+
+    def weight(word: str) -> float:
+        return math.log(1 + len(tables) / spread[word])
+
+    scores = [
+        sum(2 * weight(word) for word in asked & own) + sum(weight(word) for word in (asked & of) - own)
+        for own, of in zip(names, columns, strict=True)
+    ]
+    place = {table.name: at for at, table in enumerate(tables)}
+    reached = list(scores)
+    for at, table in enumerate(tables):
+        for _, other in table.references:
+            if other in place:  # a table next to a relevant one is needed to join it
+                reached[place[other]] = max(reached[place[other]], scores[at] / 2)
+    relevant = [at for at in range(len(tables)) if reached[at] > 0] or list(range(len(tables)))
+    return sorted(relevant, key=lambda at: (-reached[at], tables[at].name))

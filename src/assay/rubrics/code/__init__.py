@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 from assay.support.lazy import attach
 
 if TYPE_CHECKING:
-    from assay.rubrics.code.difference import Edit
+    from assay.rubrics.code.difference import Edit, MinimalDiff, minimal_diff
     from assay.rubrics.code.hacks import RULES, Finding, find_hacks
-    from assay.rubrics.code.minimal import MinimalDiff, minimal_diff
 else:
     __getattr__, __dir__ = attach(
         __name__,
-        {"difference": "Edit", "hacks": "RULES Finding find_hacks", "minimal": "MinimalDiff minimal_diff"},
+        {
+            "difference": "Edit MinimalDiff minimal_diff",
+            "hacks": "Finding RULES find_hacks",
+        },
     )
 
 __all__ = ["RULES", "Edit", "Finding", "MinimalDiff", "find_hacks", "minimal_diff"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.datasets.tasks import Task
-from assay.rubrics.code import minimal
+from assay.rubrics.code import difference as minimal
 from assay.rubrics.code.hacks import RULES, find_hacks
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.fields import code_of, value_of

@@ -11,18 +11,20 @@ from typing import Any
 
 from assay.errors import RubricError
 from assay.rubrics.code.difference import Edit, UnreadableCode, compare, read_source
-from assay.rubrics.code.facts import Facts, read_facts
-from assay.rubrics.code.rules_names import named
-from assay.rubrics.code.rules_shapes import (
+from assay.rubrics.code.rules import (
     call_counter,
+    changed_tests,
     equality_override,
+    hard_coded,
+    lookup_table,
     monkeypatch,
+    named,
     runner_hook,
+    special_case,
     swallowed_failure,
+    trivial_assert,
 )
-from assay.rubrics.code.rules_tests import changed_tests, trivial_assert
-from assay.rubrics.code.rules_values import hard_coded, lookup_table, special_case
-from assay.rubrics.code.sites import Code, Site, all_sites
+from assay.rubrics.code.sites import Code, Facts, Site, all_sites, read_facts
 
 __all__ = ["RULES", "Finding", "find_hacks"]
 

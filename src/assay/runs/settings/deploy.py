@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.deployment.preference_settings import PreferenceFields
-from assay.deployment.suites import Suite, SuiteThresholds
-from assay.deployment.traffic import Traffic
+from assay.deployment.settings import PreferenceFields, Suite, SuiteThresholds, Traffic
 from assay.errors import ConfigError
 from assay.runs.settings.fields import repeated, selected
 from assay.runs.settings.traces import StoredJudgeSettings
@@ -18,7 +16,7 @@ _THRESHOLDS = tuple(settings_of(SuiteThresholds))
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateSettings(Traffic):
-    """Settings of `assay.api.deploy.simulate`: the traffic, and how often a plan is run on it."""
+    """Settings of `assay.api.deploy.start`: the traffic, and how often a plan is run on it."""
 
     plan: str | None = setting(
         None, "YAML file of the plan; by default shadow, 10 %, 50 % and 95 %, decided by the score.", metavar="FILE",

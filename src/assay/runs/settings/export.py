@@ -10,9 +10,8 @@ from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.settings import LARGEST_SEED, Settings, setting, settings_of
 
 if TYPE_CHECKING:
-    from assay.traces.export.balance import Balance
-    from assay.traces.export.gates import Gates
     from assay.traces.export.selection import Selection
+    from assay.traces.export.settings import Balance, Gates
 
 __all__ = ["OF_KIND", "BalanceSettings", "ExportSettings", "GateSettings", "RowSettings", "SelectionSettings"]
 
@@ -75,7 +74,7 @@ class GateSettings(Settings):
 
     @property
     def gates(self) -> "Gates":
-        from assay.traces.export.gates import Gates
+        from assay.traces.export.settings import Gates
 
         return Gates(
             min_transitions=self.min_transitions,
@@ -101,7 +100,7 @@ class BalanceSettings(Settings):
 
     @property
     def balanced(self) -> "Balance":
-        from assay.traces.export.balance import Balance
+        from assay.traces.export.settings import Balance
 
         return Balance(
             method=self.balance,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from assay.deployment.events import Hook
-from assay.deployment.pool_settings import PoolSettings
+from assay.deployment.plan import Hook
+from assay.deployment.settings import PoolSettings
 from assay.errors import ConfigError
 from assay.runs.settings.commands import CompileSettings, ImproveSettings
 from assay.runs.settings.deploy import StartSettings

@@ -72,7 +72,7 @@ class ExportOptions(TypedDict, total=False):
 
 
 class SimulateOptions(TypedDict, total=False):
-    """Settings of `assay.api.deploy.simulate.simulate_plan`."""
+    """Settings of `assay.api.deploy.start.simulate_plan`."""
 
     base: float
     effect: float
@@ -141,7 +141,7 @@ class ServeOptions(TypedDict, total=False):
 
 
 class PoolOptions(TypedDict, total=False):
-    """Settings of `assay.api.loop.pool.collect_pool`."""
+    """Settings of `assay.api.loop.run.collect_pool`."""
 
     tenants: Sequence[str]
     require_consent: bool

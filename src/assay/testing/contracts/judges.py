@@ -10,7 +10,7 @@ import dspy
 
 from assay.errors import AssayError, ConfigError
 from assay.judges.base import Judge, rebuilt
-from assay.judges.listwise import ListwiseJudge
+from assay.judges.comparing import ListwiseJudge
 from assay.rubrics import NoGrade
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 from assay.testing.fakes import scripted_lm

@@ -1,4 +1,4 @@
-"""One pass of an export over the store: decides what becomes a row, writes the rows and counts what is left out."""
+"""The model to be trained on an export: its chat template and how it renders the rows. Writes no files."""
 
 import math
 import time
@@ -8,41 +8,140 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from assay.errors import FailureKind
-from assay.models.failures import is_agent_failure
+from assay.models.calls import is_agent_failure
+from assay.models.chat_templates import TemplateRefused, find_template, hub_name
+from assay.models.registry import tokenizer_of
 from assay.support.package import __version__
 from assay.traces.credit import AgentBaselines, Baseline, differs_by_turn, returns
-from assay.traces.export.balance import Sampler
-from assay.traces.export.declared import DeclaredValues
-from assay.traces.export.drawn import count_turns, exclusion_counts
 from assay.traces.export.files import RowWriter, without_gc
-from assay.traces.export.formats import (
+from assay.traces.export.hiding import DeclaredValues, Hider
+from assay.traces.export.rendering import (
     Labels,
+    RowRenderer,
     grpo_columns,
     grpo_rows,
     labelled_rows,
+    marked_by_trl,
     preference_rows,
     prompt_of,
     prompted_turns,
     sft_rows,
+    shows_tools,
+    trained_parts,
+    training_template,
 )
-from assay.traces.export.gates import GateReport
-from assay.traces.export.hiding import Hider
-from assay.traces.export.manifest import FORMAT
-from assay.traces.export.provenance import Provenance
 from assay.traces.export.restrictions import RESTRICTED_DEMO, RESTRICTED_TASK, Restrictions
-from assay.traces.export.selection import Episode, Overlap, read_groups
-from assay.traces.export.settings import ExportConfig
-from assay.traces.export.target import Target
-from assay.traces.export.transitions import JSON_COLUMNS, WITHOUT_TEXT, transition_row
-from assay.traces.export.turns import Turn
+from assay.traces.export.selection import Episode, Overlap, Turn, count_turns, exclusion_counts, read_groups
+from assay.traces.export.settings import ExportConfig, GateReport, Sampler
+from assay.traces.export.transitions import FORMAT, JSON_COLUMNS, WITHOUT_TEXT, transition_row
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.shown import OwnTask
 from assay.traces.store import Store
 from assay.traces.store.rows import as_json
 from assay.traces.store.sealing import SplitFinder
 
-__all__ = ["ExportPass"]
+__all__ = ["TEMPLATE", "ExportPass", "Provenance", "Target"]
+
+TEMPLATE = "template"  # problem of a call whose answer the template does not render
+
+
+class Target:
+    """Chat template of the model in an export's settings, with counts of the checked calls.
+
+    Raises:
+        ModelError: The embedded model does not exist.
+    """
+
+    def __init__(self, config: ExportConfig) -> None:
+        self.name, self.demos, self.whole = config.model, config.demos, config.whole
+        self.renders = config.kind != "transitions"  # transitions are trained on their token ids
+        self.checks = config.kind in ("sft", "preferences")  # grpo writes prompts only
+        self.template = find_template(config.model) if self.renders else None
+        # TRL's GRPO trainer never renders the tools of a row
+        self.renderer = RowRenderer(
+            self.template, "text" if (config.kind, config.tools) == ("grpo", "auto") else config.tools
+        )
+        marked = self.template is not None and config.whole and not shows_tools(self.template)
+        self.marked = training_template(self.template) if self.template is not None and marked else None
+
+    def problem(self, turn: Turn) -> str | None:
+        """`TEMPLATE` if a model cannot be trained on this call's answer, else None."""
+        return (
+            TEMPLATE
+            if self.checks and self.renderer.check(*trained_parts(turn, demos=self.demos)) is not None
+            else None
+        )
+
+    def see_whole(self, row: Mapping[str, Any]) -> None:
+        """Discard the marked template if it renders this conversation differently from the model's template."""
+        if self.marked is None or self.template is None:
+            return
+        try:
+            if self.marked.render(row["messages"]) != self.template.render(row["messages"]):
+                self.marked = None
+        except TemplateRefused:
+            self.marked = None
+
+    @property
+    def masks(self) -> bool | None:
+        """Whether TRL can restrict the loss to the assistant's text; None if that is not needed or not known."""
+        if not self.whole or self.template is None:
+            return None
+        return self.template.marks_generation or self.marked is not None or marked_by_trl(self.template)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the manifest: the model, whether and where its template was found, and the counts of the calls."""
+        is_installed = self.template is not None
+        model = {
+            "model": self.name,
+            "trained_as": hub_name(self.name),
+            "found": is_installed,
+            "source": self.template.source if self.template else None,
+        }
+        note = f"the chat template of {self.name} is not installed; whether it renders the answers was not checked"
+        model["masks"] = self.masks
+        return {**model, **self.renderer.to_dict(), **({} if is_installed else {"calls": 0, "note": note})}
+
+
+# -- Provenance of an export: counts of the models, tokenizers, programs, rubrics, consents, runs and splits.
+
+
+_MOST_RUNS = 200  # with more runs, only their number is reported
+
+
+class Provenance:
+    """Counts rollouts by origin."""
+
+    def __init__(self) -> None:
+        names = ("models", "tokenizers", "programs", "rubrics", "consent", "runs", "splits")
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+
+    def see(self, episode: Episode, *, split: str) -> None:
+        """Count a rollout."""
+        rollout, counts = episode.rollout, self._counts
+        models = {
+            f"{turn.model}@{turn.weights[:12] or '?'}" + "".join(f"+{a[:12]}" for a in orjson.loads(turn.adapters_json))
+            for turn in episode.turns
+        }
+        counts["models"].update(models)
+        counts["tokenizers"].update({tokenizer_of(turn.weights) or "not known" for turn in episode.turns})
+        counts["programs"][f"{rollout.program}@{rollout.program_version}"] += 1
+        counts["rubrics"][rollout.rubric or "none"] += 1
+        counts["consent"]["given" if rollout.consent else "not asked"] += 1
+        counts["runs"][rollout.run_id or "none"] += 1
+        counts["splits"][split or "none"] += 1
+
+    def to_dict(self) -> dict[str, Counter[str]]:
+        """Counts by kind and name. More than 200 runs are reported as one number under `runs`."""
+        runs = self._counts["runs"]
+        return {**self._counts, "runs": runs if len(runs) <= _MOST_RUNS else Counter({"runs": len(runs)})}
+
+
+# -- One pass of an export over the store: decides what becomes a row, writes the rows and counts what is left out.
+
 
 _LEARNED_FROM = ("truncated", "parse")  # problems that a policy must learn to avoid: exported although not clean
 REPEATED = "cached copies of calls that are exported"

@@ -16,13 +16,10 @@ from assay.errors import ConfigError
 from assay.support.reprs import ReportRepr, shortened
 from assay.support.scrubbing import fields
 from assay.support.values import json_text
-from assay.traces.export.drawn import check_named, count_drawn
 from assay.traces.export.export_pass import ExportPass
-from assay.traces.export.gates import refuse_ungated
-from assay.traces.export.selection import sealed_tasks
-from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig
-from assay.traces.export.trl_files import trl_files
-from assay.traces.export.turns import Turn
+from assay.traces.export.files import trl_files
+from assay.traces.export.selection import Turn, check_named, count_drawn, sealed_tasks
+from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig, refuse_ungated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt

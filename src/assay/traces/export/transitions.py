@@ -1,8 +1,7 @@
-"""Rows of a transitions export: one schema, written by the export and read by the policy gradient.
+"""Reads and checks the manifest of an export. `assay.traces.export.pipeline` writes it."""
 
-Does not select rollouts, anonymize or compute credit.
-"""
-
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -11,20 +10,66 @@ from typing import Any, TypedDict, get_args, get_origin
 import orjson
 
 from assay.errors import DataError
-from assay.traces.export.manifest import checked_manifest
-from assay.traces.export.selection import Episode
-from assay.traces.export.turns import Turn
+from assay.support.formats import check_format
+from assay.traces.export.selection import Episode, Turn
 from assay.traces.records import Transition
 
 __all__ = [
+    "FORMAT",
     "JSON_COLUMNS",
     "WITHOUT_TEXT",
     "TransitionRow",
+    "checked_manifest",
     "parquet_schema",
     "read_transitions",
     "transition_of_row",
     "transition_row",
 ]
+
+FORMAT = 1
+
+
+def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
+    """Read the manifest of an export and check its kind, its format and the hash of its data file.
+
+    Args:
+        folder: Folder of the export.
+        required_kind: Required kind of export, such as `sft` or `transitions`.
+    Raises:
+        DataError: The folder is not an export, or it has another kind, another format or changed data.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        kind, version, files, _ = manifest["kind"], manifest["format"], manifest["files"], manifest["passed"]
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} is not an export: it has no manifest.json. "
+            f"Create one with: assay export {required_kind} --out FOLDER"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder}/manifest.json cannot be read as the manifest of an export: {type(error).__name__}: {error}. "
+            f"Create one with: assay export {required_kind} --out FOLDER"
+        ) from error
+    check_format(f"the export {folder}", version, FORMAT, remake="export again", error=DataError)
+    if kind != required_kind:
+        raise DataError(
+            f"{folder} is an export for {kind}, not for {required_kind}. "
+            f"Create one with: assay export {required_kind} --out FOLDER"
+        )
+    with open(folder / "data.jsonl", "rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != files.get("data.jsonl", {}).get("sha256"):
+            raise DataError(
+                f"{folder}/data.jsonl was changed after the export, so its gates and privacy checks no longer apply. "
+                f"Export again"
+            )
+    return manifest
+
+
+# -- Rows of a transitions export: one schema, written by the export and read by the policy gradient.
+#
+# Does not select rollouts, anonymize or compute credit.
+
 
 # functional form, because "return" is a keyword
 TransitionRow = TypedDict(

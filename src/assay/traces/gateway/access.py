@@ -19,8 +19,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from assay.errors import ConfigError
-from assay.traces.gateway.headers import KEYS
-from assay.traces.gateway.rollout_fields import rollout_id_of
+from assay.traces.gateway.replies import KEYS
+from assay.traces.gateway.sessions import rollout_id_of
 from assay.traces.messages.gemini import is_google
 
 __all__ = ["LOOPBACK", "Access", "Caller", "Refused"]

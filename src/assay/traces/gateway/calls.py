@@ -16,12 +16,10 @@ from aiohttp import web
 from assay.models.prices import FREE, Price
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
-from assay.traces.gateway.client_requests import ClientRequest
-from assay.traces.gateway.headers import readable
-from assay.traces.gateway.live import Live
 from assay.traces.gateway.proxy import Passed
-from assay.traces.gateway.request_bodies import is_constrained, sent_secrets, storable
-from assay.traces.gateway.sessions import LiveRollouts
+from assay.traces.gateway.replies import readable
+from assay.traces.gateway.requests import ClientRequest, is_constrained, sent_secrets, storable
+from assay.traces.gateway.sessions import Live, LiveRollouts
 from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, requested_model
 from assay.traces.messages import gemini
 from assay.traces.messages.chaining import unfinished

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from assay.traces.gateway.client_requests import ClientRequest, compact, extended_digest
+from assay.traces.gateway.requests import ClientRequest, compact, extended_digest
 from assay.traces.messages.dialects import Answer, Message, part_texts, tool_results
-from assay.traces.messages.prompts import Prompt, asked_outputs, output_values
+from assay.traces.messages.final_answer import Prompt, asked_outputs, output_values
 
 __all__ = ["Conversations", "Trail"]
 

@@ -29,10 +29,9 @@ from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces.gateway.access import Access
 from assay.traces.gateway.connections import ConnectionLimits, Listener
-from assay.traces.gateway.embedded_chat import as_called, chat_request, error_body, refused
 from assay.traces.gateway.replies import Reply, UpstreamCall, json_reply
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.translation import answered
+from assay.traces.gateway.translation import answered, as_called, chat_request, error_body, refused
 from assay.traces.gateway.upstreams import EmbeddedUpstream
 from assay.traces.messages import gemini
 from assay.traces.records import Rollout

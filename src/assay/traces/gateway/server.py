@@ -2,7 +2,7 @@
 
 Requests and answers pass through unchanged, streamed or not; afterwards they become transitions of rollouts. Calls that
 could not be recorded are counted. Keys are never stored. Permissions are in `assay.traces.gateway.access`, handlers of
-rollouts in `assay.traces.gateway.rollout_routes`.
+rollouts in `assay.traces.gateway.routes`.
 """
 
 import asyncio
@@ -18,24 +18,20 @@ import aiohttp
 from aiohttp import web
 
 from assay.errors import AssayError, ConfigError, FailureKind, StoreError, UnknownRollout
-from assay.models.failures import failure_of_call
+from assay.models.calls import failure_of_call
 from assay.models.roles import is_embedded
 from assay.support.scrubbing import add_secrets, error_text, message
 from assay.traces.gateway import MAX_BODY_MB
 from assay.traces.gateway.access import LOOPBACK, Access, Caller, Refused
-from assay.traces.gateway.agent_routes import AgentRoutes, AgentRunner
-from assay.traces.gateway.background import BackgroundCalls
 from assay.traces.gateway.calls import Call, Turns, requested_choices, sent
 from assay.traces.gateway.connections import Connections, SlowRequest
-from assay.traces.gateway.proxy import pass_on
-from assay.traces.gateway.relay import Relay, inner_path, named_path, without_ids
+from assay.traces.gateway.proxy import LoopCounts, LoopWatch, limit_of, pass_on
+from assay.traces.gateway.relay import BackgroundCalls, Relay, inner_path, named_path, without_ids
 from assay.traces.gateway.replies import Reply, UpstreamCall, error_response
-from assay.traces.gateway.request_bodies import json_body, parsed_or_none, sent_secrets
-from assay.traces.gateway.rollout_routes import RolloutRoutes
+from assay.traces.gateway.requests import json_body, parsed_or_none, sent_secrets
+from assay.traces.gateway.routes import FLUSH_S, AgentRoutes, AgentRunner, RolloutRoutes, StoreAccess
 from assay.traces.gateway.sessions import LiveRollouts
-from assay.traces.gateway.store_access import FLUSH_S, StoreAccess
 from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
-from assay.traces.gateway.watching import LoopCounts, LoopWatch, limit_of
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS, dialect_at
 from assay.traces.store import Store

@@ -1,33 +1,256 @@
-"""Open rollouts of a gateway: assigns calls to rollouts, numbers turns, stores rewards, ends rollouts.
+"""Rules for what clients send about a rollout: its name, its fields, its status. Does not change rollouts."""
 
-A call names its rollout, or the rollout is found by the conversation (`assay.traces.gateway.conversation`). Rollouts
-that begin with the same messages, tools and schema belong to one task and one group. Does not use HTTP or call models.
-"""
-
+import hashlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from assay.datasets import SPLITS
+from assay.datasets.tasks import consent_text, known_outputs
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
-from assay.traces.gateway.beginnings import Beginnings
-from assay.traces.gateway.client_requests import ClientRequest
+from assay.support.settings import nearest, one_of
 from assay.traces.gateway.conversation import Conversations, Trail
-from assay.traces.gateway.left_open import NEVER_CLOSED
-from assay.traces.gateway.live import Live, answer_is_final, keep_tool_result, unanswered_call
-from assay.traces.gateway.rollout_fields import (
-    check_reward,
-    check_status,
-    checked_fields,
-    gateway_rollout,
-    rollout_id_of,
-    turn_count,
-)
+from assay.traces.gateway.requests import Beginnings, ClientRequest
 from assay.traces.messages.dialects import Answer, each
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
-__all__ = ["LiveRollouts"]
+__all__ = [
+    "NEVER_CLOSED",
+    "Live",
+    "LiveRollouts",
+    "answer_is_final",
+    "check_name",
+    "check_reward",
+    "check_status",
+    "checked_fields",
+    "close_abandoned",
+    "failure_kind",
+    "gateway_rollout",
+    "keep_tool_result",
+    "rollout_id_of",
+    "text_or_none",
+    "turn_count",
+    "unanswered_call",
+]
+
+_LARGEST_REWARD = 1e6  # of a step reward
+_NAME_CHARS = 200
+_FIELDS = (
+    "task_id",
+    "task_type",
+    "group_id",
+    "split",
+    "program",
+    "program_version",
+    "inputs",
+    "expected",
+    "metadata",
+    "parameters",
+    "tenant",
+    "data_subject",
+    "consent",
+)
+_MAPPINGS = ("inputs", "expected", "metadata", "parameters")
+_TEXT_CHARS = 1000
+_SHORT = {"split": 32, "program_version": 64, "consent": 64}  # characters, as wide as the store's columns
+
+
+def rollout_id_of(name: str) -> str:
+    """The store's id of a rollout by the name that a client chose. A name of 32 hex digits is the id itself."""
+    plain = name.lower()
+    if len(plain) == 32 and all(c in "0123456789abcdef" for c in plain):
+        return plain
+    return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def check_name(name: Any) -> str | None:
+    """The name of a new rollout. Raises `ConfigError` unless it is None or a short text without a slash."""
+    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS or "/" in name):
+        raise ConfigError(f"id must be a text of at most {_NAME_CHARS} characters without a slash")
+    return name
+
+
+def check_status(status: str) -> None:
+    """Raises `ConfigError` if `status` is not one that a rollout can end with."""
+    if status not in ("done", "failed", "error"):
+        raise ConfigError(
+            f"status={status!r} must be done, failed (the agent's own failure) or error (an infrastructure failure)"
+        )
+
+
+def check_reward(value: Any, t: Any) -> None:
+    """Raises `ConfigError` unless `value` is a score in [0, 1] or, with a turn `t`, a finite step reward."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST_REWARD:
+        raise ConfigError(
+            f"reward={value!r} must be a finite number of at most {_LARGEST_REWARD:g}; "
+            "if there is no reward, post nothing"
+        )
+    if t is None and not 0 <= value <= 1:
+        raise ConfigError(
+            f"reward={value!r} is a rollout's score and must be between 0 and 1; "
+            'with "t" it is the reward of that turn and may be any number'
+        )
+    if t is not None and (isinstance(t, bool) or not isinstance(t, int) or t < 0):
+        raise ConfigError(f"t={t!r} must be the index of a turn, >= 0")
+
+
+def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a new rollout as keyword arguments of `Rollout`; fields that are None are left out.
+
+    Raises:
+        ConfigError: a field is unknown, of the wrong type or too long.
+    """
+    if unknown := sorted(set(fields) - {*_FIELDS, "group"}):
+        known = ("id", "group", *_FIELDS)
+        hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], known)) else ""
+        raise ConfigError(
+            f"a rollout has no field {', '.join(map(repr, unknown))}; its fields are {', '.join(known)}{hint}"
+        )
+    checked: dict[str, Any] = {}
+    for name, value in fields.items():
+        key = "group_id" if name == "group" else name
+        if value is None:
+            continue
+        if key == "consent" and isinstance(value, bool):
+            value = consent_text(value)
+        if key in _MAPPINGS:
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{name}={value!r} must be an object")
+            checked[key] = known_outputs(value) if key == "expected" else dict(value)
+        elif key == "split" and value not in ("", *SPLITS):
+            raise ConfigError(f"split={value!r} {one_of(value, SPLITS, other='none')}")
+        elif not isinstance(value, str) or len(value) > _SHORT.get(key, _TEXT_CHARS):
+            raise ConfigError(f"{name} must be a text of at most {_SHORT.get(key, _TEXT_CHARS)} characters")
+        else:
+            checked[key] = value
+    return checked
+
+
+def failure_kind(value: Any) -> FailureKind | None:
+    """The failure kind that a client sent, or None. Raises `ConfigError` if there is no such kind."""
+    if value is None:
+        return None
+    try:
+        return FailureKind(value)
+    except ValueError:
+        raise ConfigError(f"failure={value!r} {one_of(value, FailureKind)}") from None
+
+
+def text_or_none(value: Any) -> str | None:
+    """The error text that a client sent, or None. Raises `ConfigError` if it is not a text."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"error={value!r} must be a text")
+    return value
+
+
+def gateway_rollout(rollout: Rollout) -> Rollout:
+    """The rollout itself. Raises `UnknownRollout` if a gateway did not record it: then clients may not change it."""
+    if rollout.source != "gateway":
+        raise UnknownRollout(
+            f"rollout {rollout.id!r} was not recorded by a gateway (source {rollout.source!r}): "
+            "it cannot be changed from here"
+        )
+    return rollout
+
+
+def turn_count(rollout: Rollout) -> int:
+    """The last turn's index plus 1. Earlier turns may be missing if a gateway was killed during concurrent calls."""
+    return max((transition.t for transition in rollout.transitions), default=-1) + 1
+
+
+# -- State of one open rollout in the gateway, which only `assay.traces.gateway.sessions` changes.
+
+
+@dataclass
+class Live:
+    """State of an open rollout.
+
+    `upstream` answers all of its calls. It stays when `Gateway.serve_model` sets another one for new rollouts.
+    """
+
+    rollout: Rollout
+    upstream: Any
+    explicit: bool
+    adopted: bool = False  # a run of this process opened it: that run writes its row, and keeps its calls in memory
+    turns: int = 0
+    in_flight: int = 0
+    touched: float = field(default_factory=time.monotonic)
+    broken: FailureKind | None = None  # how its last call failed
+    ended_as: str | None = None  # its final status before a late call reopened it
+    scored: bool = False  # it had a score when a late call reopened it
+    # tool calls without a result: key of `ClientRequest.call_keys` -> (turn, index of the call in the turn)
+    waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
+    turns_in_flight: set[int] = field(default_factory=set)  # turns in flight
+    partial: bool = False  # its row is updated, not replaced: some fields are no longer in memory
+    released: set[str] = field(default_factory=set)  # large fields that only the store holds
+    trail: Trail = field(default_factory=Trail)  # its position in the index of conversations
+    ending: Ending = field(default_factory=lambda: Ending(known=False))  # the result of its last call
+    called: set[str] = field(default_factory=set)  # names of the tools it has called
+    step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+def answer_is_final(live: Live) -> bool:
+    """Whether a late answer must not replace the prediction: the rollout was scored with it or has ended with it."""
+    rollout = live.rollout
+    return live.scored or (
+        rollout.status != "running" and (rollout.score is not None or rollout.prediction is not None)
+    )
+
+
+def keep_tool_result(rollout: Rollout, t: int, index: int, result: str) -> None:
+    """Sets the result of a tool call, by its turn and its place in the turn, in a rollout that is in memory."""
+    for transition in rollout.transitions:
+        if transition.t == t and index < len(transition.tools):
+            transition.tools[index].result = result
+
+
+def unanswered_call(t: int, model: str) -> Transition:
+    """What is known of a call that was under way when its rollout ended."""
+    error = "its rollout ended before it was answered"
+    return Transition(t=t, model=model, request={}, error=error, failure=FailureKind.CAP)
+
+
+# -- Ends rollouts that earlier gateways left open. Reads and writes the store only; no gateway needs to run.
+
+
+NEVER_CLOSED = "the rollout was never closed"  # also how such a rollout is recognised when it continues
+
+
+def close_abandoned(store: Store, *, idle_s: float) -> dict[str, int]:
+    """Ends rollouts that killed gateways left open: `done` with an answer, else `error` (never closed).
+
+    Args:
+        idle_s: seconds since the last call, or since the start, after which a rollout is ended.
+    Returns:
+        Number of rollouts ended as `done`, ended as `error`, and still `running` because of a later call.
+    """
+    ended = {"done": 0, "error": 0, "running": 0}
+    store.flush()
+    for rollout_id in [r.id for r in store.rollouts(limit=None) if r.source == "gateway" and r.status == "running"]:
+        rollout = store.rollout(rollout_id)
+        last_call = max([rollout.started_at, *(t.started_at + t.latency_ms / 1000 for t in rollout.transitions)])
+        if time.time() - last_call < idle_s:
+            ended["running"] += 1
+            continue
+        answered = rollout.prediction is not None
+        rollout.status = "done" if answered else "error"
+        rollout.failure = None if answered else FailureKind.AGENT
+        rollout.error = None if answered else NEVER_CLOSED
+        rollout.ended_at, rollout.transitions = time.time(), []
+        store.put_rollout(rollout)
+        ended[rollout.status] += 1
+    return ended
+
+
+# -- Open rollouts of a gateway: assigns calls to rollouts, numbers turns, stores rewards, ends rollouts.
+#
+# A call names its rollout, or the rollout is found by the conversation (`assay.traces.gateway.conversation`). Rollouts
+# that begin with the same messages, tools and schema belong to one task and one group. Does not use HTTP or call
+# models.
+
 
 _LARGE_FIELDS = ("inputs", "expected", "metadata", "prediction")
 _LARGE_PART = 4096  # characters of a field from which on only the store holds it

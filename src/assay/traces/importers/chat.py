@@ -5,27 +5,142 @@ Gemini, LangChain, OpenInference, the Vercel AI SDK, Semantic Kernel, Google ADK
 equivalent are kept unchanged. Any other object is an `UnknownShape`. Does not read files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.traces.importers.pydantic_ai import is_native, native_conversation, native_settings, native_tools
-from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import UnknownShape, as_text, parsed
-from assay.traces.messages.linking import linked
+from assay.support.values import json_text
+from assay.traces.importers.spans import UnknownShape, as_text, count_of, parsed, tools_of
+from assay.traces.messages.chaining import unfinished
+from assay.traces.messages.final_answer import argument_value, ends_run
+from assay.traces.messages.parts import linked
 
 __all__ = [
     "Message",
+    "answers_of",
+    "as_arguments",
+    "as_inputs",
+    "as_prediction",
     "body_of",
     "conversation_of",
     "is_call",
     "is_message",
+    "is_native",
     "messages_of",
+    "native_conversation",
+    "native_settings",
+    "native_tools",
     "result_text",
     "settings_of",
     "text_of",
+    "unwrapped",
 ]
 
+# -- Converts pydantic-ai's own message format, which MLflow records, to chat messages. Does not read files.
+#
+# Source: pydantic_ai/messages.py; the position of the instructions follows pydantic_ai/models/openai.py.
+
+
 Message = dict[str, Any]
+
+
+def is_native(value: Any) -> bool:
+    """Whether a value is a `ModelRequest` or `ModelResponse`."""
+    parts = value.get("parts") if isinstance(value, Mapping) else None
+    return (
+        isinstance(parts, list)
+        and bool(parts)
+        and all(isinstance(part, Mapping) and "part_kind" in part for part in parts)
+    )
+
+
+def native_conversation(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Chat messages of a conversation. The instructions of the latest request follow the system prompts, as when
+    sent.
+    """
+    chat = [message for native in messages for message in _messages(native)]
+    instructions = next((native["instructions"] for native in reversed(messages) if native.get("instructions")), None)
+    if instructions:
+        position = next((position for position, message in enumerate(chat) if message["role"] != "system"), len(chat))
+        chat.insert(position, {"role": "system", "content": str(instructions)})
+    return chat
+
+
+def _messages(native: Mapping[str, Any]) -> Iterator[Message]:
+    """One message per part of a request; one message for all parts of a response."""
+    parts = [part for part in native["parts"] if isinstance(part, Mapping)]
+    if native.get("kind") != "response" and not any(
+        part.get("part_kind") in ("text", "tool-call", "thinking") for part in parts
+    ):
+        for part in parts:
+            yield from _request_messages(part)
+        return
+    text = "".join(str(part.get("content") or "") for part in parts if part.get("part_kind") == "text")
+    thought = "".join(str(part.get("content") or "") for part in parts if part.get("part_kind") == "thinking")
+    calls = [_native_call(part) for part in parts if part.get("part_kind") == "tool-call"]
+    yield {
+        "role": "assistant",
+        "content": text or (None if calls else ""),
+        **({"tool_calls": calls} if calls else {}),
+        **({"reasoning_content": thought} if thought else {}),
+    }
+
+
+def _request_messages(part: Mapping[str, Any]) -> Iterator[Message]:
+    kind, content = part.get("part_kind"), part.get("content")
+    if kind == "system-prompt":
+        yield {"role": "system", "content": _text(content)}
+    elif kind == "user-prompt":
+        yield {
+            "role": "user",
+            "content": [_user_part(item) for item in content] if isinstance(content, list) else _text(content),
+        }
+    elif kind == "tool-return" or (kind == "retry-prompt" and part.get("tool_name")):
+        yield {"role": "tool", "tool_call_id": str(part.get("tool_call_id") or ""), "content": _text(content)}
+    elif content is not None:
+        yield {"role": "user", "content": _text(content)}
+
+
+def _user_part(part: Any) -> dict[str, Any]:
+    if isinstance(part, Mapping) and part.get("kind") == "image-url":
+        return {"type": "image_url", "image_url": {"url": str(part.get("url"))}}
+    return dict(part) if isinstance(part, Mapping) else {"type": "text", "text": str(part)}
+
+
+def _native_call(part: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = part.get("args")
+    text = arguments if isinstance(arguments, str) else json_text(arguments or {})
+    function = {"name": str(part.get("tool_name") or ""), "arguments": text or "{}"}
+    return {"id": str(part.get("tool_call_id") or ""), "type": "function", "function": function}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "" if content is None else json_text(content)
+
+
+def native_tools(parameters: Any) -> list[dict[str, Any]]:
+    """Tools of `ModelRequestParameters`: the agent's tools and the output tools that end a run with a typed answer."""
+    tools = []
+    for tool in [*_listed(parameters, "function_tools"), *_listed(parameters, "output_tools")]:
+        described = {"description": tool["description"]} if tool.get("description") else {}
+        schema = {"parameters": tool["parameters_json_schema"]} if tool.get("parameters_json_schema") else {}
+        tools.append({"type": "function", "function": {"name": str(tool.get("name")), **described, **schema}})
+    return tools
+
+
+def native_settings(parameters: Any) -> dict[str, Any]:
+    """Settings in `ModelRequestParameters`: a tool must be called if text is not allowed."""
+    return (
+        {"tool_choice": "required"}
+        if isinstance(parameters, Mapping) and parameters.get("allow_text_output") is False
+        else {}
+    )
+
+
+def _listed(parameters: Any, name: str) -> list[Mapping[str, Any]]:
+    items = parameters.get(name) if isinstance(parameters, Mapping) else None
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+
+
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant", "function": "tool"}
 _ROLE_NAMES = frozenset(("system", "developer", "user", "assistant", "tool", *_ROLES))
 _CALLS = ("tool_call", "tool-call", "tool_use", "toolUse", "functionCall", "function_call")
@@ -403,3 +518,322 @@ def settings_of(request: Mapping[str, Any], items: Any = ()) -> dict[str, Any]:
         request.get("tools") or (config.get("tools") if isinstance(config, dict) else None) or listed
     ) or native_tools(parameters)
     return {**settings, **({"tools": tools} if tools else {})}
+
+
+# -- Answers of traces as choices of chat completions, from the formats that `assay.traces.importers.chat` reads.
+
+
+_FINISH = {
+    "tool_call": "tool_calls",
+    "tool_calls": "tool_calls",
+    "tool_use": "tool_calls",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "stop": "stop",
+    "max_tokens": "length",
+    "length": "length",
+    "content_filter": "content_filter",
+}
+_BLOCKS = (  # of one answer
+    *("text", "thinking", "redacted_thinking", "reasoning", "tool_use", "tool-call"),
+    *("server_tool_use", "web_search_tool_result", "image"),
+)
+_SURE = ("choices", "candidates", "generations", "role", "parts", "tool_calls", "toolCalls")
+_SAID = frozenset(("role", "content", "parts", "text", "tool_calls", "toolCalls"))
+_TEXT = frozenset(("content", "text", "reasoning_content", "logprobs", "citations"))  # as DSPy's models return it
+_REASONS = ("finish_reason", "stop_reason", "finishReason", "stopReason")
+
+
+def answers_of(value: Any, reasons: Any = None, *, count: Any = None) -> list[dict[str, Any]]:
+    """Choices of an answer, each with `index`, `message` and `finish_reason`; empty without an answer.
+
+    Several messages without finish reasons of their own are the pieces of one answer, as tracers record a stream.
+    Those with different indexes are different choices.
+
+    Args:
+        value: The answer in any format. A text may be JSON in a known format; otherwise it is the answer itself.
+        reasons: Finish reasons by choice, used if a choice has none.
+        count: Number of choices that the request asked for, if it did.
+    Raises:
+        UnknownShape: It is an object or a list in no known format.
+    """
+    answer, reasons = parsed(value), parsed(reasons)
+    if isinstance(answer, dict) and (_has_no_answer(answer) or (answer.get("partial") is True and "content" in answer)):
+        raise UnknownShape  # of the Responses API, or one piece of a stream of Google ADK
+    if answer in (None, "") or (answer == {} and not isinstance(value, str)):
+        return []
+    if not _is_answer(answer, strict=isinstance(value, str)):
+        if isinstance(value, dict | list):
+            raise UnknownShape
+        answer = as_text(value)
+    reasons = reasons if isinstance(reasons, list) else [reasons]
+    pieces = isinstance(answer, list) and all(isinstance(item, dict) and not _is_block(item) for item in answer)
+    groups = _by_index(answer) if pieces else [answer]
+    choices: list[tuple[dict[str, Any], Any]] = []
+    for group in groups:
+        read = [(_message(message), reason) for message, reason in _choices(group)]
+        choices += _joined(read) if pieces and (len(groups) > 1 or len(read) not in (len(reasons), count)) else read
+    return [
+        {
+            "index": index,
+            "message": message,
+            "finish_reason": _finish(reason or (reasons[index] if index < len(reasons) else None)),
+        }
+        for index, (message, reason) in enumerate(choices)
+    ]
+
+
+def _message(value: Any) -> dict[str, Any]:
+    chat_message = next((m for m in messages_of(value, "assistant") if m["role"] != "tool"), {"content": ""})
+    return {**chat_message, "role": "assistant"}
+
+
+def _finish(reason: Any) -> Any:
+    """A finish reason in OpenAI's words, from those of any API and from the names of enumerations."""
+    name = str(reason).rpartition(".")[2].lower().replace("-", "_")
+    return _FINISH.get(name, reason)
+
+
+def _by_index(items: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Messages by the index of the choice that they name; those without one belong together."""
+    groups: dict[int | None, list[dict[str, Any]]] = {}
+    for item in items:
+        groups.setdefault(count_of(item.get("index")), []).append(item)
+    return [groups[index] for index in sorted(groups, key=lambda index: -1 if index is None else index)]
+
+
+def _joined(choices: list[tuple[dict[str, Any], Any]]) -> list[tuple[dict[str, Any], Any]]:
+    """Choices in which each message without a finish reason continues in the next one."""
+    result: list[tuple[dict[str, Any], Any]] = []
+    is_open = False
+    for message, reason in choices:
+        if is_open:
+            begun, _ = result.pop()
+            message = _continued(begun, message)
+        result.append((message, reason))
+        is_open = not reason
+    return result
+
+
+def _continued(begun: dict[str, Any], piece: dict[str, Any]) -> dict[str, Any]:
+    """A message and its continuation: the texts in one string, the tool calls and other parts in one list."""
+    message = {**begun, **piece}
+    contents = [each["content"] for each in (begun, piece) if each["content"]]
+    if all(isinstance(content, str) for content in contents):
+        message["content"] = "".join(contents)
+    else:
+        message["content"] = [
+            part
+            for content in contents
+            for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+        ]
+    if calls := [*begun.get("tool_calls", ()), *piece.get("tool_calls", ())]:
+        message.update(content=message["content"] or None, tool_calls=calls)
+    if reasoning := begun.get("reasoning_content", "") + piece.get("reasoning_content", ""):
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def _has_no_answer(body: dict[str, Any]) -> bool:
+    """Whether a response of the Responses API goes on in the background, or ended without any output."""
+    ended = body.get("object") == "response" and body.get("status") in ("failed", "cancelled")
+    return unfinished(body) or (ended and not body.get("output"))
+
+
+def _is_answer(value: Any, *, strict: bool) -> bool:
+    """Whether a value is an answer in the format of an API.
+
+    Args:
+        strict: The value was text, which may also be JSON that the model wrote.
+    """
+    if isinstance(value, list):
+        if not strict and value and all(isinstance(item, str) for item in value):
+            return True
+        return bool(value) and all(
+            isinstance(item, dict) and (_is_block(item) or _is_answer(item, strict=strict)) for item in value
+        )
+    if not isinstance(value, dict):
+        return False
+    if any(key in value for key in (*_SURE, *_REASONS)) or is_call(value):
+        return True
+    if any(_is_answer(value.get(key), strict=True) for key in ("message", "output")):
+        return True
+    return not strict and (
+        is_message(value)
+        or "message" in value
+        or isinstance(value.get("output"), list | dict)
+        or isinstance(value.get("content"), dict)
+        or (bool(value) and set(value) <= _TEXT)
+    )
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, dict) and "role" not in value and (value.get("type") in _BLOCKS or is_call(value))
+
+
+def _choices(answer: Any) -> Iterator[tuple[Any, Any]]:
+    """Message of each choice in the tracer's format, and its finish reason."""
+    if isinstance(answer, list):
+        if all(_is_block(item) for item in answer):
+            yield {"content": answer}, None
+            return
+        for item in answer:
+            yield from _choices(item)
+        return
+    if not isinstance(answer, dict):
+        yield {"content": answer}, None
+        return
+    listed = next(
+        (answer[key] for key in ("choices", "candidates", "generations") if isinstance(answer.get(key), list)), None
+    )
+    if listed is not None:
+        for item in listed[0] if listed and isinstance(listed[0], list) else listed:
+            yield from _choices(item)
+        return
+    if isinstance(answer.get("output"), list):  # OpenAI's responses
+        parts = [p for item in answer["output"] if isinstance(item, dict) for p in _output_parts(item)]
+        yield {"parts": parts}, "tool_calls" if any(p.get("type") == "function_call" for p in parts) else "stop"
+        return
+    reason = next((answer[key] for key in _REASONS if answer.get(key)), None)
+    if isinstance(answer.get("output"), dict) and "message" in answer["output"]:  # Bedrock's
+        answer = answer["output"]
+    inner = parsed(answer["message"]) if "message" in answer else answer
+    if isinstance(inner, dict) and not (inner.keys() & _SAID):
+        inner = answer.get("message", inner)  # JSON that the model wrote
+    inner = inner.get("content") if isinstance(inner, dict) and isinstance(inner.get("content"), dict) else inner
+    if isinstance(inner, dict) and "content" not in inner and "parts" not in inner and "text" in inner:
+        inner = {**inner, "content": inner["text"]}
+    if answer.get("tool_calls") and isinstance(inner, dict):  # Semantic Kernel of .NET
+        inner = {"tool_calls": answer["tool_calls"], **inner}
+    yield (inner if isinstance(inner, dict) else {"content": inner}), reason
+
+
+def _output_parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if item.get("type") == "function_call":
+        return [item]
+    content = item.get("content")
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+
+
+# -- Converts the inputs, outputs and tool arguments of traces to named fields. Does not read files.
+
+
+def as_inputs(value: Any) -> dict[str, Any]:
+    """Fields of an input.
+
+    An object has its own fields, a function call its arguments. One user message becomes `input`, a conversation
+    `messages`.
+    """
+    parsed_value = parsed(value)
+    if parsed_value in (None, "", []):
+        return {}
+    messages = conversation_of(parsed_value)
+    if messages is not None:
+        questions = [message for message in messages if message["role"] not in ("system", "developer")]
+        is_question = len(questions) == 1 and questions[0]["role"] == "user"
+        return {"input": questions[0]["content"]} if is_question else {"messages": messages}
+    if isinstance(parsed_value, dict) and "args" in parsed_value and set(parsed_value) <= {"args", "kwargs"}:
+        arguments, named = parsed_value["args"], parsed_value.get("kwargs")
+        if not arguments:
+            return dict(named) if isinstance(named, dict) else {}
+        if not named and isinstance(arguments, list) and len(arguments) == 1:
+            return as_inputs(arguments[0]) or {"input": arguments[0]}
+    return (
+        {str(key): item for key, item in parsed_value.items()}
+        if isinstance(parsed_value, dict)
+        else {"input": parsed_value}
+    )
+
+
+def as_prediction(value: Any) -> dict[str, Any] | None:
+    """Fields of an output: those of an object, otherwise `output`; None without an output."""
+    parsed_value = parsed(value)
+    if parsed_value in (None, "", []):
+        return None
+    messages = conversation_of(parsed_value)
+    if messages is not None:
+        return _last_answer(messages)
+    return (
+        {str(key): item for key, item in parsed_value.items()}
+        if isinstance(parsed_value, dict)
+        else {"output": parsed_value}
+    )
+
+
+def _last_answer(messages: list[Message]) -> dict[str, Any] | None:
+    """Answer of a conversation: its last text, or the arguments of the tool call that ended it.
+
+    The result of that call may follow it. None if the last message requests other tools.
+    """
+    last = next((message for message in reversed(messages) if message["role"] != "tool"), messages[-1])
+    calls = [call["function"] for call in last.get("tool_calls") or ()]
+    if (final := next((call for call in calls if ends_run(call["name"])), None)) is not None:
+        return {"output": argument_value(final["arguments"])}
+    text = text_of(messages[-1]["content"])
+    return {"output": text} if text or not messages[-1].get("tool_calls") else None
+
+
+def as_arguments(value: Any) -> dict[str, Any]:
+    """Arguments of a tool by name; a value that is not an object is stored under `arguments`."""
+    arguments = parsed(value)
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, dict) and set(arguments) == {"args", "kwargs"}:
+        named = dict(arguments["kwargs"]) if isinstance(arguments["kwargs"], dict) else {}
+        return {**({"args": arguments["args"]} if arguments["args"] else {}), **named}
+    return (
+        {str(key): item for key, item in arguments.items()} if isinstance(arguments, dict) else {"arguments": arguments}
+    )
+
+
+# -- Extracts the output of a run from the result objects of agent libraries, graph states and API replies.
+#
+# Does not read files.
+
+
+_REPLIES = ("choices", "candidates", "generations")  # OpenAI, Gemini, LangChain
+
+
+def unwrapped(value: Any) -> dict[str, Any] | None:
+    """Convert an output to the fields of a prediction; None if it has no answer.
+
+    Reads results of pydantic-ai, the OpenAI Agents SDK and CrewAI, states of LangGraph and AutoGen with `messages`,
+    replies of model APIs, and the outputs of OpenLLMetry's spans. Any other object is returned with its own fields.
+    """
+    output = parsed(value)
+    if not isinstance(output, Mapping):
+        return as_prediction(value)
+    if isinstance(output.get("outputs"), dict | list | str) and set(output) <= {
+        "outputs",
+        "kwargs",
+        "tags",
+        "metadata",
+    }:  # OpenLLMetry
+        return unwrapped(output["outputs"])
+    talk = output.get("messages")
+    if isinstance(talk, list) and talk and all(isinstance(message, dict) for message in talk):
+        return _state(output)
+    for name, companions in (
+        ("output", ("_state", "_output_tool_name")),
+        ("final_output", ("raw_responses", "new_items")),
+        ("raw", ("tasks_output",)),
+    ):
+        if name in output and any(other in output for other in companions):
+            return as_prediction(output[name])
+    if any(isinstance(output.get(name), list) for name in _REPLIES) or isinstance(output.get("output"), list):
+        choices = answers_of(output)
+        text = text_of(choices[0]["message"]["content"]) if choices else ""
+        return {"output": text} if text else None
+    return as_prediction(value)
+
+
+def _state(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Answer of the messages of a state, with the other fields of the state."""
+    answer = as_prediction(state["messages"])
+    fields = {
+        str(name): value
+        for name, value in state.items()
+        if name not in ("messages", "stop_reason") and value not in (None, "", [], {})
+    }
+    prediction = {**fields, **({"output": answer["output"]} if answer and answer.get("output") else {})}
+    return prediction or None

@@ -10,22 +10,25 @@ Source: github.com/open-telemetry/semantic-conventions-genai, github.com/Arize-a
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from assay.traces.importers.answers import answers_of
-from assay.traces.importers.chat import body_of, settings_of
+from assay.traces.importers.chat import answers_of, body_of, settings_of
 from assay.traces.importers.files import Part
-from assay.traces.importers.spans import LMCall, Mark, Span, ToolUse, Trace
-from assay.traces.importers.tools import tools_of
-from assay.traces.importers.values import (
+from assay.traces.importers.spans import (
+    LMCall,
+    Mark,
     Reading,
+    Span,
+    ToolUse,
+    Trace,
     UnknownShape,
     as_text,
     count_of,
     decoded,
     number_of,
     parsed,
+    tools_of,
     usage_of,
 )
-from assay.traces.otlp import names
+from assay.traces.otlp import spans as names
 
 __all__ = ["span_of", "trace_of"]
 

@@ -18,7 +18,7 @@ from assay.errors import DataError, FailureKind
 from assay.support.reprs import ReportRepr
 from assay.support.settings import one_of
 from assay.traces.importers import genai, langfuse, mlflow, otlp
-from assay.traces.importers.fields import as_inputs
+from assay.traces.importers.chat import as_inputs
 from assay.traces.importers.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
 from assay.traces.importers.rollouts import Imported, answer_in, to_rollout
 from assay.traces.importers.spans import Trace

@@ -10,9 +10,8 @@ from typing import Any
 
 from assay.traces.importers.files import Part, Row, Skipped, Sorted
 from assay.traces.importers.genai import span_of
-from assay.traces.importers.spans import LMCall, Mark, Span, Trace
-from assay.traces.importers.values import as_text, count_of, number_of, parsed, usage_of
-from assay.traces.otlp import names
+from assay.traces.importers.spans import LMCall, Mark, Span, Trace, as_text, count_of, number_of, parsed, usage_of
+from assay.traces.otlp import spans as names
 
 __all__ = ["take", "trace_of"]
 

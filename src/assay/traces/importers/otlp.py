@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import DataError, MissingExtra
 from assay.traces.importers.files import Row, Skipped, Sorted, is_text, json_rows
-from assay.traces.importers.values import as_text, exception_of, number_of, parsed, seconds_of
+from assay.traces.importers.spans import as_text, exception_of, number_of, parsed, seconds_of
 
 __all__ = ["rows", "take"]
 

@@ -23,7 +23,7 @@ _UNFINISHED = ("queued", "in_progress")
 
 
 class Call(Protocol):
-    """A stored LM call, see `assay.traces.export.turns.Turn`."""
+    """A stored LM call, see `assay.traces.export.selection.Turn`."""
 
     request_json: str
     complete: bool

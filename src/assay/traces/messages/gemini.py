@@ -10,8 +10,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-from assay.traces.messages.linking import linked
-from assay.traces.messages.parts import Answer, Message, chat_call, content_of, count_of, each, hashed, part_texts
+from assay.traces.messages.parts import (
+    Answer,
+    Message,
+    chat_call,
+    content_of,
+    count_of,
+    each,
+    hashed,
+    linked,
+    part_texts,
+)
 
 PATH = "/v1beta/models/MODEL:generateContent"
 # aiohttp route for Gemini, tuned models and Vertex AI (`/v1/projects/…/models/MODEL:generateContent`)

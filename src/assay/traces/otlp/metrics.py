@@ -1,12 +1,104 @@
-"""Counts of a gateway and its agents as OTLP metrics, with the names of `metric_names`. Sends nothing."""
+"""The metrics of a gateway and its agents: one table, from which `GET /metrics` and OTLP have names, units and texts.
 
-from collections.abc import Mapping, Sequence
+A change of a name or a meaning increases `names.VERSION`, which both send as the metric `assay.mapping.version`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from assay.traces.otlp.metric_names import COUNTER, DURATION, Measure, Point, points_of
-from assay.traces.otlp.spans import attributes_of, resource, scope
+from assay.traces.otlp.spans import VERSION, attributes_of, resource, scope
 
-__all__ = ["metrics_request"]
+__all__ = ["COUNTER", "DURATION", "GAUGE", "METRICS", "Measure", "Point", "metrics_request", "points_of"]
+
+COUNTER, GAUGE, DURATION = "counter", "gauge", "histogram"
+_PROMETHEUS_UNITS = {"s": "seconds"}  # units in braces, such as {call}, are not part of a name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A metric.
+
+    Attributes:
+        name: in OTLP.
+        unit: of UCUM; in braces what is counted.
+        kind: counter, gauge, or histogram (sum and number of values, without buckets).
+        text: description, in both formats.
+        labels: names in Prometheus; in OTLP they have the prefix `assay.`.
+    """
+
+    name: str
+    unit: str
+    kind: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def prometheus(self) -> str:
+        """Name in Prometheus, by the rules of OpenTelemetry: underscores, the unit, `_total` for counters."""
+        unit = _PROMETHEUS_UNITS.get(self.unit)
+        parts = [self.name.replace(".", "_"), *([unit] if unit else []), *(["total"] if self.kind == COUNTER else [])]
+        return "_".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A value of a metric; of a histogram the sum of `count` values."""
+
+    value: float | int
+    labels: Mapping[str, str]
+    count: int = 1
+
+
+def _counts(name: str, unit: str, kind: str, text: str, *labels: str) -> Measure:
+    return Measure(name=name, unit=unit, kind=kind, text=text, labels=labels)
+
+
+# key of the gateway's counts, or of an agent's -> metric
+METRICS: dict[str, Measure] = {
+    "calls": _counts("assay.gateway.calls", "{call}", COUNTER, "LM calls that were sent to a model."),
+    "stored": _counts("assay.gateway.calls.stored", "{call}", COUNTER, "LM calls that are in the store."),
+    "unrecorded": _counts("assay.gateway.calls.unrecorded", "{call}", COUNTER, "LM calls that are not in the store."),
+    "in_flight": _counts("assay.gateway.calls.in_flight", "{call}", GAUGE, "LM calls that are not answered yet."),
+    "rows_waiting": _counts("assay.gateway.rows_waiting", "{row}", GAUGE, "Rows that wait for the database."),
+    "open": _counts("assay.gateway.rollouts.open", "{rollout}", GAUGE, "Rollouts that are open."),
+    "rollouts": _counts(
+        "assay.agent.rollouts", "{rollout}", COUNTER, "Rollouts by agent, version, arm and status.",
+        "agent", "version", "arm", "status",
+    ),
+    "seconds": _counts(
+        "assay.agent.rollout.duration", "s", DURATION, "Duration of rollouts.", "agent", "version", "arm"
+    ),
+    "fallbacks": _counts(
+        "assay.agent.fallbacks", "{rollout}", COUNTER, "Rollouts of a version that the champion took over.",
+        "agent", "version",
+    ),
+    "mapping": _counts("assay.mapping.version", "1", GAUGE, "Version of these names."),
+}  # fmt: skip
+
+
+def points_of(stats: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[tuple[Measure, list[Point]]]:
+    """The metrics that have values, in the order of `METRICS`.
+
+    Args:
+        stats: the counts of the gateway; other keys are not metrics.
+        agents: deployed agents by name, see `assay.traces.gateway.routes.AgentRunner`.
+    """
+    points: dict[str, list[Point]] = {key: [Point(value=stats[key], labels={})] for key in METRICS if key in stats}
+    points["mapping"] = [Point(value=VERSION, labels={})]
+    for agent, runner in agents.items():
+        counts = dict(runner.counts)
+        for key, values in (("rollouts", counts), ("seconds", dict(runner.seconds)), ("fallbacks", runner.fallbacks)):
+            for at, value in sorted(dict(values).items()):
+                of_it = at if isinstance(at, tuple) else (at,)
+                number = sum(count for each, count in counts.items() if each[:2] == of_it) if key == "seconds" else 1
+                labels = dict(zip(METRICS[key].labels, (agent, *of_it), strict=True))
+                points.setdefault(key, []).append(Point(value=value, labels=labels, count=number))
+    return ((METRICS[key], points[key]) for key in METRICS if key in points)
+
+
+# -- Counts of a gateway and its agents as OTLP metrics, with the names of `metric_names`. Sends nothing.
+
 
 _CUMULATIVE = 2
 
@@ -18,7 +110,7 @@ def metrics_request(
 
     Args:
         stats: the counts of the gateway.
-        agents: deployed agents by name, see `assay.traces.gateway.agent_routes.AgentRunner`.
+        agents: deployed agents by name, see `assay.traces.gateway.routes.AgentRunner`.
         since: when the process began to count, seconds since the epoch.
         now: seconds since the epoch.
     """

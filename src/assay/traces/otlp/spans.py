@@ -1,6 +1,9 @@
-"""Rollouts as OTLP spans: one trace of each, with a span of the agent, of each LM call and of each tool call.
+"""Names of attributes in OTLP. The export writes them, and `assay.traces.importers` reads them. Names of metrics are in
+`metric_names`; `VERSION` is that of both.
 
-Ids are derived from the rollout's, so that a rollout that is sent twice is the same trace. Sends nothing.
+What the GenAI conventions of OpenTelemetry name has their names, so that other tools show it. The rest, with which an
+import restores the rollout exactly, has the prefix `assay.`. A change of meaning increases `VERSION`; a newer version
+is not imported.
 """
 
 import hashlib
@@ -9,13 +12,137 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from assay.support.package import __version__
-from assay.support.values import json_text
+from assay.support.values import json_text, json_value
 from assay.traces.messages.dialects import answer_to, chat_messages, chat_tools
 from assay.traces.messages.parts import part_texts
-from assay.traces.otlp import names
 from assay.traces.records import Rollout, ToolCall, Transition
 
-__all__ = ["attributes_of", "resource", "scope", "trace_request"]
+__all__ = [
+    "CALL",
+    "ROLLOUT",
+    "SETTINGS",
+    "VERSION",
+    "VERSION_KEY",
+    "Field",
+    "attributes_of",
+    "read",
+    "resource",
+    "scope",
+    "trace_request",
+    "written",
+]
+
+VERSION = 1
+PREFIX, VERSION_KEY = "assay.", "assay.mapping.version"
+
+# conventions
+OPERATION, AGENT, CONVERSATION = "gen_ai.operation.name", "gen_ai.agent.name", "gen_ai.conversation.id"
+REQUEST_MODEL, RESPONSE_MODEL = "gen_ai.request.model", "gen_ai.response.model"
+RESPONSE_ID, FINISH_REASONS = "gen_ai.response.id", "gen_ai.response.finish_reasons"
+INPUT_MESSAGES, OUTPUT_MESSAGES = "gen_ai.input.messages", "gen_ai.output.messages"
+SYSTEM, TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
+PROMPT_TOKENS, COMPLETION_TOKENS = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
+COST = "gen_ai.usage.cost"
+TOOL, TOOL_CALL_ID = "gen_ai.tool.name", "gen_ai.tool.call.id"
+TOOL_ARGUMENTS, TOOL_RESULT = "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"
+EVALUATION, EVALUATION_NAME = "gen_ai.evaluation.result", "gen_ai.evaluation.name"
+EVALUATION_VALUE, EVALUATION_LABEL = "gen_ai.evaluation.score.value", "gen_ai.evaluation.score.label"
+EVALUATION_REASON = "gen_ai.evaluation.explanation"
+USER, TENANT, ERROR = "user.id", "tenant.id", "error.type"
+KIND, INPUT, OUTPUT = "openinference.span.kind", "input.value", "output.value"  # OpenInference, for Phoenix
+SERVICE, SERVICE_VERSION = "service.name", "service.version"
+
+SETTINGS = {  # `gen_ai.request.` + name -> key of an OpenAI request
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "seed": "seed",
+    "stop_sequences": "stop",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "choice.count": "n",
+}
+
+Field = tuple[str, bool]  # name of the attribute, whether its value is JSON
+
+# fields of a rollout, on its root span
+ROLLOUT: dict[str, Field] = {
+    **{
+        name: (f"assay.{name}", False)
+        for name in (
+            "task_id", "task_type", "group_id", "sample", "program", "program_version", "model", "seed", "split",
+            "phase", "source", "status", "failure", "error", "rubric", "score", "coverage", "human_rating", "tenant",
+            "data_subject", "consent", "started_at", "ended_at", "deployment", "stage", "arm", "propensity", "unit",
+            "version",
+        )
+    },
+    **{name: (f"assay.{name}", True) for name in ("parameters", "adapters", "metadata", "expected", "verdicts")},
+    "id": ("assay.rollout.id", False),
+}  # fmt: skip
+# fields of an LM call; those of `CONTENT` are texts
+CALL: dict[str, Field] = {
+    **{
+        name: (f"assay.{name}", False)
+        for name in (
+            "t", "model", "weights", "output", "error", "failure", "constrained", "cached", "prompt_tokens",
+            "completion_tokens", "thinking_tokens", "latency_ms", "cost_usd", "started_at", "return_", "agent",
+        )
+    },
+    **{
+        name: (f"assay.{name}", True)
+        for name in ("adapters", "request", "response", "shown_tasks", "token_ids", "logprobs", "step_rewards")
+    },
+}  # fmt: skip
+TURN, ISOLATION = "assay.t", "assay.isolation"  # of a tool: the LM call that asked for it; its sandbox
+CONTENT = frozenset(
+    {
+        "request",
+        "response",
+        "output",
+        "token_ids",
+        "logprobs",
+        "expected",
+        "metadata",
+        "verdicts",
+        "error",
+        "data_subject",
+    }
+)
+
+
+def written(record: Any, fields: dict[str, Field], *, content: bool) -> dict[str, Any]:
+    """The attributes of a rollout or LM call; None is left out.
+
+    Args:
+        content: with texts.
+    """
+    attributes = {}
+    for name, (attribute, is_json) in fields.items():
+        value = getattr(record, name)
+        if value is None or (name in CONTENT and not content):
+            continue
+        attributes[attribute] = json_text(value) if is_json else json_value(value)
+    return attributes
+
+
+def read(attributes: dict[str, Any], fields: dict[str, Field]) -> dict[str, Any]:
+    """The fields that attributes have, by name.
+
+    Raises:
+        ValueError: one of them is not the JSON that `written` writes.
+    """
+    return {
+        name: json.loads(attributes[attribute]) if is_json else attributes[attribute]
+        for name, (attribute, is_json) in fields.items()
+        if attribute in attributes
+    }
+
+
+# -- Rollouts as OTLP spans: one trace of each, with a span of the agent, of each LM call and of each tool call.
+#
+# Ids are derived from the rollout's, so that a rollout that is sent twice is the same trace. Sends nothing.
+
 
 _INTERNAL, _CLIENT = 1, 3  # kinds of spans
 
@@ -34,7 +161,7 @@ def trace_request(rollouts: Iterable[Rollout], *, content: bool = True, service:
 
 
 def resource(service: str) -> dict[str, Any]:
-    return {"attributes": attributes_of({names.SERVICE: service, names.SERVICE_VERSION: __version__})}
+    return {"attributes": attributes_of({SERVICE: service, SERVICE_VERSION: __version__})}
 
 
 def scope() -> dict[str, str]:
@@ -69,14 +196,14 @@ def _spans(rollout: Rollout, content: bool) -> Iterator[dict[str, Any]]:
 
 def _root(rollout: Rollout, content: bool) -> dict[str, Any]:
     attributes = {
-        names.OPERATION: "invoke_agent", names.KIND: "AGENT", names.AGENT: rollout.program or None,
-        names.USER: rollout.data_subject if content else None, names.TENANT: rollout.tenant,
-        names.VERSION_KEY: names.VERSION,
-        **names.written(rollout, names.ROLLOUT, content=content),
+        OPERATION: "invoke_agent", KIND: "AGENT", AGENT: rollout.program or None,
+        USER: rollout.data_subject if content else None, TENANT: rollout.tenant,
+        VERSION_KEY: VERSION,
+        **written(rollout, ROLLOUT, content=content),
     }  # fmt: skip
     if content:
-        attributes[names.INPUT] = _json(rollout.inputs)
-        attributes[names.OUTPUT] = None if rollout.prediction is None else _json(rollout.prediction)
+        attributes[INPUT] = _json(rollout.inputs)
+        attributes[OUTPUT] = None if rollout.prediction is None else _json(rollout.prediction)
     return attributes
 
 
@@ -89,11 +216,11 @@ def _evaluations(rollout: Rollout, content: bool) -> Iterator[dict[str, Any]]:
         marks.append(("human_rating", rollout.human_rating, None, ""))
     for name, grade, label, reason in marks:
         attributes = {
-            names.EVALUATION_NAME: name, names.EVALUATION_VALUE: grade, names.EVALUATION_LABEL: label,
-            names.EVALUATION_REASON: reason if content and reason else None,
+            EVALUATION_NAME: name, EVALUATION_VALUE: grade, EVALUATION_LABEL: label,
+            EVALUATION_REASON: reason if content and reason else None,
         }  # fmt: skip
         moment = _nanoseconds(rollout.ended_at or rollout.started_at)
-        yield {"timeUnixNano": moment, "name": names.EVALUATION, "attributes": attributes_of(attributes)}
+        yield {"timeUnixNano": moment, "name": EVALUATION, "attributes": attributes_of(attributes)}
 
 
 def _call(transition: Transition, content: bool) -> dict[str, Any]:
@@ -101,25 +228,25 @@ def _call(transition: Transition, content: bool) -> dict[str, Any]:
     body = request.get("body", request)
     answered = response.get("body", response)
     attributes: dict[str, Any] = {
-        names.OPERATION: "chat", names.KIND: "LLM", names.REQUEST_MODEL: transition.model,
-        names.RESPONSE_MODEL: answered.get("model"), names.RESPONSE_ID: answered.get("id"),
-        names.PROMPT_TOKENS: transition.prompt_tokens, names.COMPLETION_TOKENS: transition.completion_tokens,
-        names.COST: transition.cost_usd, names.ERROR: transition.failure and transition.failure.value,
+        OPERATION: "chat", KIND: "LLM", REQUEST_MODEL: transition.model,
+        RESPONSE_MODEL: answered.get("model"), RESPONSE_ID: answered.get("id"),
+        PROMPT_TOKENS: transition.prompt_tokens, COMPLETION_TOKENS: transition.completion_tokens,
+        COST: transition.cost_usd, ERROR: transition.failure and transition.failure.value,
         **{
             f"gen_ai.request.{name}": value
-            for name, key in names.SETTINGS.items()
+            for name, key in SETTINGS.items()
             if isinstance(value := body.get(key), int | float | str | list)
         },
-        **names.written(transition, names.CALL, content=content),
+        **written(transition, CALL, content=content),
     }  # fmt: skip
     if not content:
         return attributes
     messages = chat_messages(request)
     system = [{"type": "text", "content": part_texts(m.get("content"))} for m in messages if m["role"] == "system"]
     talk = [_message(message) for message in messages if message["role"] != "system"]
-    attributes[names.SYSTEM] = _json(system) if system else None
-    attributes[names.INPUT_MESSAGES] = _json(talk) if talk else None
-    attributes[names.TOOLS] = _json(tools) if (tools := chat_tools(request)) else None
+    attributes[SYSTEM] = _json(system) if system else None
+    attributes[INPUT_MESSAGES] = _json(talk) if talk else None
+    attributes[TOOLS] = _json(tools) if (tools := chat_tools(request)) else None
     if transition.response is not None:
         answer = answer_to(request, answered)
         finish = answer.finish or "stop"
@@ -127,8 +254,8 @@ def _call(transition: Transition, content: bool) -> dict[str, Any]:
         text = answer.text or answer.refusal
         parts += [{"type": "text", "content": text}] if text else []
         parts += [_tool_call(*call) for call in answer.tools]
-        attributes[names.FINISH_REASONS] = [finish]
-        attributes[names.OUTPUT_MESSAGES] = _json([{"role": "assistant", "parts": parts, "finish_reason": finish}])
+        attributes[FINISH_REASONS] = [finish]
+        attributes[OUTPUT_MESSAGES] = _json([{"role": "assistant", "parts": parts, "finish_reason": finish}])
     return attributes
 
 
@@ -164,10 +291,10 @@ def _tool(
 ) -> dict[str, Any]:
     """The span of a tool call, whose duration is not recorded."""
     attributes = {
-        names.OPERATION: "execute_tool", names.KIND: "TOOL", names.TOOL: tool.name, names.TOOL_CALL_ID: call_id or None,
-        names.TURN: t, names.ISOLATION: tool.isolation,
-        names.TOOL_ARGUMENTS: _json(tool.arguments) if content else None,
-        names.TOOL_RESULT: tool.result if content else None,
+        OPERATION: "execute_tool", KIND: "TOOL", TOOL: tool.name, TOOL_CALL_ID: call_id or None,
+        TURN: t, ISOLATION: tool.isolation,
+        TOOL_ARGUMENTS: _json(tool.arguments) if content else None,
+        TOOL_RESULT: tool.result if content else None,
     }  # fmt: skip
     return {
         "spanId": _digest(rollout.id, f"tool {t} {number}")[:16], "name": f"execute_tool {tool.name}"[:200],

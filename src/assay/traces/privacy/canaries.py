@@ -19,7 +19,7 @@ from typing import Any
 
 import regex
 
-from assay.traces.privacy.matches import EntityMatch
+from assay.traces.privacy.patterns import EntityMatch
 
 __all__ = ["PLANTED", "REQUIRED_RECALL", "TYPES", "UNKNOWN", "Canaries", "Recall"]
 

@@ -1,28 +1,69 @@
 # ruff: noqa: E501 (word lists and patterns)
-"""Telephone numbers, dates and streets of many countries, with `phonenumbers` and word lists.
-
-Extends `assay.traces.privacy.patterns`.
-
-- A numeric date matches in a sentence (a line of at least four words, no log timestamp) or as the whole value of a
-  labelled field or a JSON value. With a two-digit year it matches only in a sentence, after a word such as `on`.
-- A date with a written month and an ordinal number (`3rd of May, 1990`) matches everywhere.
-- A telephone number matches after a label, or in groups of digits if it is valid in its country's numbering plan and
-  cannot be a difference of integers (`11 - 797 - 682`) or an integer in thousands (`5 650 000`).
-
-Every search is bounded, so that the time is linear in the length of the text.
-"""
+"""National identity and tax numbers: a label in the text, followed by a number that `python-stdnum` validates."""
 
 import datetime
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib import import_module
 
 import regex
 
-from assay.traces.privacy.matches import EntityMatch, normal
-from assay.traces.privacy.numbers import national_numbers
-from assay.traces.privacy.patterns import is_reckoned
+from assay.traces.privacy.patterns import EntityMatch, is_reckoned, normal
 
-__all__ = ["FINDERS"]
+__all__ = ["FINDERS", "national_numbers"]
+
+_KINDS = {  # label in the text -> modules of stdnum
+    "codice fiscale": ("it.codicefiscale",),
+    "nif|nie|dni": ("es.nif", "es.nie", "es.dni", "pt.nif"),
+    "cpf": ("br.cpf",),
+    "nir": ("fr.nir",),
+    "pesel": ("pl.pesel",),
+    "bsn|burgerservicenummer": ("nl.bsn",),
+    "personnummer": ("se.personnummer", "no.fodselsnummer"),
+    "cpr": ("dk.cpr",),
+    "rodné číslo|rodne cislo": ("cz.rc",),
+    "steuer-?id|idnr|identifikationsnummer": ("de.idnr",),
+    "nhs(?: number)?": ("gb.nhs",),
+    "utr": ("gb.utr",),
+    "aadhaar": ("in_.aadhaar",),
+    "pan(?: number)?": ("in_.pan",),
+    "ahv|avs": ("ch.ssn",),
+    "curp": ("mx.curp",),
+    "rfc": ("mx.rfc",),
+    "tfn": ("au.tfn",),
+    "itin|atin|ein": ("us.itin", "us.ein"),
+}
+_LABELLED = regex.compile(
+    rf"(?<!\w)(?P<word>{'|'.join(f'(?:{words})' for words in _KINDS)})(?!\w)[^\n\w]{{0,6}}(?:(?:number|no\.?|is"
+    rf"|nr\.?)[^\n\w]{{1,3}}){{0,2}}(?P<value>[A-Z0-9](?:[ ./-]?[A-Z0-9]){{6,20}})(?!\w)",
+    regex.I,
+)
+
+
+def national_numbers(text: str, lower: str) -> Iterator[EntityMatch]:
+    """Numbers that a label names and whose check digits are right."""
+    for m in _LABELLED.finditer(text):
+        modules = next(modules for words, modules in _KINDS.items() if regex.fullmatch(words, m["word"], regex.I))
+        if _is_number(m["value"], modules):
+            yield EntityMatch("id", m.start("value"), m.end("value"), regex.sub(r"[\W_]", "", m["value"]).casefold())
+
+
+@lru_cache(maxsize=5_000)
+def _is_number(value: str, modules: tuple[str, ...]) -> bool:
+    return any(import_module(f"stdnum.{name}").is_valid(value) for name in modules)
+
+
+# -- Telephone numbers, dates and streets of many countries, with `phonenumbers` and word lists.
+#
+# Extends `assay.traces.privacy.patterns`.
+#
+# - A numeric date matches in a sentence (a line of at least four words, no log timestamp) or as the whole value of a
+#   labelled field or a JSON value. With a two-digit year it matches only in a sentence, after a word such as `on`.
+# - A date with a written month and an ordinal number (`3rd of May, 1990`) matches everywhere.
+# - A telephone number matches after a label, or in groups of digits if it is valid in its country's numbering plan and
+#   cannot be a difference of integers (`11 - 797 - 682`) or an integer in thousands (`5 650 000`).
+#
+# Every search is bounded, so that the time is linear in the length of the text.
 
 
 _PHONE = regex.compile(

@@ -16,7 +16,7 @@ from typing import Any
 
 import regex
 
-from assay.traces.privacy.matches import COMMON_NAMES, EntityMatch, normal
+from assay.traces.privacy.patterns import COMMON_NAMES, EntityMatch, normal
 
 __all__ = ["AMBIGUOUS", "KEY", "THINGS", "available", "finder", "is_listed"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from assay.errors import ConfigError, MissingExtra
 from assay.support.settings import one_of
 from assay.traces.privacy import gazetteers as privacy_gazetteers
-from assay.traces.privacy.matches import BLANK, COMMON_NAMES, EntityMatch, normal
+from assay.traces.privacy.patterns import BLANK, COMMON_NAMES, EntityMatch, normal
 
 __all__ = ["TYPES", "WORDS", "KnownValue", "known_in", "mentioned_words", "name_engine", "unescaped"]
 

@@ -1,31 +1,227 @@
-"""Erasure of a person's data: rollouts, labels, remembered facts, and what other rows of the store repeat of them.
+"""Finds texts that repeat what an erased person wrote. Reads and writes no store.
 
-Does not touch files, and does not empty the response cache: `assay.runs.erasure` does.
+Texts are compared by their letters and digits alone: case, spaces, punctuation, escapes of JSON and HTML and the
+Unicode form do not matter. A text repeats another one if `LETTERS` of them in a row are the same (`FEW_LETTERS` of a
+script without spaces between words), or if it holds all of a shorter text of `IDENTIFYING` letters (half of them in
+such a script), address or number (an `@`, or `DIGITS` digits). Other short texts, such as `yes` or a first name,
+identify nobody and are not searched.
 """
 
+import html
 import itertools
 import re
 import time
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
+from assay.datasets.keys import IDENTIFYING
 from assay.datasets.tasks import task_key
-from assay.traces.erased_texts import ERASED, ErasedTexts
 from assay.traces.messages.dialects import chat_messages
 from assay.traces.records import of_tenant, subject_digests
 from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.connection import short_waits
-from assay.traces.store.recalled import recalled_facts
 from assay.traces.store.sealing import SplitFinder, input_forms
 from assay.traces.store.upserts import upsert
+
+ERASED = "[erased]"
+"""Stands in place of an erased text."""
+LETTERS, FEW_LETTERS, DIGITS = 20, 8, 9
+_IDEOGRAPHS = 0x2E80  # code points from here on are of scripts in which a letter says about as much as a word
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|[bfnrt])")
+_NO_LETTER = re.compile(r"[\W_]+")
+_EXAMPLES = frozenset(("demos", "pool", "traces", "train"))  # lists in a program's state whose items are removed whole
+
+
+class ErasedTexts:
+    """The texts of a person.
+
+    Attributes:
+        short: number of texts that are too short to be searched.
+    """
+
+    def __init__(self) -> None:
+        self.short = 0
+        self._texts: list[set[str]] = []  # the runs of letters of each text
+        self._runs: set[str] = set()
+        self._parts: dict[int, set[str]] = {}  # halves of runs, by their length
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def shared(self) -> int:
+        """Number of texts that others wrote too, so that they are not searched."""
+        return sum(not runs & self._runs for runs in self._texts)
+
+    def add(self, value: Any) -> None:
+        """Adds all texts within a value as JSON has it."""
+        if isinstance(value, Mapping):
+            for part in value.values():
+                self.add(part)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                self.add(part)
+        elif (text := _text(value)).strip():
+            letters = _letters(text)
+            runs = set(_runs_of(letters)) or ({letters} if _identifies(text, letters) else set())
+            if not runs:
+                self.short += 1
+                return
+            self._texts.append(runs)
+            self._runs |= runs
+            for run in runs:
+                half = len(run) // 2
+                self._parts.setdefault(len(run), set()).update(run[at : at + half] for at in range(len(run) - half + 1))
+
+    def runs_in(self, text: str) -> set[str]:
+        """The runs of letters that a text shares with them."""
+        return set(self._found(_letters(text)))
+
+    def keep(self, text: str) -> None:
+        """Stops searching for what is in this text too: somebody else wrote it."""
+        self._runs -= self.runs_in(text)
+
+    def are_in(self, text: str) -> bool:
+        """Whether a text repeats one of them. Looks at every tenth letter only, and closer where one fits."""
+        return bool(self._runs) and next(self._found(_letters(text)), None) is not None
+
+    def without(self, value: Any, key: str = "") -> Any:
+        """A value as JSON has it, with every text that repeats one of them replaced by `ERASED`.
+
+        Examples in a program's state are removed whole.
+        """
+        if isinstance(value, dict):
+            return {self.without(name): self.without(part, str(name)) for name, part in value.items()}
+        if isinstance(value, list):
+            kept = [part for part in value if not (key in _EXAMPLES and self._are_within(part))]
+            return [self.without(part, key) for part in kept]
+        return ERASED if self.are_in(_text(value)) else value
+
+    def without_lines(self, text: str) -> str:
+        """A text without the lines that repeat one of them; empty but for a mark if they run over several lines."""
+        plain = "".join(f"{ERASED}\n" if self.are_in(line) else line for line in text.splitlines(keepends=True))
+        return f"{ERASED}\n" if self.are_in(plain) else plain
+
+    def _are_within(self, value: Any) -> bool:
+        return self.without(value) != value
+
+    def _found(self, letters: str) -> Iterator[str]:
+        for size, parts in self._parts.items():
+            half = size // 2
+            for at in range(0, len(letters) - half + 1, half):
+                if letters[at : at + half] in parts:
+                    for start in range(max(0, at - half), at + 1):
+                        if (run := letters[start : start + size]) in self._runs:
+                            yield run
+
+
+def _text(value: Any) -> str:
+    """A text, or a whole number, as text; empty for other values."""
+    return value if isinstance(value, str) else str(value) if type(value) is int else ""
+
+
+def _identifies(text: str, letters: str) -> bool:
+    """Whether a short text is long enough to be somebody's, or an address or a number: of a telephone, a passport."""
+    if sum(2 if ord(letter) >= _IDEOGRAPHS else 1 for letter in letters) >= IDENTIFYING:
+        return True
+    return len(letters) >= FEW_LETTERS and ("@" in text or sum(letter.isdigit() for letter in letters) >= DIGITS)
+
+
+def _letters(text: str) -> str:
+    if "\\" in text:
+        text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else " ", text)
+    if "&" in text:
+        text = html.unescape(text)
+    return _NO_LETTER.sub("", unicodedata.normalize("NFKC", text).casefold())
+
+
+def _runs_of(letters: str) -> Iterator[str]:
+    yield from (letters[at : at + LETTERS] for at in range(len(letters) - LETTERS + 1))
+    for at in range(len(letters) - FEW_LETTERS + 1):
+        run = letters[at : at + FEW_LETTERS]
+        if all(ord(letter) >= _IDEOGRAPHS for letter in run):
+            yield run
+
+
+# -- Rollouts that show remembered facts of a person. Reads the store, changes nothing.
+
+
+_AT_ONCE = 400  # rows that are read at once
+_FEWEST_CHARS = 12  # of a fact; a shorter text, such as `likes tea`, is in prompts that are not about the person
+
+
+@dataclass
+class RecalledFacts:
+    """Ids of rollouts.
+
+    Args:
+        own: without a data subject, and a tool returned facts of the person: those of an agent that talked with them.
+        others: all others with a call or a tool result that quotes one of the facts.
+    """
+
+    own: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
+
+
+def fact_line(number: int, about: str, text: str) -> str:
+    """A fact as the tool `recall` returns it, one per line. The number makes the line the fact's own."""
+    return f"{number}{f' ({about})' if about else ''}: {text}"
+
+
+def recalled_facts(connection: sa.Connection, facts: Sequence[Any], *, without: sa.Select[Any]) -> RecalledFacts:
+    """The rollouts that show facts of a person.
+
+    Args:
+        facts: rows of the table `facts`.
+        without: selects the ids of rollouts that are left out.
+    """
+    result = RecalledFacts()
+    if not facts:
+        return result
+    lines = {fact_line(fact.id, fact.about, fact.text) for fact in facts}
+    texts = [orjson.dumps(fact.text).decode()[1:-1] for fact in facts if len(fact.text) >= _FEWEST_CHARS]
+    for row in _calls(connection, without):
+        quotes = any(text in row.tools_json or text in row.request_json for text in texts)
+        if not row.data_subject and any(lines & set(result.splitlines()) for result in _results(row.tools_json)):
+            result.own.add(row.rollout_id)
+        elif quotes:
+            result.others.add(row.rollout_id)
+    result.others -= result.own
+    return result
+
+
+def _results(tools_json: str) -> list[str]:
+    return [text for tool in orjson.loads(tools_json) if isinstance(text := tool.get("result"), str)]
+
+
+def _calls(connection: sa.Connection, without: sa.Select[Any]) -> Iterator[Any]:
+    """The texts of each LM call, and of each rollout with tools before its first call."""
+    r, t = schema.rollouts, schema.transitions
+    not_left_out = r.c.id.not_in(without)
+    call = sa.select(t.c.rollout_id, r.c.data_subject, t.c.request_json, t.c.tools_json)
+    early = sa.select(
+        r.c.id.label("rollout_id"), r.c.data_subject, sa.literal("").label("request_json"),
+        r.c.early_tools_json.label("tools_json"),
+    )  # fmt: skip
+    for query in (
+        call.select_from(r.join(t, r.c.id == t.c.rollout_id)).where(not_left_out),
+        early.where(not_left_out, r.c.early_tools_json != "[]"),
+    ):
+        yield from connection.execute(query.execution_options(yield_per=_AT_ONCE))
+
+
+# -- Erasure of a person's data: rollouts, labels, remembered facts, and what other rows of the store repeat of them.
+#
+# Does not touch files, and does not empty the response cache: `assay.runs.erasure` does.
+
 
 _BATCH = 400  # rows of one statement
 _FEW_TASKS = 3  # a text that this many tasks without a data subject contain is not the person's alone

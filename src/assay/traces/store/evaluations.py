@@ -17,7 +17,7 @@ from assay.errors import StoreError
 from assay.traces.records import NOT_AGENTS
 from assay.traces.store import tables as schema
 from assay.traces.store.paging import WINDOW, rollouts_of_run
-from assay.traces.store.reads import StoreReads
+from assay.traces.store.store import StoreReads
 
 _PREVIEW = 400  # characters read of a task's inputs
 

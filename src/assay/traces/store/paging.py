@@ -17,9 +17,8 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from assay.errors import ConfigError
 from assay.traces.records import NOT_AGENTS, Rollout, Transition
 from assay.traces.store import tables as schema
-from assay.traces.store.costs import PAID, UNPRICED
-from assay.traces.store.reads import StoreReads
 from assay.traces.store.rows import clean, rollout_of, transition_of
+from assay.traces.store.store import PAID, UNPRICED, StoreReads
 
 WINDOW = 10_000  # number of rollouts that one page reads at most
 _CALLS_WINDOW = 2_000  # the same with a filter by tool or failure, which reads their transitions

@@ -1,14 +1,9 @@
-"""The store: SQLite in WAL mode by default, PostgreSQL by a URL, the same schema and calls on both.
-
-One background thread commits the writes in batches, at least every 0.25 s; a rollout never waits for the disk. A killed
-process loses at most what was put in the last second, also while the database is locked or unreachable: rows then wait
-in a file (`assay.traces.store.buffer`). Queries are in `assay.traces.store.reads`, writes of single rows in
-`assay.traces.store.direct_writes`.
-"""
+"""What calls cost, in queries. Cached answers cost nothing, and a failed call has no price."""
 
 import itertools
+import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,21 +11,332 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from assay.errors import ConfigError, StoreError
+from assay.errors import ConfigError, StoreError, UnknownRollout
+from assay.models.meter import Usage
 from assay.models.unrecorded import NOTHING, Unrecorded
 from assay.support.refused import add_refused_rows, note_full_disk
-from assay.support.scrubbing import add_secrets, fields, message
-from assay.traces.records import Rollout, Transition
+from assay.support.scrubbing import add_secrets, fields, mask_secrets, message
+from assay.traces.records import Rollout, Transition, of_tenant, subject_digest
+from assay.traces.store import counts
 from assay.traces.store import tables as schema
-from assay.traces.store.buffer import Keeper
-from assay.traces.store.changes import make_changes
 from assay.traces.store.connection import is_full, open_engine, passes, password_of, short_waits, url_without_password
-from assay.traces.store.direct_writes import DirectWrites
 from assay.traces.store.location import store_url
-from assay.traces.store.rows import as_json, clean, rollout_row, transition_row
-from assay.traces.store.spill import Spill, leftover_batches, spill_path
-from assay.traces.store.upserts import upsert
-from assay.traces.store.writer import Rows, Writer
+from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
+from assay.traces.store.tables import transitions
+from assay.traces.store.upserts import make_changes, upsert
+from assay.traces.store.writer import Keeper, Rows, Spill, Writer, leftover_batches, spill_path
+
+_columns = transitions.c
+PAID = sa.case((_columns.cached, 0.0), else_=sa.func.coalesce(_columns.cost_usd, 0.0))  # dollars
+# 1 where the price is not known
+UNPRICED = sa.case((sa.or_(_columns.cached, _columns.cost_usd.is_not(None), _columns.error.is_not(None)), 0), else_=1)
+
+# -- Queries of the store: rollouts, runs, usage, labels, erased data subjects. Does not write.
+#
+# Lists with filters are in `assay.traces.store.listing`, counts in `assay.traces.store.counts`.
+
+
+QUESTION = "question:"  # prefix of keys in `meta`
+_LAST = "\U0010ffff"  # the greatest code point: sorts after every other character
+
+
+class Forgotten(frozenset[str]):
+    """Digests of erased data subjects, of all tenants or of one."""
+
+    def covers(self, subject: str | None, tenant: str | None) -> bool:
+        """Whether rows of a subject (`subject_digest`) and tenant are erased."""
+        if subject is None or not self:
+            return False
+        return subject in self or (tenant is not None and of_tenant(subject, tenant) in self)
+
+
+class StoreReads:
+    """The part of `Store` that reads. Needs `engine` and, for `runs`, `flush`."""
+
+    engine: sa.Engine
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Returns once everything put before is committed; see `Store.flush`."""
+        raise NotImplementedError
+
+    def rollouts(
+        self,
+        *,
+        run_id: str | None = None,
+        task_id: str | None = None,
+        split: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Rollout]:
+        """Rollouts without their transitions, newest first."""
+        table = schema.rollouts
+        query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(limit)
+        for column, value in ((table.c.run_id, run_id), (table.c.task_id, task_id), (table.c.split, split)):
+            if value is not None:
+                query = query.where(column == value)
+        with self.engine.connect() as connection:
+            for row in connection.execution_options(yield_per=500).execute(query).mappings():
+                yield rollout_of(row)
+
+    def rollout(self, id_prefix: str) -> Rollout:
+        """One rollout with its transitions, by a prefix of its id.
+
+        Raises:
+            StoreError: no rollout's id starts with the prefix, or several do.
+        """
+        table, steps = schema.rollouts, schema.transitions
+        with self.engine.connect() as connection:
+            query = sa.select(table).where(*self._starts_with(table.c.id, id_prefix)).limit(2)
+            rows = list(connection.execute(query).mappings())
+            if not rows:
+                raise UnknownRollout(f"no rollout's id starts with {id_prefix!r}")
+            if len(rows) > 1:
+                raise StoreError(f"more than one rollout's id starts with {id_prefix!r}")
+            rollout = rollout_of(rows[0])
+            query = sa.select(steps).where(steps.c.rollout_id == rollout.id).order_by(steps.c.t)
+            rollout.transitions = [transition_of(row) for row in connection.execute(query).mappings()]
+        return rollout
+
+    def _starts_with(self, column: Any, prefix: str) -> list[Any]:
+        """Conditions that select a prefix through an index.
+
+        SQLite does not use an index for LIKE, so it gets a range; PostgreSQL does (`rollouts_by_prefix`).
+        """
+        like = column.startswith(prefix, autoescape=True)
+        return [column >= prefix, column <= prefix + _LAST, like] if self.engine.dialect.name == "sqlite" else [like]
+
+    def runs(self, key: str) -> list[tuple[str, str]]:
+        """IDs and statuses of the runs of one job, oldest first."""
+        self.flush()
+        table = schema.runs
+        query = (
+            sa.select(table.c.id, table.c.status)
+            .where(*self._starts_with(table.c.id, f"{key}-"))
+            .order_by(table.c.started_at)
+        )
+        with self.engine.connect() as connection:
+            return [(row.id, row.status) for row in connection.execute(query)]
+
+    def spent(self, run_id: str) -> dict[str, Usage]:
+        """Usage of a run so far, by phase. A resumed run counts it against its caps; cached answers cost nothing."""
+        r, t = schema.rollouts, schema.transitions
+        uncached = sa.case((t.c.cached, 0), else_=1)
+        query = (
+            sa.select(
+                r.c.phase,
+                sa.func.sum(uncached),
+                sa.func.sum(uncached * sa.func.coalesce(t.c.prompt_tokens, 0)),
+                sa.func.sum(uncached * sa.func.coalesce(t.c.completion_tokens, 0)),
+                sa.func.sum(PAID),
+                sa.func.sum(UNPRICED),
+            )
+            .select_from(t.join(r, r.c.id == t.c.rollout_id))
+            .where(r.c.run_id == run_id)
+            .group_by(r.c.phase)
+        )
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return {
+            phase or "search": Usage(
+                calls=int(calls),
+                prompt_tokens=int(prompt),
+                completion_tokens=int(completion),
+                cost_usd=float(cost),
+                unpriced=int(unpriced_calls),
+            )
+            for phase, calls, prompt, completion, cost, unpriced_calls in rows
+        }
+
+    def unrecorded(self, run_id: str) -> Unrecorded:
+        """LM calls of a run that bypassed the recorder, as written when the run ended."""
+        columns = schema.runs.c.unseen, schema.runs.c.unrecorded_reason
+        with self.engine.connect() as connection:
+            row = connection.execute(sa.select(*columns).where(schema.runs.c.id == run_id)).first()
+        return Unrecorded() if row is None else Unrecorded(int(row[0] or 0), row[1])
+
+    def stats(self, *, run_id: str | None = None) -> dict[str, Any]:
+        """Counts of the store, or of one run; see `assay.traces.store.counts.stats`."""
+        with self.engine.connect() as connection:
+            return counts.stats(
+                lambda statement, values: connection.execute(sa.text(statement), dict(values)).all(), run_id
+            )
+
+    def labels(self, question: str) -> Iterator[dict[str, Any]]:
+        """Labels of a question as rows of a labels file, oldest first.
+
+        Each row holds `item_id`, the shown fields, `rater`, `label` and `rationale`.
+        """
+        table = schema.labels
+        query = sa.select(table).where(table.c.question == question).order_by(table.c.created_at, table.c.item_id)
+        with self.engine.connect() as connection:
+            for row in connection.execute(query).mappings():
+                columns = {name: row[name] for name in ("item_id", "rater", "label", "rationale")}
+                yield {**json.loads(row["shown_json"]), **columns}
+
+    def labelled_subjects(self, question: str) -> set[str]:
+        """Names of the data subjects whose rollouts have a label of this question."""
+        r, labels = schema.rollouts, schema.labels
+        query = sa.select(r.c.data_subject).distinct().select_from(labels.join(r, labels.c.rollout_id == r.c.id))
+        query = query.where(labels.c.question == question, r.c.data_subject.is_not(None))
+        with self.engine.connect() as connection:
+            return set(connection.execute(query).scalars())
+
+    def questions(self) -> dict[str, str]:
+        """Questions that raters can answer, as JSON by key; see `assay.judges.questions`."""
+        table = schema.meta
+        query = sa.select(table.c.key, table.c.value).where(table.c.key.startswith(QUESTION))
+        with self.engine.connect() as connection:
+            return {key.removeprefix(QUESTION): value for key, value in connection.execute(query).all()}
+
+    def forgotten(self) -> Forgotten:
+        """The erased data subjects."""
+        with self.engine.connect() as connection:
+            return Forgotten(connection.execute(sa.select(schema.forgotten.c.person)).scalars())
+
+    def artifacts(self) -> list[str]:
+        """Artifacts, exports, data sets and reports that were made of data of the store, oldest first."""
+        table = schema.made_from
+        with self.engine.connect() as connection:
+            return list(connection.execute(sa.select(table.c.artifact).order_by(table.c.created_at)).scalars())
+
+    def artifacts_of(self, *person: str) -> list[str]:
+        """Artifacts and exports made from a person's data (`person_digest` of each form of the name), oldest first."""
+        table = schema.made_from
+        with self.engine.connect() as connection:
+            rows = connection.execute(
+                sa.select(table.c.artifact, table.c.people_json).order_by(table.c.created_at)
+            ).all()
+        return [artifact for artifact, people in rows if not set(person).isdisjoint(json.loads(people))]
+
+
+# -- Rows that the store writes at once, not in batches: labels, ratings, artifacts, splits, openings of the test split.
+#
+# They are few, and the caller depends on them: an error is raised here, not reported by a later `flush`.
+
+
+_RATER_CHARS = 200  # the width of the column `labels.rater`
+
+
+class DirectWrites(StoreReads):
+    """The part of `Store` that writes single rows in transactions of their own."""
+
+    def put_label(
+        self,
+        question: str,
+        item_id: str,
+        rater: str,
+        label: str,
+        *,
+        fields: Mapping[str, Any],
+        rationale: str = "",
+        rollout_id: str = "",
+    ) -> None:
+        """Stores one rater's label of one item. A second label of the same rater and item replaces it.
+
+        Raises:
+            StoreError: the database refused it.
+        """
+        row = {
+            "question": question,
+            "item_id": item_id,
+            "rater": clean(rater)[:_RATER_CHARS],
+            "label": clean(label),
+            "rationale": clean(mask_secrets(rationale)),
+            "shown_json": mask_secrets(as_json(fields)),
+            "rollout_id": rollout_id,
+            "created_at": time.time(),
+        }
+        self._now(schema.labels, row)
+
+    def withdraw_label(self, question: str, item_id: str, rater: str) -> bool:
+        """Removes one rater's label of one item. Returns whether there was one."""
+        table = schema.labels
+        one = sa.and_(
+            table.c.question == question, table.c.item_id == item_id, table.c.rater == clean(rater)[:_RATER_CHARS]
+        )
+        with self.engine.begin() as connection:
+            return bool(connection.execute(sa.delete(table).where(one)).rowcount)
+
+    def forget_rater(self, rater: str) -> int:
+        """Removes all labels of a rater. Returns their number."""
+        table = schema.labels
+        with self.engine.begin() as connection:
+            result = connection.execute(sa.delete(table).where(table.c.rater == clean(rater)[:_RATER_CHARS]))
+        return int(result.rowcount)
+
+    def rate(self, rollout_id: str, rating: float) -> None:
+        """Stores a human rating of a rollout, in [0, 1]. A second rating replaces the first.
+
+        Raises:
+            ConfigError: `rating` is out of range.
+            UnknownRollout: no rollout has this id.
+        """
+        if not 0 <= rating <= 1:
+            raise ConfigError(f"rating={rating!r} must be between 0 and 1")
+        self.flush()
+        table = schema.rollouts
+        with self.engine.begin() as connection:
+            result = connection.execute(
+                sa.update(table).where(table.c.id == rollout_id).values(human_rating=float(rating))
+            )
+        if not result.rowcount:
+            raise UnknownRollout(f"there is no rollout {rollout_id!r}")
+
+    def put_artifact(self, artifact: str, people: Sequence[str]) -> None:
+        """Stores whose data an artifact or an export was made from, as hashes of names (`person_digest`)."""
+        self._now(schema.made_from, _made_from(artifact, people))
+
+    def put_searched(self, *paths: Path) -> None:
+        """Stores files in which an erasure looks for texts of the person. What is known of their people stays."""
+        if paths:
+            self._now(schema.made_from, *(_made_from(str(path.resolve()), []) for path in paths), replace=False)
+
+    def put_report(self, path: str | Path, *runs: str) -> None:
+        """Stores that a file shows tasks of these runs, with hashes of their data subjects. Call it before writing."""
+        self.flush()
+        r = schema.rollouts
+        query = sa.select(r.c.data_subject).where(r.c.run_id.in_(runs), r.c.data_subject.is_not(None)).distinct()
+        with self.engine.connect() as connection:
+            people = {subject_digest(name) for name in connection.execute(query).scalars()}
+        self.put_artifact(str(Path(path).resolve()), sorted(people))
+
+    def put_meta(self, key: str, value: str) -> None:
+        """Stores a value of the store itself. An existing value is not replaced."""
+        self._now(schema.meta, {"key": key, "value": value}, replace=False)
+
+    def put_question(self, key: str, question: Mapping[str, Any]) -> None:
+        """Stores a question that raters can answer; it replaces an earlier one with this key."""
+        self._now(schema.meta, {"key": f"{QUESTION}{key}", "value": as_json(question)})
+
+    def put_splits(self, rows: Sequence[Mapping[str, str | None]]) -> None:
+        """Stores the splits of tasks. A task that has one keeps it."""
+        if rows:
+            self._now(schema.known_tasks, *map(dict, rows))
+
+    def put_opening(self, row: Mapping[str, Any]) -> None:
+        """Stores that a job opened test tasks."""
+        self._now(schema.test_openings, dict(row))
+
+    def _now(self, table: sa.Table, *rows: dict[str, Any], replace: bool = True) -> None:
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(upsert(self.engine.dialect.name, table, replace=replace), list(rows))
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(
+                f"the store did not take a row of {table.name}: {getattr(error, 'orig', error)}"
+            ) from error
+
+
+def _made_from(artifact: str, people: Sequence[str]) -> dict[str, Any]:
+    return {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()}
+
+
+# -- The store: SQLite in WAL mode by default, PostgreSQL by a URL, the same schema and calls on both.
+#
+# One background thread commits the writes in batches, at least every 0.25 s; a rollout never waits for the disk. A
+# killed process loses at most what was put in the last second, also while the database is locked or unreachable: rows
+# then wait in a file (`assay.traces.store.writer`). Queries are in `assay.traces.store.store`, writes of single rows in
+# `assay.traces.store.store`.
+
 
 MAX_SPILL_BYTES = 1 << 30  # bytes that may wait in a file while the database is unreachable
 PATIENCE_S = 0.3  # of retries before the database counts as unreachable

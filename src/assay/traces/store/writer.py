@@ -3,11 +3,20 @@
 Does not access a database: a function that commits a batch is passed to it.
 """
 
+import hashlib
+import os
+import secrets
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
 
 Rows = dict[str, dict[Any, Any]]  # by table and key; the latest of a key
 
@@ -138,3 +147,267 @@ class Writer:
             self._some.set()
             self._hurry.set()
         return rows, item
+
+
+# -- Files that hold rows while the database is unreachable. The next process that opens the store reads leftover files.
+#
+# A file belongs to the process that holds its lock. The operating system releases the lock when the process ends, also
+# after SIGKILL. Does not write to a database: returns the rows in the order they were put.
+
+
+_ENDING = ".spill"
+
+
+def spill_path(url: str) -> Path:
+    """Path of a store's spill files without their ending: next to an SQLite file, else in `.assay/spill`."""
+    if url.startswith("sqlite:///"):
+        return Path(url.removeprefix("sqlite:///"))
+    return Path(".assay", "spill", hashlib.sha256(url.encode()).hexdigest()[:16]).absolute()
+
+
+class Spill:
+    """A file of batches that wait until the database takes them.
+
+    Args:
+        path: the file without its ending; a timestamp and a random part are added, so that names sort by age.
+        most: maximum size in bytes.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path = path.with_name(f"{path.name}.{time.time_ns():020d}-{secrets.token_hex(4)}{_ENDING}")
+        self.most, self.rows = most, 0
+        self._size = self._read = 0  # bytes written, and read back
+        self._sizes: deque[tuple[int, int]] = deque()  # bytes and rows of each batch
+        self._file: BinaryIO | None = None
+        self._lock = threading.Lock()  # one thread puts batches, another takes them
+
+    def put(self, rows: Rows) -> bool:
+        """Adds a batch; False if it exceeds `most` or the disk refuses the write."""
+        entries = [(table, key, row) for table, by_key in rows.items() for key, row in by_key.items()]
+        line = orjson.dumps(entries) + b"\n"
+        with self._lock:
+            if self._size + len(line) > self.most:
+                return False
+            try:
+                file = self._opened()
+                file.seek(self._size)  # overwrites a batch that a full disk cut off
+                view = memoryview(line)
+                while view:
+                    view = view[file.write(view) :]
+            except OSError:
+                return False
+            self._size += len(line)
+            self._sizes.append((len(line), len(entries)))
+            self.rows += len(entries)
+        return True
+
+    def _opened(self) -> BinaryIO:
+        """The locked file. Tries again if another process removed the empty file before it was locked."""
+        while self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file: BinaryIO = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)  # noqa: SIM115
+            if _locked(file) and _is_at(file, self.path):
+                self._file = file
+            else:
+                file.close()
+        return self._file
+
+    def first(self) -> Rows | None:
+        """The oldest batch; None if there is none."""
+        with self._lock:
+            if not self._sizes or self._file is None:
+                return None
+            self._file.seek(self._read)
+            line = b""
+            while len(line) < self._sizes[0][0] and (part := self._file.read(self._sizes[0][0] - len(line))):
+                line += part
+        return _as_rows(line)
+
+    def skip(self) -> None:
+        """Drops the oldest batch. The file is removed with the last one."""
+        with self._lock:
+            if not self._sizes:
+                return
+            size, rows = self._sizes.popleft()
+            self._read, self.rows = self._read + size, self.rows - rows
+            if not self._sizes and self._file is not None:
+                _remove(self._file, self.path)
+                self._file, self._size, self._read = None, 0, 0
+
+    def leave(self) -> None:
+        """Closes the file and its lock, so that the next process that opens the store can read it."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+def leftover_batches(path: Path) -> Iterator[Iterator[Rows]]:
+    """Batches left by ended processes, by file, oldest first. A file is removed once all its batches were read."""
+    for spill in sorted(path.parent.glob(f"{path.name}.*{_ENDING}")):
+        with suppress(FileNotFoundError), open(spill, "r+b") as file:
+            if _locked(file) and _is_at(file, spill):
+                yield _of_file(file, spill)
+
+
+def _of_file(file: BinaryIO, path: Path) -> Iterator[Rows]:
+    for line in file:
+        if line.endswith(b"\n"):  # the last one may be incomplete
+            yield _as_rows(line)
+    _remove(file, path)
+
+
+def _remove(file: BinaryIO, path: Path) -> None:
+    file.truncate(0)  # first: Windows cannot remove an open file, and its rows must not be read twice
+    with suppress(OSError):
+        path.unlink()
+    file.close()
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Locks a file; False if another process holds the lock."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(1 << 60)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            file.seek(0)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _as_rows(line: bytes) -> Rows:
+    rows: Rows = {}
+    for table, key, row in orjson.loads(line):
+        rows.setdefault(table, {})[tuple(key) if isinstance(key, list) else key] = row
+    return rows
+
+
+# -- Buffers batches that the database does not take at once: a thread writes them, a file holds them if that takes
+# long.
+#
+# A killed process therefore loses at most what was put in the last second, also while the database is locked,
+# unreachable or hangs. Does not access a database: the functions that write are arguments.
+
+
+_WITHIN_S = 0.4  # time that a batch may take before it is put into the file as well
+
+
+class Keeper:
+    """Writes batches in the order they come, through a file while the database is unreachable.
+
+    `behind` is True until the rows left by earlier processes are in the database. They are written first, because a row
+    must not be replaced by an older one.
+
+    Args:
+        write: writes a batch. True if the database took or refused it, False if the database is unreachable. Must not
+            raise.
+        write_leftovers: writes the rows left by earlier processes. False if the database is unreachable.
+        retry_s: seconds between two attempts while the database is unreachable.
+    """
+
+    def __init__(
+        self, spill: Spill, write: Callable[[Rows], bool], write_leftovers: Callable[[], bool], *, retry_s: float
+    ) -> None:
+        self._spill, self._write, self._write_leftovers, self._retry_s = spill, write, write_leftovers, retry_s
+        self._job: _Job | None = None
+        self._in_hand: Rows = {}
+        self.behind = not write_leftovers()
+        self._tried = time.monotonic() if self.behind else -retry_s
+
+    @property
+    def waiting(self) -> int:
+        """Approximate number of accepted rows that are not in the database yet."""
+        return sum(map(len, self._in_hand.values())) + self._spill.rows
+
+    @property
+    def calls_in_hand(self) -> int:
+        """Number of transitions that are neither in the database nor in the file yet."""
+        return len(self._in_hand.get("transitions", ()))
+
+    def commit(self, rows: Rows) -> bool:
+        """Writes a batch or puts it into the file. True if the database has taken or refused all rows so far."""
+        while True:
+            self._in_hand = rows
+            job = self._job = self._job or self._begun(rows)
+            if job is None:
+                return True
+            if job.rows is not rows and rows and self._spill.put(rows):  # before waiting, so that a kill loses nothing
+                rows = self._in_hand = {}
+            ended = job.ended.wait(_WITHIN_S)
+            if ended:
+                self._end(job)
+                rows = {} if job.done and job.rows is rows else rows
+            if job.rows is rows and rows and self._spill.put(rows):
+                job.copied, rows = not ended, {}
+            if not rows:
+                self._in_hand = {}
+                return self._job is None and not self._before
+            if ended and not job.done:
+                # The file or its disk is full: these rows wait here, later ones in memory.
+                time.sleep(self._retry_s)
+
+    @property
+    def _before(self) -> bool:
+        """Whether other rows must be written first."""
+        return self.behind or bool(self._spill.rows)
+
+    def _begun(self, rows: Rows) -> "_Job | None":
+        if self._before:
+            return _Job(self._drained)
+        return _Job(partial(self._write, rows), rows) if rows else None
+
+    def _end(self, job: "_Job") -> None:
+        self._job = None
+        if job.done and job.copied:
+            self._spill.skip()
+
+    def _drained(self) -> bool:
+        """Writes the rows that wait in files. True if none is left. Tries at most once per `retry_s`."""
+        if time.monotonic() - self._tried < self._retry_s:
+            return False
+        self.behind = self.behind and not self._write_leftovers()
+        while not self.behind and (batch := self._spill.first()) is not None:
+            if not self._write(batch):
+                break
+            self._spill.skip()
+        if self._before:
+            self._tried = time.monotonic()
+        return not self._before
+
+
+class _Job:
+    """A function that waits for the database, run in a daemon thread.
+
+    Attributes:
+        done: the function's return value; False while it runs.
+        copied: the rows were put into the file while the function ran.
+
+    Args:
+        rows: the new rows that the function writes; None if it writes rows from files.
+    """
+
+    def __init__(self, function: Callable[[], bool], rows: Rows | None = None) -> None:
+        self._function, self.rows = function, rows
+        self.copied = self.done = False
+        self.ended = threading.Event()
+        threading.Thread(target=self._run, name="assay-store-write", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.done = self._function()
+        finally:
+            self.ended.set()
