@@ -28,8 +28,6 @@ from assay.rubrics.documents import is_passage, label_texts
 from assay.support.scrubbing import error_text
 from assay.support.values import unicode_text
 
-__all__ = ["ABSTAINED", "AnswerFromDocuments", "quoted"]
-
 ABSTAINED = "not in the documents"
 """The answer of a run that found no passage with an answer."""
 _ANSWER, _QUERY = 200, 100  # characters

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from assay.datasets.specs import Row, number_of, options_of
 from assay.errors import DataError
 
-__all__ = ["fact_rows", "rows"]
-
 
 def _words(text: str) -> list[str]:
     return text.split()

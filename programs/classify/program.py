@@ -10,8 +10,6 @@ from assay.errors import ProgramError
 from assay.programs import AgentParameters
 from assay.programs.one_call import OneCallAgent
 
-__all__ = ["Classify"]
-
 
 class Classify(OneCallAgent):
     """Assigns one label to a text.

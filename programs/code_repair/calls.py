@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .functions import Slice
 
-__all__ = ["call_expressions", "similar_calls"]
-
 _WORDS = (
     "alpha",
     "Beta",

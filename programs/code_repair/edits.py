@@ -9,8 +9,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Edit", "Excerpt", "applied", "excerpt", "functions_of", "is_same", "replacement_of"]
-
 _MODULE = "module"
 _PARSED = 500_000  # characters of the longest source that is parsed
 _FENCE = re.compile(r"\A\s*```[^\n]*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)

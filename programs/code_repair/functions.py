@@ -14,8 +14,6 @@ from pathlib import Path
 
 from assay.errors import DataError
 
-__all__ = ["STANDARD_LIBRARY", "Slice", "module_files", "slices"]
-
 STANDARD_LIBRARY = "stdlib"
 _MOST_BYTES = 500_000
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__", "site-packages", "pydoc_data"}

@@ -9,8 +9,6 @@ from typing import Any
 from assay.errors import DataError
 from assay.programs.sandbox import run
 
-__all__ = ["Job", "Outcomes", "outcomes"]
-
 _CALL_S = 0.1  # of processor time for one call, so that a busy machine gives the same tasks
 _START_S, _JOB_S = 20.0, 4.0  # by the clock for a batch, and for each function in it
 _MEMORY_MB = 512

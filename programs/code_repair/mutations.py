@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["KINDS", "Mutation", "mutations"]
-
 KINDS = (
     "comparison",
     "operator",

@@ -30,8 +30,6 @@ from assay.traces.recorder import note_failure, note_isolation
 
 from .edits import Edit, applied, excerpt, functions_of, is_same, replacement_of
 
-__all__ = ["CodeRepair"]
-
 _REPLACEMENT = 400  # characters that replace a line
 _FAILURES = 3  # failed tests in a report
 _SHORT = 300  # characters of an attempt's outcome

@@ -22,8 +22,6 @@ from .functions import Slice, module_files, slices
 from .jobs import Job, outcomes
 from .mutations import Mutation, mutations
 
-__all__ = ["rows"]
-
 _CANDIDATES = 100  # calls tried per function, in each of two rounds
 _CALLS = 16  # calls kept
 _VISIBLE = 4

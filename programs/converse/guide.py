@@ -9,8 +9,6 @@ from typing import Any
 
 from assay.programs.simulated_users import UserProfile, plain_value
 
-__all__ = ["ConversationGuide"]
-
 
 @dataclass(frozen=True)
 class ConversationGuide:

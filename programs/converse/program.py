@@ -39,8 +39,6 @@ from assay.traces.store.rows import clean
 
 from .guide import ConversationGuide
 
-__all__ = ["Converse"]
-
 USERS = ("rules", "model")
 _FINISH, _GO_ON, _NONE = "finish", "go_on", "none"
 _REPLY, _QUESTION, _VALUE = 300, 120, 80  # characters

@@ -16,8 +16,6 @@ from assay.support.settings import one_of
 
 from .words import FIELDS, OWN, SERVICES, Field
 
-__all__ = ["MEETINGS", "conversation_rows", "rows"]
-
 MEETINGS = ("only", "first", "second")
 _MOST = 12  # facts of a service with those of the person
 

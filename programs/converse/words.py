@@ -4,8 +4,6 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["FIELDS", "OWN", "SERVICES", "Field", "Service"]
-
 
 @dataclass(frozen=True)
 class Field:

@@ -9,8 +9,6 @@ from assay.programs.environments.base import Environment, EnvironmentStep, Inval
 
 from .tasks import ENERGY, Experiment
 
-__all__ = ["Experimenter", "Oven"]
-
 _PLAN = re.compile(r"\s*heat (\d{1,4}), hours (\d{1,3})\s*")
 
 

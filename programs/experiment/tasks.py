@@ -14,8 +14,6 @@ from assay.datasets.specs import number_of, options_of
 from assay.errors import DataError
 from assay.support.settings import one_of
 
-__all__ = ["ENERGY", "HEATS", "HOURS", "MATERIALS", "Experiment", "rows"]
-
 MATERIALS: Mapping[str, tuple[int, int]] = {"copper": (50, 6), "iron": (90, 4), "zinc": (30, 3), "nickel": (70, 2)}
 HEATS, HOURS = range(20, 101, 10), range(1, 9)
 ENERGY = 400  # most of heat times hours

@@ -10,8 +10,6 @@ from assay.errors import ProgramError
 from assay.programs import AgentParameters
 from assay.programs.one_call import OneCallAgent
 
-__all__ = ["Extract"]
-
 
 class Extract(OneCallAgent):
     """Extracts typed fields from a text.

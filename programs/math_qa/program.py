@@ -7,8 +7,6 @@ import dspy
 from assay.programs import AgentParameters, ToolAgent
 from assay.programs.calculator import calculator
 
-__all__ = ["MathQA"]
-
 
 class Question(dspy.Signature):  # type: ignore[misc]
     """Answer the question with a number."""

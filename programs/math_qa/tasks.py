@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from assay.datasets.specs import Row, number_of, options_of, span_of
 from assay.errors import DataError
 
-__all__ = ["rows"]
-
 _WORDINGS = ("What is {}?", "Calculate {}.", "Work out {}.", "How much is {}?")
 
 

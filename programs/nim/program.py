@@ -11,8 +11,6 @@ from assay.programs.environments.base import Environment, EnvironmentStep, Inval
 
 from .rules import NimRules, best_take
 
-__all__ = ["Nim", "NimPlayer", "Opponent"]
-
 Opponent = Callable[[int, int, random.Random], int]
 """`opponent(sticks left, most, rng)` returns how many it takes."""
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from assay.errors import DataError
 
-__all__ = ["NimRules", "best_take", "nim_problem"]
-
 _MOST_STICKS = 60
 
 

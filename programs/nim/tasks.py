@@ -8,8 +8,6 @@ from assay.errors import DataError
 
 from .rules import NimRules, best_take
 
-__all__ = ["rows"]
-
 
 def rows(query: str) -> Iterator[Row]:
     """Tasks of Nim in which the agent moves first and can win.

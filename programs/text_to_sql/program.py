@@ -15,8 +15,6 @@ from assay.programs.sql.opening import open_database
 from assay.programs.thinking import thought_field
 from assay.traces.recorder import note_failure
 
-__all__ = ["TextToSQL"]
-
 _QUERY = 600  # characters that the model may write
 _RECORDED_ROWS = 20  # rows of a result in traces
 _SPACES = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*")|(?:\s|--[^\n]*)+""")

@@ -14,8 +14,6 @@ from typing import Any
 from assay.datasets.specs import Row, number_of, options_of
 from assay.errors import DataError
 
-__all__ = ["CATEGORIES", "rows"]
-
 _NAMED = ("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance")
 _LIVE = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
 _ALSO = {"simple": "simple_python"}  # as BFCL up to v3 and its leaderboard call it

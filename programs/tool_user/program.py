@@ -36,8 +36,6 @@ from assay.programs.toolbox import (
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import note_failure
 
-__all__ = ["ToolUser", "call_text"]
-
 _ANSWER = "answer"
 _AT_ONCE = 8  # calls of one step
 _ERROR = 500  # characters of an error in `calls` and in prompts

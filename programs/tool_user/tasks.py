@@ -16,8 +16,6 @@ from assay.errors import DataError
 
 from .words import ACTIONS, GENERAL, KINDS, THINGS
 
-__all__ = ["STAGES", "rows", "tool_rows"]
-
 _SPLIT_OF_THING = ("train", "train", "val", "gate", "test")  # by position modulo 5: the default shares
 _IRRELEVANT = (1, 4, 7)  # of ten tasks of a split: 30 %
 _TRIES = 200  # per task, to find one that is new

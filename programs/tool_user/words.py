@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ACTIONS", "GENERAL", "KINDS", "THINGS", "Kind"]
-
 
 def _words(text: str) -> list[str]:
     return text.split()

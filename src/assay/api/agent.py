@@ -21,8 +21,6 @@ from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 from assay.traces.gateway.routes import Leases
 
-__all__ = ["REMOTE", "address_of", "agent_program", "run_agent", "serving"]
-
 REMOTE = "remote"  # the agent runs on machines that ask for tasks
 
 

@@ -29,8 +29,6 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 
-__all__ = ["CollectReport", "collect"]
-
 
 @dataclass(repr=False)
 class CollectReport(ReportRepr):

@@ -21,8 +21,6 @@ from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces.records import new_id
 
-__all__ = ["CompareReport", "compare"]
-
 _CAPS = ("max_calls", "max_tokens", "max_cost_usd")
 
 

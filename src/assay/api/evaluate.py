@@ -33,8 +33,6 @@ from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 from assay.traces.store.sealing import SEALED, Openings
 
-__all__ = ["EvaluationReport", "evaluate"]
-
 
 @dataclass(repr=False)
 class EvaluationReport(ReportRepr):

@@ -24,8 +24,6 @@ from assay.traces.export.pipeline import ExportConfig, ExportReport, export_trac
 from assay.traces.export.selection import Selection, Turn
 from assay.traces.export.settings import Balance, Gates
 
-__all__ = ["export"]
-
 
 @takes(ExportSettings)
 @trusts

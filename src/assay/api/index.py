@@ -24,8 +24,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine, url_without_password
 from assay.traces.store.location import store_file, store_url
 
-__all__ = ["IndexReport", "index"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class IndexReport(ReportRepr):

@@ -9,8 +9,6 @@ from assay.errors import AssayError, ConfigError
 from assay.support.keywords import takes
 from assay.support.places import write_whole
 
-__all__ = ["init_project"]
-
 _FILES = ("program.py", "rubric.yaml", "assay.toml")
 _TOPICS = ("the export", "the login", "the calendar", "the search", "the mobile app", "the report")
 _MESSAGES = {

@@ -21,8 +21,6 @@ from assay.support.keywords import takes
 from assay.traces.records import new_id
 from assay.traces.store.sealing import Openings
 
-__all__ = ["check_comparison", "compare"]
-
 
 def check_comparison(
     program: str, *, rubric: str | Path, data: str, progress: Progress | None = None, store: str | Path | None = None,

@@ -10,8 +10,6 @@ from assay.models import registry
 from assay.models.lora.adapters import list_adapters, served_as
 from assay.support.keywords import takes
 
-__all__ = ["AdapterEntry", "ModelEntry", "ModelListing", "list_models", "pull_model"]
-
 
 @dataclass(frozen=True)
 class ModelEntry:

@@ -28,11 +28,6 @@ from assay.traces.store.evaluations import Evaluated, evaluations_of
 from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import openings_line
 
-__all__ = [
-    "write_card_page", "write_compare_page", "write_compile_page", "write_evaluation_page", "write_training_page",
-    "write_tune_page",
-]  # fmt: skip
-
 Words = Callable[[str], str]
 
 _SIDES = (("First", "a"), ("Second", "b"))

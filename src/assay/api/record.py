@@ -35,8 +35,6 @@ from assay.traces.recorded_fields import CallFields, RolloutFields, check_fields
 from assay.traces.records import new_id
 from assay.traces.shown import message_texts
 
-__all__ = ["Recording", "opened_store", "record", "recorded"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 _opened: dict[str, tuple[Store, Recorder]] = {}
 _lock = threading.Lock()

@@ -25,8 +25,6 @@ from assay.traces.records import Rollout, store_rating, why_not_rated
 from assay.traces.store import Store
 from assay.traces.store.listing import check_run, find_rollouts, known_programs
 
-__all__ = ["close_rollouts", "export_rollouts", "import_rollouts", "list_rollouts", "rate_rollout", "rollouts_to_rate"]
-
 _EQUAL = ("run_id", "task_id", "split", "status", "phase", "source", "failure")
 
 

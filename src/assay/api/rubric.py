@@ -5,8 +5,6 @@ from typing import Any
 
 from assay.rubrics.loading import SHIPPED_CHECKS
 
-__all__ = ["list_checks"]
-
 _GIVEN = frozenset({"task", "prediction", "rollout"})
 
 

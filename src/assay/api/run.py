@@ -41,8 +41,6 @@ from assay.traces.listening import replacing
 from assay.traces.records import subject_digest
 from assay.traces.store.sealing import claim_salt, resolve_salt
 
-__all__ = ["inputs_of", "load", "predictor", "run"]
-
 
 @takes()
 def load(path: str | Path, *, program: dspy.Module | None = None, trust: bool = False) -> dspy.Module:

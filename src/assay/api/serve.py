@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from assay.api.deploy.status import Advancer
     from assay.api.deployed import DeployedAgent
 
-__all__ = ["FLUSH_TIMEOUT_S", "SECOND_FLUSH_TIMEOUT_S", "Serving", "serve"]
-
-
 # How long the end waits for a database that does not answer, first and once more after an error.
 # Rows that it has not written by then stay in a file, and are written when the store is opened next.
 FLUSH_TIMEOUT_S, SECOND_FLUSH_TIMEOUT_S = 25.0, 2.0

@@ -23,8 +23,6 @@ from assay.runs.trainings import open_training
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 
-__all__ = ["train_sft"]
-
 
 @takes(SFTSettings)
 @trusts

@@ -28,8 +28,6 @@ from assay.traces.records import NOT_AGENTS, subject_digests
 from assay.traces.store.erasure import erase_subject
 from assay.traces.store.listing import check_run
 
-__all__ = ["forget_subject", "named_judge", "score_rollouts"]
-
 
 @takes(TracesScoreSettings)
 @trusts

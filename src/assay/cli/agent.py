@@ -10,8 +10,6 @@ from assay.cli.options import json_option, key_option
 from assay.cli.shared import Console, print_json
 from assay.runs.settings import AgentRunSettings
 
-__all__ = ["command"]
-
 
 @click.group("agent")
 def command() -> None:

@@ -24,8 +24,6 @@ from assay.runs.settings import CollectSettings
 from assay.support.numbers import calls_text, price
 from assay.support.terminal import rich_console
 
-__all__ = ["command"]
-
 
 @click.command("collect")
 @click.argument("program", required=False)

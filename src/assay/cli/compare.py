@@ -13,8 +13,6 @@ from assay.runs.settings import CompareSettings
 from assay.support.numbers import counted
 from assay.support.terminal import rich_console
 
-__all__ = ["command"]
-
 
 @click.command("compare")
 @click.argument("a")

@@ -25,8 +25,6 @@ from assay.runs.settings import CompileSettings
 from assay.support.numbers import calls_text, counted, figure, price, signed
 from assay.support.terminal import rich_console
 
-__all__ = ["command", "print_report", "table_rows"]
-
 
 @click.command("compile")
 @click.argument("program", required=False)

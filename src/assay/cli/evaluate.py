@@ -24,8 +24,6 @@ from assay.runs.settings import EvaluateSettings
 from assay.support.numbers import calls_text, counted, figure, price
 from assay.support.terminal import echo, rich_console
 
-__all__ = ["command", "print_result"]
-
 
 @click.command("evaluate")
 @click.argument("program", required=False)

@@ -22,8 +22,6 @@ from assay.support.numbers import counted
 from assay.support.settings import settings_of
 from assay.support.terminal import rich_console
 
-__all__ = ["command"]
-
 
 @click.group("export")
 def command() -> None:

@@ -18,17 +18,6 @@ from assay.runs.project import COMMANDS, demand_trust, read_project
 from assay.support.settings import Setting, settings_of
 from assay.support.terminal import echo
 
-__all__ = [
-    "SPLITS",
-    "command_job",
-    "command_settings",
-    "drop_unused_judge",
-    "is_artifact",
-    "is_set",
-    "of_project",
-    "settings_flags",
-]
-
 _MODEL = ("model", "api_base", "api_key_env", "price", "thinking")
 SPLITS = ("train", "val", "gate", "test")
 

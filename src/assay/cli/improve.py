@@ -14,8 +14,6 @@ from assay.datasets.rows import near_notes
 from assay.runs.settings import ImproveSettings
 from assay.support.terminal import rich_console
 
-__all__ = ["command", "print_report"]
-
 
 @click.command("improve")
 @click.argument("program", required=False)

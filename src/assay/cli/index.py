@@ -11,8 +11,6 @@ from assay.runs.settings import IndexSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
-__all__ = ["command"]
-
 
 @click.command("index")
 @click.argument("folder", metavar="DIR")

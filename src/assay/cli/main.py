@@ -15,8 +15,6 @@ from assay.support.refused import refused
 from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
-__all__ = ["command_of", "exit_code", "how_to_continue", "main"]
-
 _COMMANDS = {
     "agent": "Run an agent for `assay train` on another machine.",
     "collect": "Collect groups of scored rollouts.",

@@ -16,24 +16,6 @@ from assay.cli.value_types import Number
 from assay.support.places import is_other_file
 from assay.support.terminal import protected
 
-__all__ = [
-    "Decorator",
-    "dry_run_option",
-    "job_options",
-    "json_option",
-    "key_option",
-    "min_coverage_option",
-    "name_option",
-    "out_option",
-    "reason_option",
-    "report_option",
-    "resume_option",
-    "rubric_option",
-    "store_option",
-    "trust_option",
-    "with_options",
-]
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

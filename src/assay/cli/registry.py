@@ -17,9 +17,6 @@ from assay.runs.settings import RegisterSettings, RouteSettings, SuiteSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
-__all__ = ["command"]
-
-
 _EVIDENCE = 40  # printed lines of it
 
 

@@ -13,8 +13,6 @@ from assay.runs.project import COMMANDS
 from assay.runs.settings import ProgramSettings
 from assay.support.settings import Setting, settings_of
 
-__all__ = ["NotRepeatable", "resume_command", "rollout_command", "run_command", "words_of_run"]
-
 _PLAIN = (str, int, float)
 _LONGEST = 4_000  # characters of a command
 

@@ -21,8 +21,6 @@ from assay.support.scrubbing import error_text, results
 from assay.support.terminal import echo, rich_console
 from assay.support.values import json_text, json_value, value_text
 
-__all__ = ["command"]
-
 
 @click.command("run")
 @click.argument("program")

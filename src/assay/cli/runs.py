@@ -13,8 +13,6 @@ from assay.support.terminal import echo
 
 _SUFFIXES = {"judge": " (verdicts of judges)", "check": " (calls of checks)", "outside": " (calls outside of a task)"}
 
-__all__ = ["command"]
-
 
 @click.group("runs")
 def command() -> None:

@@ -16,8 +16,6 @@ from assay.support.terminal import echo
 if TYPE_CHECKING:
     from assay.api.serve import Serving
 
-__all__ = ["command"]
-
 
 @click.command("serve")
 @settings_flags(ServeSettings)

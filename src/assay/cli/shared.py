@@ -17,26 +17,6 @@ from assay.support.scrubbing import mask_secrets, message, results
 from assay.support.terminal import echo, escaped, protected, rich_console
 from assay.support.values import json_text
 
-__all__ = [
-    "PROGRESS_LINE_EVERY_S",
-    "REFUSED_BEFORE",
-    "REPORTED",
-    "Console",
-    "dry_run",
-    "json_or_text",
-    "open_store",
-    "pairs",
-    "pop_values",
-    "print_json",
-    "print_models",
-    "print_openings",
-    "refused_by_command",
-    "require_coverage",
-    "show_judges",
-    "warn_of_failures",
-    "warn_of_gaps",
-]
-
 PROGRESS_LINE_EVERY_S = 30.0
 REFUSED_BEFORE = "refused_before"  # key of a command's context: what was refused before it began
 REPORTED = "reported"  # key of a command's context, once it has printed its JSON

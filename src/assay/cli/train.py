@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from assay.optimizers.finetuning.sft import SFTReport
     from assay.runs.settings.options import SFTEvaluationOptions
 
-__all__ = ["command", "print_validation"]
-
-
 _JUDGE = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking")
 _PROGRAM = (
     "rubric",

@@ -8,8 +8,6 @@ from assay.cli.options import json_option
 from assay.cli.shared import print_json
 from assay.support.terminal import echo
 
-__all__ = ["command"]
-
 
 @click.group("trust")
 def command() -> None:

@@ -24,8 +24,6 @@ from assay.support.numbers import calls_text, counted, figure, signed
 from assay.support.settings import settings_of
 from assay.support.terminal import rich_console
 
-__all__ = ["command", "print_report"]
-
 _MEANINGS = {
     "efficiency": "1 minus the share of --budget (steps, tokens, seconds) that a run uses",
     "coherence": "how often the answer is what the reasoning or the tools ended with, "

@@ -5,8 +5,6 @@ from difflib import get_close_matches
 
 import click
 
-__all__ = ["MEANT", "explained"]
-
 _INSTEAD = {"--state": "Compile the program with it, and give the artifact to this command."}
 _SIZES = ("--train-size", "--val-size", "--gate-size", "--test-size")
 _ALIKE = 0.75  # of two names, from 0 to 1

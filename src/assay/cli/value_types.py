@@ -6,8 +6,6 @@ import click
 
 from assay.support.settings import one_of
 
-__all__ = ["Choice", "Integer", "Number"]
-
 
 class Choice(click.Choice[str]):
     """One of some words; an unknown one gets the nearest in the error, as in `assay.toml` and in Python."""

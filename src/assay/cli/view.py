@@ -13,8 +13,6 @@ from assay.cli.shared import open_store, print_json
 from assay.runs.settings import ViewSettings
 from assay.support.terminal import echo
 
-__all__ = ["command"]
-
 _WARM_UP_S = 1.0  # after the start: the first page is not delayed by it
 
 

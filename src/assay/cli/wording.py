@@ -13,8 +13,6 @@ import click
 
 from assay.support.numbers import counted
 
-__all__ = ["curriculum_lines", "in_flags", "message_of", "stop_note", "thinking_row"]
-
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
 _ASSIGNED = re.compile(rf"(?<![\w.?&:-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")

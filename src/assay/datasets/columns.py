@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from assay.datasets.fields import Fields
 from assay.datasets.tasks import OTHER_COLUMNS, OWNERS, UNKNOWN, USUAL_OUTPUTS, Task
 
-__all__ = ["Columns", "column_lines", "used_columns"]
-
 
 @dataclass
 class Columns:

@@ -15,18 +15,6 @@ from assay.errors import DataError
 from assay.support.package import CONTENT
 from assay.support.settings import nearest
 
-__all__ = [
-    "PREFIX",
-    "SHIPPED",
-    "STAGE",
-    "Curriculum",
-    "Stage",
-    "check_stages",
-    "load_curriculum",
-    "stage_of",
-    "staged_tasks",
-]
-
 PREFIX = "curriculum:"  # of the dataset with the tasks of all stages
 SHIPPED = ("tool_use",)
 STAGE = "curriculum_stage"  # key of a task's metadata

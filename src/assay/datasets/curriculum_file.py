@@ -6,8 +6,6 @@ import pydantic
 
 from assay.support.yaml_models import StrictModel
 
-__all__ = ["CurriculumFile"]
-
 _LONGEST_NAME = 60  # characters; a name is part of the names of studies
 
 

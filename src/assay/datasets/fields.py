@@ -23,8 +23,6 @@ from assay.support.values import json_value
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["Fields", "allows_none"]
-
 _UNTYPED = ("data:application/octet-stream", "data:;")  # the bytes show what it is
 _MEDIA = ("Image", "Audio", "File", "History")
 _BEGIN, _END = "<<CUSTOM-TYPE-START-IDENTIFIER>>", "<<CUSTOM-TYPE-END-IDENTIFIER>>"  # around a medium in DSPy's JSON

@@ -24,8 +24,6 @@ from assay.datasets.specs import Row
 from assay.errors import DataError
 from assay.support.places import no_such_file
 
-__all__ = ["FILE_TYPES", "attempted_rows", "file_rows", "is_data_file", "parsed_lines"]
-
 _JSON_LINES, _JSON, _TABLES, _PARQUET = (".jsonl", ".ndjson"), ".json", (".csv", ".tsv"), ".parquet"
 _ENDINGS = (*_JSON_LINES, _JSON, *_TABLES, _PARQUET)
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")

@@ -11,8 +11,6 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["DIGITS", "IDENTIFYING", "folded_text", "task_key", "task_text"]
-
 IDENTIFYING = 12  # characters from which a text identifies a task by itself; shorter texts are equal by chance
 DIGITS = 16  # hexadecimal digits of a key
 _MOST_BITS = 10_000  # of an integer that Python writes in digits

@@ -17,8 +17,6 @@ from assay.errors import DataError
 from assay.support.missing import is_missing
 from assay.support.values import json_text, json_value
 
-__all__ = ["PREFIX", "data_spec", "names_splits", "rows_in_memory", "with_rest"]
-
 PREFIX = "memory:"
 _TASK_ATTRIBUTES = ("id", "task_type", "split", "metadata")
 _datasets: dict[str, list[dict[str, Any]]] = {}

@@ -10,8 +10,6 @@ from typing import Any
 
 from assay.datasets.keys import folded_text
 
-__all__ = ["ALIKE", "RUN", "NearDuplicate", "near_duplicates", "overlap", "word_runs"]
-
 ALIKE = 0.8  # similarity from which two texts are near-duplicates
 _SHINGLE = 5  # characters
 _MOST_TEXTS, _MOST_CHARACTERS, _MOST_STEPS = 10_000, 2_000_000, 10_000_000  # a few seconds

@@ -13,8 +13,6 @@ from typing import Any
 from assay.errors import DataError
 from assay.support.missing import is_missing
 
-__all__ = ["check_columns", "parquet_rows"]
-
 _ROWS = 1024  # rows per batch, at most
 _DENSE = 64 * 2**20  # bytes of a decoded batch, at most
 _ROW = 16 * 2**20  # bytes of one row (the same limit as for a line of JSON), and of the rows held as Python objects

@@ -12,8 +12,6 @@ from assay.datasets.keys import task_text
 from assay.datasets.near_duplicates import ALIKE, near_duplicates
 from assay.support.numbers import counted
 
-__all__ = ["NO_ROWS", "ComparedRow", "MovedRow", "NearRow", "RepeatedRow", "RowFindings", "compare_rows", "near_notes"]
-
 _LISTED = 1_000  # rows that a report names, of each kind
 _SHOWN = 10  # rows that a sentence names
 _EXAMPLES = 2

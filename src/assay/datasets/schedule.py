@@ -16,8 +16,6 @@ from typing import Any
 from assay.datasets.curriculum import Curriculum, Stage
 from assay.datasets.tasks import Task
 
-__all__ = ["Drawn", "Event", "Schedule", "promotion_score"]
-
 _LOST = 0.2  # share of the val tasks that may be unscored, as in a trial of `assay tune`
 
 

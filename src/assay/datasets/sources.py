@@ -13,8 +13,6 @@ from assay.errors import DataError, MissingExtra
 from assay.support.places import no_such_file
 from assay.support.values import json_value
 
-__all__ = ["check_data_exists", "iter_rows"]
-
 
 def iter_rows(spec: str) -> Iterator[Row]:
     """Rows of a dataset, each with its place (`file:line`) for error messages.

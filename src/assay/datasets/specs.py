@@ -8,8 +8,6 @@ from urllib.parse import parse_qsl
 from assay.errors import DataError
 from assay.support.settings import nearest
 
-__all__ = ["GENERATORS", "Row", "generator_of", "number_of", "options_of", "span_of"]
-
 Row = tuple[str, dict[str, Any]]  # (place for error messages, fields)
 GENERATORS = {
     "arithmetic": "math_qa.tasks",

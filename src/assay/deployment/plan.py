@@ -25,8 +25,6 @@ from assay.support.scrubbing import add_secrets, error_text
 from assay.support.settings import Settings, one_of, parts, setting
 from assay.support.values import json_text
 
-__all__ = ["Metric", "Plan", "Step", "default_plan", "is_amount", "load_plan", "metric_of"]
-
 EVENTS = ("promoted", "rolled_back", "paused", "next", "alarm", "fallback", "waiting", "failed")
 _LOG = logging.getLogger("assay.events")
 _WAITING = 1000  # events that wait for a hook, at most

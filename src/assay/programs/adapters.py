@@ -24,17 +24,6 @@ from assay.support.sections import FORMATS, fields_in, structure_in
 from assay.support.settings import one_of
 from assay.support.thoughts import without_thoughts
 
-__all__ = [
-    "ADAPTERS",
-    "LeanAdapter",
-    "SchemaAdapter",
-    "ambient_format",
-    "checked_format",
-    "listen_under",
-    "make_adapter",
-    "output_schema",
-]
-
 ADAPTERS = ("json", "lean", "xml", "chat")
 
 

@@ -19,8 +19,6 @@ from assay.programs.thinking import thinking_limit
 from assay.traces.listening import with_lm
 from assay.traces.places import note_carried
 
-__all__ = ["GUIDE", "WRITTEN_DECISIONS", "Agent", "BaseAgent"]
-
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
 threshold. Policy gradient training needs this: tokens are credited with the outcome that they caused."""

@@ -11,18 +11,6 @@ from typing import Any
 from assay.errors import ConfigError, LoopStopped, NoJsonForm
 from assay.support.values import json_text, json_value
 
-__all__ = [
-    "AUTO",
-    "THRESHOLDS",
-    "Round",
-    "ThinkingPolicy",
-    "Thought",
-    "answer_key",
-    "majority_is_sure",
-    "margin_of",
-    "think",
-]
-
 _NOT_ANSWERS = ("calls", "steps", "reasoning", "thought")  # fields of a prediction that are no part of its answer
 
 

@@ -20,8 +20,6 @@ from assay.programs.isolation import copied
 from assay.programs.refinement import Refine
 from assay.programs.thinking import LimitsThoughts
 
-__all__ = ["allocates", "check_budget", "set_thinking", "set_thresholds", "thresholds_of", "with_policy"]
-
 
 def set_thinking(program: Any, thinking: Thinking) -> None:
     """Gives a program's agents a budget: itself, that of nearest demonstrations, or those of an ensemble.

@@ -12,8 +12,6 @@ from typing import Any
 
 from simpleeval import InvalidExpression, SimpleEval
 
-__all__ = ["CalculatorError", "calculator", "evaluate_expression"]
-
 _LENGTH = 200  # characters of an expression
 _NODES = 100
 _BITS = 1024  # of a numerator or denominator

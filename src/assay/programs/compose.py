@@ -26,19 +26,6 @@ from assay.traces.listening import with_lm
 from assay.traces.places import note_carried
 from assay.traces.records import RUN_FIELDS
 
-__all__ = [
-    "CallSettings",
-    "Composite",
-    "Embedding",
-    "EnsembleProgram",
-    "NearestDemos",
-    "configured",
-    "input_key",
-    "is_agent",
-    "run_member",
-    "without_nearest",
-]
-
 _HASHED = 4096
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import dspy
 
-__all__ = ["constructor_config", "missing_arguments"]
-
 _MISSING = object()
 
 

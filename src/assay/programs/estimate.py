@@ -9,15 +9,6 @@ from typing import Any, Literal
 from assay.models import LINES, supports
 from assay.models.alternatives import value_tokens
 
-__all__ = [
-    "Odds",
-    "choice_odds",
-    "choice_probabilities",
-    "has_probabilities",
-    "logprobs_options",
-    "narrowed_signature",
-]
-
 _FLOOR = 1e-9
 _QUOTES = " \t\n\"'`"
 _ENDS = "\"'`\n\r\t ,.}]"  # characters that can follow a value

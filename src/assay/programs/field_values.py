@@ -12,8 +12,6 @@ import pydantic
 
 from assay.support.values import value_text
 
-__all__ = ["text_of_value", "value_in"]
-
 
 def text_of_value(value: Any, annotation: Any) -> str:
     """A value in a prompt: JSON, or a text as it is. A list for a text is numbered."""

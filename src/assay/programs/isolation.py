@@ -32,8 +32,6 @@ from assay.programs.agent import BaseAgent
 from assay.programs.streaming import streaming_as
 from assay.sources.files import is_user_file
 
-__all__ = ["copied", "running"]
-
 _LARGE = 1_000  # entries of a container, together with those of its siblings
 _LARGE_BYTES = 1 << 20
 _PLANS = 32  # programs whose plans are kept

@@ -28,16 +28,6 @@ from assay.sources.opened import forget, watching
 from assay.support.places import no_such_file, similar_name
 from assay.support.settings import nearest
 
-__all__ = [
-    "SHIPPED",
-    "BuiltFromTasks",
-    "full_name",
-    "load_program",
-    "program_class",
-    "program_fields",
-    "program_inputs",
-]
-
 SHIPPED: Mapping[str, str] = {
     name: f"assay.shipped.programs.{name}.program:{kind}"
     for name, kind in {

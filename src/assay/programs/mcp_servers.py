@@ -21,8 +21,6 @@ from assay.programs.foreign.runners import StandardError
 from assay.programs.toolbox import RESULT_CHARACTERS, OfferedTool, cut, plain_schema
 from assay.support.scrubbing import error_text
 
-__all__ = ["McpError", "McpServer"]
-
 _STARTS = 5  # of one server: it is started again if it has died
 _POLL_S = 0.05  # a waiting thread runs Python this often, so that a time limit can stop it
 _SHORTEN_S = 1.0  # between two checks of the size of what the process wrote to standard error

@@ -25,8 +25,6 @@ from assay.traces.store.erasure import fact_line
 from assay.traces.store.location import store_url
 from assay.traces.store.rows import clean
 
-__all__ = ["Fact", "Memory"]
-
 _TEXT, _NAME = 2000, 64  # characters
 _SEALED = ("gate", "test")
 _CREATE = (

@@ -13,8 +13,6 @@ from assay.programs.estimate import choice_probabilities, has_probabilities, log
 from assay.programs.thinking import thought_field
 from assay.support.values import value_text
 
-__all__ = ["OneCallAgent"]
-
 
 class OneCallAgent(Agent):
     """One call for all fields, with reasoning from depth 4 on, and reviews (see `review_rounds`).

@@ -8,8 +8,6 @@ import pydantic
 
 from assay.errors import ParameterError
 
-__all__ = ["RANGES", "AgentParameters", "reasoning_tokens", "review_rounds"]
-
 _REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed
 
 RANGES: Mapping[str, tuple[float, float]] = {

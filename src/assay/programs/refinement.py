@@ -23,8 +23,6 @@ from assay.support.scrubbing import error_text
 from assay.support.values import value_text
 from assay.traces.places import current_rollout
 
-__all__ = ["Halting", "Refine"]
-
 _BINS = 5  # equal intervals of the verifier's probability
 _PRIOR = 2.0  # runs by which a bin's mean is pulled towards the mean of its round
 _RESERVED = ("draft", "feedback")

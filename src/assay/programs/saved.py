@@ -12,8 +12,6 @@ import dspy
 from assay.errors import ProgramError
 from assay.support.places import no_such_file
 
-__all__ = ["models_in_state", "read_saved_state", "saved_program_hint"]
-
 _LARGEST = 256 << 20  # bytes
 
 

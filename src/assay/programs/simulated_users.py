@@ -15,17 +15,6 @@ from assay.errors import DataError, EnvironmentFailed
 from assay.programs.adapters import make_adapter
 from assay.support.settings import nearest
 
-__all__ = [
-    "ENDINGS",
-    "MESSAGE_CHARS",
-    "RuleBasedUser",
-    "SimulatedUser",
-    "UserProfile",
-    "UserProgram",
-    "stated_values",
-    "user_failure",
-]
-
 ENDINGS = ("", "done", "gave_up")
 MESSAGE_CHARS = 2000  # of a user's message; the rest is cut off
 GOODBYE, PERSON, GIVES_UP = (

@@ -17,8 +17,6 @@ from assay.programs.loading import load_program
 from assay.programs.saved import read_saved_state
 from assay.support.values import json_text
 
-__all__ = ["program_state", "program_version", "restore_program", "with_saved_state"]
-
 _GENERATION = {
     "frequency_penalty", "max_completion_tokens", "max_tokens", "n", "presence_penalty", "reasoning_effort", "seed",
     "stop", "temperature", "top_k", "top_p",

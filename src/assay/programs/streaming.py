@@ -13,8 +13,6 @@ from typing import Any
 import anyio.to_thread
 import dspy
 
-__all__ = ["in_thread", "streaming_as"]
-
 
 class _Renamed:
     """A stream that replaces the ids of copied predictors by those of their originals."""

@@ -12,8 +12,6 @@ from assay.models import supports
 from assay.models.embedded import LINES
 from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, ThinkingError, native_thinking
 
-__all__ = ["LIMIT", "LimitsThoughts", "thinking_limit", "thought_field"]
-
 LIMIT = 16_384  # tokens; a larger budget is no limit for the models that fit into one process
 
 

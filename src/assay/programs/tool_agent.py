@@ -22,8 +22,6 @@ from assay.programs.thinking import thought_field
 from assay.support.values import value_text
 from assay.traces.recorder import note_failure
 
-__all__ = ["ToolAgent"]
-
 _ANSWER = "answer"
 
 

@@ -18,21 +18,6 @@ from assay.errors import NoJsonForm, ProgramError
 from assay.support.values import json_value, value_text
 from assay.traces.listening import has_side_effects, run_tool
 
-__all__ = [
-    "OfferedTool",
-    "arguments_type",
-    "checked_arguments",
-    "cut",
-    "function_tool",
-    "listing",
-    "names_type",
-    "plain_schema",
-    "schema_tool",
-    "signature_line",
-    "type_text",
-    "with_labels",
-]
-
 _DEPTH = 8  # of nested objects and arrays; deeper parts accept any value
 _PARTS = 400  # of one schema; further parts accept any value
 _ENUM = 200  # choices that are constrained; a longer enum accepts any value of its type

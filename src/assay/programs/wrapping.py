@@ -12,16 +12,6 @@ from assay.errors import ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.support.awaited import completed
 
-__all__ = [
-    "AgentProgram",
-    "FunctionProgram",
-    "as_module",
-    "as_prediction",
-    "takes_inputs",
-    "with_forward",
-    "wrapped",
-]
-
 
 class FunctionProgram(dspy.Module):  # type: ignore[misc]
     """A function of a task's inputs; async functions are awaited.

@@ -9,19 +9,6 @@ from markupsafe import Markup
 from assay.reports.charts import Axis, Dot, points_chart, range_bar, share_bar
 from assay.support.numbers import counted, figure, signed
 
-__all__ = [
-    "AttackRow",
-    "CardPage",
-    "Measure",
-    "attack_rows",
-    "bias_text",
-    "card_facts",
-    "card_page",
-    "drift_facts",
-    "required_words",
-    "tried_text",
-]
-
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
 _NAMES = {
     "accuracy": "same label (accuracy)", "kappa": "Cohen's kappa", "weighted_kappa": "weighted kappa",

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from assay.reports.texts import readable
 
-__all__ = ["Change", "changes_of"]
-
 _MOST_LINES, _MOST_CHARACTERS = 400, 20_000
 _AROUND = 2  # unchanged lines that are shown next to changed ones
 

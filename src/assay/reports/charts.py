@@ -12,8 +12,6 @@ from markupsafe import Markup, escape
 from assay.reports.texts import readable
 from assay.support.numbers import figure, signed
 
-__all__ = ["Axis", "Dot", "Line", "interval_bar", "lines_chart", "points_chart", "range_bar", "share_bar"]
-
 _WIDTH, _HEIGHT = 480, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 10, 32
 _MARGIN = 0.04  # of the height

@@ -25,8 +25,6 @@ from assay.traces.store.paging import calls_from
 from assay.traces.store.sealing import openings_line
 from assay.traces.store.store import StoreReads
 
-__all__ = ["CandidateRow", "CompilePage", "Decision", "Demonstration", "compile_page"]
-
 _PHASES = ("test", "gate")  # whose evaluations are those of the baseline and the result, the most important first
 _LINES = 24  # of the search history
 _CANDIDATES, _DEMOS, _CALLS = 60, 20, 4

@@ -10,8 +10,6 @@ from assay.reports.charts import Axis, Dot, Line, lines_chart, points_chart
 from assay.reports.texts import moment
 from assay.support.numbers import signed
 
-__all__ = ["DriftChart", "drift_charts"]
-
 _UNITS = {"days": 86_400, "hours": 3_600, "minutes": 60, "seconds": 1}
 _REACH = 0.1  # least height of the chart of differences, to either side of 0
 

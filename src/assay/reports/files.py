@@ -24,8 +24,6 @@ from assay.traces.store.store import StoreReads
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["ROWS", "ScoredTask", "Scores", "scores_of", "write_report"]
-
 ROWS = 300  # tasks in one file
 
 

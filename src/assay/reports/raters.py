@@ -20,8 +20,6 @@ from assay.support.values import digest_of
 from assay.traces.store import tables as schema
 from assay.traces.store.store import StoreReads
 
-__all__ = ["Disagreement", "Growth", "Verdict", "disagreements", "growth", "items_of", "label_rows", "verdicts_of"]
-
 MEASURES = ("accuracy", "alpha")
 _CHECKPOINTS = 10
 _MOST = 1_000  # items whose verdicts are looked up

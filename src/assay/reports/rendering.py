@@ -14,8 +14,6 @@ from assay.support.numbers import calls_text, figure, price, signed
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["page_environment", "stylesheet"]
-
 _FILTERS = ("iso", "moment", "preview", "seconds", "size")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from assay.reports.markdown import with_interval
 from assay.support.numbers import counted, figure
 
-__all__ = ["RunScores", "result_lines", "run_scores"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunScores:

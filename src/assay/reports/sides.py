@@ -18,11 +18,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.evaluations import Evaluated, EvaluatedTask
 from assay.traces.store.store import StoreReads
 
-__all__ = [
-    "FEWEST_TASKS", "Difference", "Sides", "TaskChange", "by_criterion", "by_type", "differences_by_part",
-    "gain_in_words", "grades_of", "mean_of", "sides_of", "task_changes",
-]  # fmt: skip
-
 FEWEST_TASKS = 5  # tasks under which no interval is claimed
 _MOST_PARTS = 40  # criteria, and types of tasks, that one page shows
 

@@ -14,19 +14,6 @@ from assay.reports.charts import Axis, Dot, Line, points_chart, share_bar
 from assay.reports.markdown import MORE_TASKS, gain_claim
 from assay.support.numbers import signed
 
-__all__ = [
-    "FEWEST",
-    "EffectRow",
-    "ResultLine",
-    "StudyPage",
-    "StudyTrial",
-    "effect_charts",
-    "study_page",
-    "trials_of",
-    "tuned_page",
-    "tuned_words",
-]
-
 FEWEST = 4  # trials under which importance and slices would only show sampling noise
 _MOST_TRIALS = 300  # rows of the table
 _SMALL, _LOW = 300, 170  # pixels of one of several small charts

@@ -11,20 +11,6 @@ import orjson
 
 from assay.support.values import json_text
 
-__all__ = [
-    "Budget",
-    "Clipped",
-    "iso",
-    "moment",
-    "plain",
-    "pretty",
-    "preview",
-    "readable",
-    "seconds",
-    "setting_texts",
-    "size",
-]
-
 # Control characters that HTML does not have, and marks that reorder the text around them.
 _INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SURROGATE = re.compile("[\ud800-\udfff]")

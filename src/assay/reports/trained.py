@@ -10,8 +10,6 @@ from assay.reports.sides import Sides, sides_of
 from assay.traces.store.evaluations import before_and_after
 from assay.traces.store.store import StoreReads
 
-__all__ = ["TrainedTasks", "compared_runs", "trained_tasks"]
-
 _FEWEST_ROWS = 20  # tasks of one comparison, however many comparisons there are
 
 

@@ -15,11 +15,6 @@ from assay.support.numbers import figure, signed
 from assay.support.values import json_text
 from assay.traces.store.sealing import openings_line
 
-__all__ = [
-    "TrainingPage", "constant_reward", "curves_of", "in_numbers", "interval", "of_other_seeds", "sft_page",
-    "training_page", "unfinished_page", "write_sft", "write_training",
-]  # fmt: skip
-
 _SMOOTH = 5  # steps of the running mean
 _ROWS = 60  # steps of a table
 _KINDS = ("first", "second", "third", "fourth")

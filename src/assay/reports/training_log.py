@@ -17,8 +17,6 @@ import orjson
 
 from assay.reports.training import curves_of
 
-__all__ = ["TrainingLog", "TrainingProgress", "read_training_log"]
-
 _FILE = "training.jsonl"
 _MOST_BYTES = 8 << 20  # read from the end of a log: about 8,000 steps
 

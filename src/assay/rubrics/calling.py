@@ -12,8 +12,6 @@ from assay.sources.modules import qualified_name
 from assay.support.awaited import completed
 from assay.support.settings import nearest
 
-__all__ = ["GIVEN", "MetricCheck", "as_check", "bound", "call", "definition_of", "named_keywords", "unfit_arguments"]
-
 GIVEN = ("task", "prediction", "rollout")  # what a check may take, by name or in this order
 _OF_CHECKS = {"task", "rollout"}  # names that parameters of a check have and those of a DSPy metric have not
 _OF_METRICS = {"example", "gold", "pred", "trace", "pred_name", "pred_trace"}  # the reverse

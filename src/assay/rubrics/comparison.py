@@ -12,8 +12,6 @@ from assay.rubrics.criteria import Criterion
 from assay.support.sections import structure_in
 from assay.support.values import json_value, value_text
 
-__all__ = ["equality_of", "same"]
-
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}(-?)\d\d\1\d\d[Tt ]\d\d:?\d\d.{0,24}", re.ASCII)
 _TIME = re.compile(r"\d\d:\d\d.{0,24}", re.ASCII)

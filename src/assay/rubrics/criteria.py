@@ -17,30 +17,6 @@ from assay.rubrics.calling import MetricCheck, as_check, definition_of, named_ke
 from assay.support.settings import one_of
 from assay.traces.records import Verdict
 
-__all__ = [
-    "ORIGINS",
-    "PASS_AT",
-    "SCALE_KINDS",
-    "SHOWS",
-    "Check",
-    "Criterion",
-    "Essential",
-    "Failed",
-    "Grade",
-    "JudgeFields",
-    "JudgeSpec",
-    "NoGrade",
-    "NotApplicable",
-    "OutOfRange",
-    "arguments_rule",
-    "beyond",
-    "check_conditions",
-    "condition",
-    "is_shown_name",
-    "merge_judge_criteria",
-    "no_such_condition",
-]
-
 SCALE_KINDS = ("ordinal", "nominal", "numeric")
 ORIGINS = ("input", "output", "expected")
 SHOWS = ("task_input", "output")  # what a judge sees by default

@@ -31,8 +31,6 @@ from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import ScoredRun, ScoreResult
 from assay.support.scrubbing import error_text
 
-__all__ = ["MissingScore", "RubricMetric", "example_fields", "protect_dspy", "protected_call"]
-
 _MAX_EMPTY_BATCHES = 5  # consecutive GEPA batches without a score after which the judge is considered unavailable
 _lock = threading.Lock()
 _installed = False

@@ -5,8 +5,6 @@ from typing import Any
 
 from assay.datasets.tasks import Task
 
-__all__ = ["code_of", "value_of"]
-
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 

@@ -11,8 +11,6 @@ from assay.rubrics import checks
 from assay.rubrics.criteria import Criterion
 from assay.rubrics.rubric import Rubric
 
-__all__ = ["Finding", "lint_rubric"]
-
 _ALIKE = 0.8  # SequenceMatcher ratio of two questions' words from which they count as duplicates
 _JOINED = re.compile(r"\b(and|or|as well as)\b|;|\?.*\?|\w, \w[\w-]*, \w", re.IGNORECASE)
 _JOINED_QUESTIONS = re.compile(

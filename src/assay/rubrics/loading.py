@@ -40,24 +40,6 @@ from assay.support.yaml_models import (
     validated,
 )
 
-__all__ = [
-    "SHIPPED",
-    "SHIPPED_CHECKS",
-    "CriterionFile",
-    "EssentialFile",
-    "JudgeFile",
-    "RubricFile",
-    "RubricSource",
-    "check_rubric_exists",
-    "importable_name",
-    "load_rubric",
-    "points_rubric",
-    "read_foreign",
-    "rubric_name",
-    "rubric_schema",
-    "rubric_text",
-]
-
 # -- The parts of a rubric file and of a judge file, as pydantic models, and their JSON schema.
 
 

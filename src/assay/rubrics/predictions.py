@@ -13,8 +13,6 @@ from assay.traces.messages.dialects import chat_messages
 from assay.traces.messages.final_answer import asked_outputs
 from assay.traces.records import RUN_FIELDS, Rollout, Transition
 
-__all__ = ["failure_of", "task_of"]
-
 
 def failure_of(task: Task, prediction: Any, rollout: Rollout | None) -> Failed | None:
     """Returns the failure of a run, or None if the prediction can be scored.

@@ -11,8 +11,6 @@ from assay.rubrics.criteria import Check, Criterion, Grade, NoGrade
 from assay.rubrics.scoring import ScoreResult
 from assay.traces.records import Rollout
 
-__all__ = ["Grader", "GroupGrader", "JointGrader", "JointResolver", "Resolver", "Scorer"]
-
 
 class Grader(Protocol):
     """Grades one prediction on one criterion: a check, or a judge with its model."""

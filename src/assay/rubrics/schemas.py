@@ -10,8 +10,6 @@ from typing import Any
 
 from assay.rubrics.criteria import NoGrade
 
-__all__ = ["MATCH_TIMEOUT_S", "MOST_CHARACTERS", "is_schema", "matches", "names_strings", "wrong_by"]
-
 MOST_CHARACTERS = 1_000_000  # of an answer that is validated against a schema
 MATCH_TIMEOUT_S = 2.0
 _SAFE_DEPTH = 20  # nesting depth that never exhausts the recursion limit by itself

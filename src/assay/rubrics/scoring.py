@@ -23,20 +23,6 @@ from assay.support.scrubbing import error_text
 from assay.support.values import json_value
 from assay.traces.records import Rollout, Verdict
 
-__all__ = [
-    "MIN_COVERAGE",
-    "ScoreResult",
-    "ScoredRun",
-    "combine",
-    "coverage_report",
-    "fields_of",
-    "grade",
-    "mean_result",
-    "read_by",
-    "set_failure",
-    "waits",
-]
-
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
 _ROUNDING = 1e-5  # of arithmetic at the ends of a range: a similarity of two equal float32 vectors may be 1.0000001
 _PLAIN = (str, int, float, bool, type(None))

@@ -5,8 +5,6 @@ import json
 import re
 from collections.abc import Callable
 
-__all__ = ["SYNTAX"]
-
 _ARITHMETIC = (
     ast.Expression,
     ast.BinOp,

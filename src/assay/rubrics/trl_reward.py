@@ -15,8 +15,6 @@ from assay.support.sections import answer_fields, nested_outputs
 from assay.traces.messages.parts import object_of
 from assay.traces.records import Verdict
 
-__all__ = ["completion_fields", "trl_reward", "undecided_checks"]
-
 Reward = Callable[..., Coroutine[Any, Any, list[float | None]]]
 _NO_COLUMNS = {"trainer_state", "log_extra", "log_metric", "environments"}
 

@@ -11,8 +11,6 @@ from assay.rubrics.criteria import Criterion
 from assay.rubrics.rubric import Rubric
 from assay.rubrics.scoring import ScoreResult, waits
 
-__all__ = ["FittedWeights", "fit_weights"]
-
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _FOLDS = 5
 _SUM_PENALTY = 1e3  # penalty that constrains the positive weights to sum to one, because the score divides by their sum

@@ -24,8 +24,6 @@ from assay.sources.artifact_files import unproven_note
 from assay.support.package import __version__
 from assay.support.values import digest_of
 
-__all__ = ["ANCHORS", "freeze", "items_of", "made_by", "replay", "replay_changed", "replay_of_rubric", "values_of"]
-
 ANCHORS = "anchors.json"  # in the folder of a compiled judge
 
 

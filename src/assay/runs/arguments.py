@@ -26,17 +26,6 @@ from assay.runs.loading import load_rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name, without_call
 
-__all__ = [
-    "check_state",
-    "own_model",
-    "program_settings",
-    "refuse_function",
-    "resolve_lm",
-    "resolve_model",
-    "resolve_program",
-    "split_data",
-]
-
 _MODELS = ("model", "judge_model", "judge_api_base", "judge_api_key_env")
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
 

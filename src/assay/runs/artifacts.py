@@ -32,8 +32,6 @@ from assay.support.scrubbing import error_text
 from assay.traces.messages.final_answer import sent_formats
 from assay.traces.records import subject_digest
 
-__all__ = ["keep_artifact", "rehearsed", "require_portable"]
-
 
 def keep_artifact(
     job: Job, recorded: RecordedProgram, folder: Path, result: Mapping[str, Any], report: str, *, unproven: bool = False

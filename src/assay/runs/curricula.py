@@ -11,8 +11,6 @@ from assay.evaluation import Progress
 from assay.runs.jobs import Job
 from assay.support.places import write_whole
 
-__all__ = ["FILE", "keep_schedule", "schedule_of", "scheduled"]
-
 FILE = "curriculum.json"
 
 

@@ -20,8 +20,6 @@ from assay.support.refused import FULL_DISK
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Store
 
-__all__ = ["advised", "cancelled_by_signals", "ended_in_order", "ending_signals"]
-
 _QUIET_S = 1.0  # of waiting, before the user is told
 _LAST_STEPS_S = 0.5  # for rollouts whose last call was answered
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")

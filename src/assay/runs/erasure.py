@@ -28,8 +28,6 @@ from assay.traces.shown import demos_in
 from assay.traces.store import tables as schema
 from assay.traces.store.erasure import ERASED, ErasedTexts
 
-__all__ = ["ErasedFiles", "demonstrated_inputs", "erase_answers", "erase_files", "files_of_jobs"]
-
 _HOME = ".assay"  # the name of a folder that assay made, with everything in it
 _OURS = ("artifacts", "improve", "impact", "loop", "runs", "training")  # folders that assay makes next to a store
 _PAGE = ".html"  # of a registered report, which is assay's wherever it is

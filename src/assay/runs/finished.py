@@ -23,8 +23,6 @@ from assay.support.scrubbing import error_text, results
 from assay.support.values import digest_of, json_text
 from assay.traces.store.listing import FAILURE
 
-__all__ = ["FinishedRun", "keep_failure"]
-
 _FORMAT = 1
 _FILE = "report.json"
 _LONGEST = 4_000  # characters of an error

@@ -8,8 +8,6 @@ from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_judge, load_rubric
 
-__all__ = ["independent"]
-
 
 def independent(rubric: RubricSource, judge: str | None, model: str, *, forced: bool = False) -> Rubric:
     """Loads the rubric and checks that the model in training does not judge it.

@@ -59,8 +59,6 @@ from assay.traces.store.sealing import (
     store_tasks,
 )
 
-__all__ = ["Job", "open_job", "salt_at", "salt_in"]
-
 
 @dataclass
 class Job:

@@ -20,8 +20,6 @@ from assay.sources.artifact_files import read_json
 from assay.traces import Store
 from assay.traces.store import tables as schema
 
-__all__ = ["Lineage", "lineage_of"]
-
 _HASHED = 12  # hex digits by which exports name an adapter
 
 

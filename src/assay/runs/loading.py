@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from assay.judges.deciding import JudgeVerifier
     from assay.judges.loading import AnyJudge
 
-__all__ = ["JUDGE_TEMPERATURE", "compiled_parts", "load_judge", "load_rubric", "load_verifier"]
-
 JUDGE_TEMPERATURE = 0.1
 
 

@@ -13,8 +13,6 @@ from filelock import FileLock, Timeout
 from assay.errors import ConfigError, ProgramFailed
 from assay.models.limits import OverTime, limited, within_limit
 
-__all__ = ["answered_within", "exclusive_lock"]
-
 T = TypeVar("T")
 
 

@@ -31,19 +31,6 @@ from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk,
 from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt
 
-__all__ = [
-    "Run",
-    "artifact_place",
-    "budgeted",
-    "check_out",
-    "client_of",
-    "home_of",
-    "new_run_id",
-    "open_run",
-    "opened_store",
-    "pinned",
-]
-
 
 @dataclass
 class Run:

@@ -45,18 +45,6 @@ from assay.runs.undecided import SKIP, SKIP_FLAG, Verdicts
 from assay.traces import Rollout
 from assay.traces.messages.final_answer import sent_formats
 
-__all__ = [
-    "ask_reflection",
-    "check_prices",
-    "checked",
-    "preflight",
-    "preflight_judge",
-    "preflight_judges",
-    "preflight_scoring",
-    "require_predictors",
-    "see_models",
-]
-
 _OWN_MODELS = (
     "the temperature and the thinking of the model are not varied: the program's own models answered all its calls. To "
     "call the model in their place, set replace_lms=True"

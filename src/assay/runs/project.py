@@ -59,10 +59,6 @@ from assay.sources.trust import hash_of_file, trusts
 from assay.support.keywords import takes
 from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
-__all__ = [
-    "FILE", "demand_trust", "find_project", "is_of_project", "project_settings", "read_project",
-]  # fmt: skip
-
 FILE = "assay.toml"
 ROLES = ("program", "judge", "reflection")
 _ROLE_KEYS = ("model", "api_base", "api_key_env", "thinking")

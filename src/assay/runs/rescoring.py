@@ -22,8 +22,6 @@ from assay.rubrics.scoring import coverage_report
 from assay.runs.preflight import preflight_scoring
 from assay.traces import Recorder, Rollout, Store
 
-__all__ = ["Rescoring", "threads_for"]
-
 _AHEAD = 4  # rollouts in progress per thread: how far others may run ahead of a slow one
 _READ_S = 0.2  # for judges to read their last answers
 _UNKNOWN = 4  # concurrent calls to a user's own client, which does not state its concurrency

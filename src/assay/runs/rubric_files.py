@@ -16,8 +16,6 @@ from assay.sources.modules import located
 from assay.sources.naming import public
 from assay.support.yaml_files import read_yaml
 
-__all__ = ["portable_rubric"]
-
 _NAMING = ("check", "metric", "use", "first", "second", "members")  # keys whose values name files
 _CODE = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")  # file.py:NAME or package.module:NAME
 

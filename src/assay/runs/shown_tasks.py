@@ -14,8 +14,6 @@ from assay.traces import Recorder
 from assay.traces.records import subject_digest
 from assay.traces.shown import demos_in
 
-__all__ = ["demonstrated_tasks"]
-
 
 def demonstrated_tasks(
     program: dspy.Module, recorder: Recorder, tasks: Sequence[Task], *, parent: Artifact | None

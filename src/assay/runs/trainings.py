@@ -23,8 +23,6 @@ from assay.runs.opening import home_of, new_run_id, opened_store
 from assay.support.values import json_text
 from assay.traces.store.listing import run_folder
 
-__all__ = ["TrainingRun", "open_training"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:

@@ -16,8 +16,6 @@ from assay.rubrics.scoring import ScoredRun, fields_of, grade
 from assay.traces import Rollout
 from assay.traces.records import Verdict
 
-__all__ = ["SKIP", "SKIP_FLAG", "Verdicts"]
-
 SKIP, SKIP_FLAG = "preflight=False skips this check", "--no-preflight"
 _MORE = 20  # further tasks on which a check is tried, with the last answer, before it is refused
 

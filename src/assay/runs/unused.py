@@ -18,8 +18,6 @@ from assay.rubrics import Rubric
 from assay.runs.jobs import Job
 from assay.runs.project import is_of_project
 
-__all__ = ["settings_of_another_job", "unused_settings"]
-
 _noted_only: ContextVar[bool] = ContextVar("noted_only", default=False)
 
 

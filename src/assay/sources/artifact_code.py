@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["around", "check_source", "listed", "named_code"]
-
 # Manifest hashes of artifacts whose code this process was allowed to run. Their modules may be imported later, and in
 # any thread.
 _running: set[str] = set()

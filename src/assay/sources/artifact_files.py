@@ -17,23 +17,6 @@ from assay.support.formats import check_format
 from assay.support.names import is_within
 from assay.support.places import write_whole
 
-__all__ = [
-    "FORMAT",
-    "MAX_FILES",
-    "RUBRIC",
-    "SOURCE",
-    "check_artifact_format",
-    "code_of",
-    "hash_of_files",
-    "hash_of_manifest",
-    "hash_of_text",
-    "read_json",
-    "read_manifest",
-    "resealed",
-    "unproven_note",
-    "verified",
-]
-
 FORMAT = 2
 SOURCE, RUBRIC = "source", "rubric"
 _FILES = ("program.json", "splits.json", "report.md")

@@ -30,8 +30,6 @@ from assay.sources.opened import is_written, opened_for, unfit
 from assay.support.names import is_within
 from assay.support.package import OWN_FOLDERS
 
-__all__ = ["FILES", "SourceFiles", "is_user_file"]
-
 FILES = "ARTIFACT_FILES"  # name of a module's list of further files, relative to the module
 _MOST_BYTES = 50_000_000  # bytes of all files; more is a mistake, such as a model in the program's folder
 _MOST_FILES = 2_000

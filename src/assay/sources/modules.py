@@ -28,21 +28,6 @@ from assay.sources.artifact_code import around, check_source
 from assay.sources.opened import notice, watching
 from assay.sources.relative import find_files_of
 
-__all__ = [
-    "PREFIX",
-    "NoSuchFile",
-    "alone",
-    "attribute_of",
-    "import_named",
-    "is_private",
-    "load_source",
-    "located",
-    "qualified_name",
-    "relocated",
-    "root_of",
-    "without_call",
-]
-
 PREFIX = "assay_source_"
 _lock = threading.RLock()
 # by package name; outdated namespaces are kept for the modules that were loaded from them

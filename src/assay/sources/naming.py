@@ -12,8 +12,6 @@ from types import ModuleType
 from assay.sources.modules import PREFIX, NoSuchFile
 from assay.support.settings import nearest
 
-__all__ = ["public", "why_not_imported"]
-
 _PRIVATE = re.compile(rf"{PREFIX}[0-9a-f]{{8}}(?:_\d+)?\.")
 
 _MOST_NAMES = 20  # of a module, in a message

@@ -17,8 +17,6 @@ from typing import Any
 
 from assay.support.package import FOLDER, OWN_FOLDERS
 
-__all__ = ["databases_file", "forget", "is_written", "notice", "opened_for", "unfit", "watching"]
-
 _KEYS = frozenset(
     {".pem", ".key", ".p8", ".p12", ".pfx", ".ppk", ".jks", ".keystore", ".kdbx", ".gpg", ".ovpn", ".token", ".env"}
 )

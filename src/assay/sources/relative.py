@@ -18,8 +18,6 @@ from typing import Any
 
 from assay.sources.opened import databases_file
 
-__all__ = ["find_files_of"]
-
 _homes: dict[str, Path] = {}  # prefix of the modules' names -> folder `source` of their artifact
 
 

@@ -19,23 +19,6 @@ from typing import Any, Literal, TypeVar
 
 from assay.errors import ArtifactError, ConfigError
 
-__all__ = [
-    "Entry",
-    "UntrustedArtifact",
-    "accept",
-    "add",
-    "allow",
-    "demand",
-    "entries",
-    "hash_of_file",
-    "is_trusted",
-    "remember",
-    "remove",
-    "trust_file",
-    "trusting",
-    "trusts",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Mode = Literal["ask", "remember", "once"]
 _mode: ContextVar[_Mode] = ContextVar("assay_trust", default="ask")

@@ -4,8 +4,6 @@ import contextvars
 import inspect
 from typing import Any
 
-__all__ = ["completed"]
-
 
 def completed(result: Any) -> Any:
     """Awaits an awaitable in a new event loop and returns its result; any other value is returned unchanged.

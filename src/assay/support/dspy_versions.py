@@ -9,8 +9,6 @@ from typing import Any
 
 from assay.errors import ConfigError
 
-__all__ = ["RESTS_ON_STUB", "UntestedDSPy", "check_loaded", "check_version", "loaded", "version_of"]
-
 _OLDEST, _UNTESTED, _REFUSED = (3, 4, 1), (3, 5), (3, 6)
 RESTS_ON_STUB = (
     "XML as the prompt format of programs that set none",

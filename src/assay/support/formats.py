@@ -2,8 +2,6 @@
 
 from assay.errors import AssayError
 
-__all__ = ["check_format"]
-
 
 def check_format(
     what: str, found: object, current: int | str, *, remake: str, error: type[AssayError] = AssayError

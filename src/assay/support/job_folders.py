@@ -9,8 +9,6 @@ from pathlib import Path
 
 from assay.errors import ConfigError
 
-__all__ = ["MARKER", "check_claimable", "claim_folder", "remove_folder"]
-
 MARKER = ".assay-job"
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["is_json", "rewritten", "with_values"]
-
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.S)  # the last string may be truncated
 
 

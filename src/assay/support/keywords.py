@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from assay.errors import ConfigError
 from assay.support.settings import Declared, Setting, check_value, members_of_type, nearest, settings_of
 
-__all__ = ["takes"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # keywords of DSPy, and of other functions of assay -> what stands for them here
 _MEANT = {

@@ -6,8 +6,6 @@ from typing import Any
 
 from assay.support.dspy_versions import loaded
 
-__all__ = ["attach"]
-
 
 def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` for a package's `__init__`.

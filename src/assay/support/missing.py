@@ -4,8 +4,6 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["is_missing"]
-
 
 def is_missing(value: Any) -> bool:
     """Whether a value means that it is not known: None, NaN of any type, and NaT and NA of pandas.

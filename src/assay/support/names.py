@@ -9,8 +9,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from assay.errors import ConfigError
 
-__all__ = ["check_name", "is_name", "is_within", "place_in"]
-
 _MOST_BYTES = 200  # a file system takes 255; names get endings, such as `.lock`
 _SLASHES = frozenset("\u2044\u2215\u2216\u29f5\u29f8\u29f9\uff0f\uff3c\ufe68")  # they look like a slash
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from assay.support.thoughts import without_thoughts
 
-__all__ = ["parse_number", "whole_number", "with_plain_numbers"]
-
 _STR_ERRORS = (Exception, SystemExit, GeneratorExit)  # `__str__` of an agent's own class may raise any of these
 _MOST = 2000  # characters at the end of a text that are read
 _MOST_BITS = 14_000  # of a power

@@ -2,8 +2,6 @@
 
 from decimal import Decimal
 
-__all__ = ["calls_text", "counted", "figure", "price", "signed"]
-
 
 def counted(number: float, things: str) -> str:
     """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`, `0.0000021 dollars`."""

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["CONTENT", "FOLDER", "OWN_FOLDERS", "__version__"]
-
 __version__ = "0.1.0"
 FOLDER = Path(__file__).resolve().parents[1]
 _IN_WHEEL = FOLDER / "shipped"

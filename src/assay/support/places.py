@@ -10,8 +10,6 @@ from pathlib import Path
 from assay.errors import ConfigError, WriteFailed
 from assay.support.settings import nearest
 
-__all__ = ["check_writable", "is_other_file", "no_such_file", "similar_name", "write_whole", "writing"]
-
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 

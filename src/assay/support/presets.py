@@ -10,8 +10,6 @@ from assay.support.package import CONTENT
 from assay.support.places import no_such_file
 from assay.support.settings import Settings, check_value, nearest, settings_of
 
-__all__ = ["apply_preset"]
-
 
 def apply_preset(settings: Settings, field: str, kind: type[Settings]) -> None:
     """Fills in the settings of the preset that a field names; a setting that is not at its default stays as it is.

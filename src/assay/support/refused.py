@@ -3,8 +3,6 @@
 import threading
 from dataclasses import dataclass, replace
 
-__all__ = ["FULL_DISK", "Refused", "add_refused_rows", "note_full_disk", "refused"]
-
 FULL_DISK = "the disk of the store is full"  # begins the reason of a run that it stopped
 
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from assay.support.numbers import figure, signed
 
-__all__ = ["ReportDict", "ReportRepr", "measure_text", "shortened"]
-
 _FIRST = (
     "artifact", "path", "name", "agent", "deployment", "status", "stage", "share", "decision", "action", "split",
     "winner", "best", "replaces",

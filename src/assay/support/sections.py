@@ -22,23 +22,6 @@ from typing import Any, NamedTuple
 
 from assay.support.thoughts import blanked_thoughts, without_thoughts
 
-__all__ = [
-    "ASKS",
-    "FORMATS",
-    "SUBMIT",
-    "Section",
-    "adapter_readings",
-    "answer_fields",
-    "fields_in",
-    "format_of",
-    "nested_outputs",
-    "output_names",
-    "prompt_fields",
-    "prompt_readings",
-    "sections_in",
-    "structure_in",
-]
-
 FORMATS = ("chat", "xml", "json", "lean")
 SUBMIT = "submit"  # tool with which DSPy's ReActV2 returns the outputs
 _LAST = "completed"  # section after the last output in DSPy's chat format

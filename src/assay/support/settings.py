@@ -17,23 +17,6 @@ from typing import Any, Self, TypeVar
 
 from assay.errors import AssayError, ConfigError
 
-__all__ = [
-    "LARGEST_SEED",
-    "Declared",
-    "DeclaredFields",
-    "Setting",
-    "Settings",
-    "check_value",
-    "members_of_type",
-    "named_setting",
-    "nearest",
-    "one_of",
-    "part",
-    "parts",
-    "setting",
-    "settings_of",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:

@@ -13,8 +13,6 @@ from typing import Any, TextIO, cast
 
 from assay.support.scrubbing import Filtered, scrubbed, unscrubbed
 
-__all__ = ["ask", "echo", "escaped", "protected", "rich_console"]
-
 # Controls except newline and tab; marks, overrides and isolates of the text direction; line separators; lone surrogates
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
 _RETURN = re.compile("\r\n?")

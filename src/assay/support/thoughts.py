@@ -6,8 +6,6 @@ Servers that know a model's marks return its thoughts apart; the others leave th
 import re
 from collections.abc import Collection
 
-__all__ = ["blanked_thoughts", "without_thoughts"]
-
 _NAMES = "think|thinking|thoughts?|reasoning|reflection|scratchpad|seed:think"
 # marks of DeepSeek, Qwen and Seed; Mistral; OpenThoughts; Kimi; Cohere; gpt-oss; Gemma. A quoted mark is a mention.
 _MARK = re.compile(

@@ -5,8 +5,6 @@ from datetime import datetime
 
 from assay.errors import ConfigError
 
-__all__ = ["since"]
-
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
 _EARLIEST = 0.0
 

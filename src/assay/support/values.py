@@ -20,8 +20,6 @@ from typing import Any
 
 from assay.errors import NoJsonForm
 
-__all__ = ["digest_of", "json_text", "json_value", "unicode_text", "value_text"]
-
 _DEEPEST = 200
 _LONGEST_PATH = 300  # characters
 _MOST_DIGITS = 400  # of a decimal as a number

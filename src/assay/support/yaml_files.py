@@ -15,8 +15,6 @@ from assay.errors import AssayError, ConfigError
 from assay.support.places import no_such_file
 from assay.support.settings import Settings, part
 
-__all__ = ["MOST_BYTES", "load_settings", "read_text", "read_yaml"]
-
 MOST_BYTES = 2 * 2**20  # per file
 _S = TypeVar("_S", bound=Settings)
 _MOST_NODES = 100_000  # with aliases expanded

@@ -13,18 +13,6 @@ from assay.errors import AssayError
 from assay.support.settings import nearest
 from assay.support.yaml_files import read_yaml
 
-__all__ = [
-    "Problem",
-    "StrictModel",
-    "as_text",
-    "corrected_key",
-    "did_you_mean",
-    "line_of",
-    "parse_yaml",
-    "read_mapping",
-    "validated",
-]
-
 Problem = tuple[int, str]  # line (from 1) and message
 Location = tuple[Any, ...]  # keys and positions, as in pydantic's errors
 

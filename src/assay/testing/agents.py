@@ -17,8 +17,6 @@ from assay.optimizers.parameters import Space
 from assay.programs import RANGES, AgentParameters
 from assay.support.settings import one_of
 
-__all__ = ["FUNCTIONS", "SyntheticAgent"]
-
 _BEST = 0.95  # probability of a correct answer at the optimum
 _SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 

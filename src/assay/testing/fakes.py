@@ -10,8 +10,6 @@ from dspy import lm15
 from assay.models import LanguageModel, Meter, ResponseCache, with_recording
 from assay.models.calls import Observer
 
-__all__ = ["ScriptedEngine", "scripted_lm"]
-
 
 class ScriptedEngine:
     """Returns `script(request)` as the response, or raises it if it is an exception. `calls` is the number of calls.

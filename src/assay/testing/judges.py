@@ -7,17 +7,6 @@ from typing import Any
 from assay.judges.base import Judge, Reading
 from assay.judges.comparing import PairwiseJudge
 
-__all__ = [
-    "AnswerKeyJudge",
-    "ConstantJudge",
-    "FirstPlaceJudge",
-    "LengthJudge",
-    "PairKeyJudge",
-    "PhraseJudge",
-    "RandomJudge",
-    "broken_judges",
-]
-
 _QUESTION = "Is the output a right answer to the task?"
 
 

@@ -21,8 +21,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-__all__ = ["answer_to", "running"]
-
 
 def answer_to(prompt: str, temperature: float = 0.7) -> str:
     """Text of the response, in the format that the prompt requires."""

@@ -14,8 +14,6 @@ from assay.traces.store.listing import find_run, finished_report, list_runs
 from assay.web.rendering import View, filled_in, link
 from assay.web.runs import notes_of
 
-__all__ = ["compare_view"]
-
 _ROWS = 150
 _FIELDS = ("a", "b", "of_a", "of_b", "order")
 _OFFERED = 100  # newest runs that the form offers

@@ -21,8 +21,6 @@ from assay.traces.store import tables as schema
 from assay.web.rendering import View
 from assay.web.runs import RUNNING_S
 
-__all__ = ["confirm_view", "deployment_view", "deployments_view", "give_order"]
-
 _ROWS, _DECISIONS = 100, 200
 COUNTED = 50_000  # rollouts of a deployment up to which its metrics are computed at once
 _WAITING_S = 20

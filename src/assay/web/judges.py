@@ -25,8 +25,6 @@ from assay.traces.store.listing import find_run, finished_report, list_runs
 from assay.web.next_steps import judge_commands
 from assay.web.rendering import View
 
-__all__ = ["found_question", "judge_view", "judges_view", "question_of_run"]
-
 _KINDS = ("judge compile", "judge audit", "judge drift", "judge score")
 _RUNS = 200  # of one kind, the newest
 _MOST_JUDGES, _DISAGREEMENTS, _PAST = 100, 40, 20

@@ -21,8 +21,6 @@ from assay.traces.store.rows import rollout_of
 from assay.web.judges import found_question
 from assay.web.rendering import View, filled_in, link
 
-__all__ = ["label_view", "store_label", "withdraw_label"]
-
 _WINDOW = 1_000  # newest rollouts, of the store or of a run, among which items are chosen
 _SEARCHED, _JUDGED_RUNS = 200, 10  # newest runs among which those of a judge are found, and how many of them are read
 _ENOUGH = 100  # rollouts to label, above which those of earlier runs are not read

@@ -15,8 +15,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.listing import list_runs
 from assay.web.rendering import link
 
-__all__ = ["comparable", "judge_commands", "judges_of", "next_steps"]
-
 _SEARCHED, _OFFERED = 100, 3  # newest evaluations that are searched, and how many of anything are offered
 _ONE_RUN = ("sizes", "max_calls", "max_tokens", "max_cost_usd", "split", "samples")  # settings that others do not take
 

@@ -17,26 +17,6 @@ from assay.traces.store.paging import Cursor, RolloutFilters
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = [
-    "DOWNLOADS",
-    "FAILURES",
-    "MOST_DOWNLOADED",
-    "ROLLOUT_FIELDS",
-    "RUN_FIELDS",
-    "SPLITS",
-    "STATIC",
-    "STATUSES",
-    "View",
-    "compile_templates",
-    "cursor_of",
-    "filled_in",
-    "link",
-    "number_of",
-    "render",
-    "rollout_filters",
-    "static_file",
-]
-
 STATIC = {"page.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript",
           "icon.svg": "image/svg+xml"}  # fmt: skip
 

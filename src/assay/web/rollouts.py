@@ -40,27 +40,6 @@ from assay.web.rendering import (
 )  # fmt: skip
 from assay.web.runs import RUNNING_S
 
-__all__ = [
-    "JudgeCall",
-    "OtherSide",
-    "PageMessage",
-    "ToolUse",
-    "Turn",
-    "add_to_dataset",
-    "call_json",
-    "dataset_values",
-    "judge_calls",
-    "judged_rollout",
-    "one_rollout",
-    "other_sides",
-    "rate",
-    "rollout_json",
-    "rollout_view",
-    "rollouts_view",
-    "tools_of",
-    "turns_of",
-]
-
 _UNFOLDED = 5  # messages that one call shows at once
 
 

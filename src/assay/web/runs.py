@@ -38,18 +38,6 @@ from assay.traces.store.sealing import openings_line
 from assay.web.next_steps import comparable, judges_of, next_steps
 from assay.web.rendering import RUN_FIELDS, View, cursor_of, filled_in, link
 
-__all__ = [
-    "COUNTED",
-    "RUNNING_S",
-    "SCORED",
-    "Sample",
-    "ShownTraining",
-    "notes_of",
-    "run_page",
-    "runs_page",
-    "training_of",
-]
-
 _SAMPLES, _CALLS = 12, 8  # rollouts of a page, and calls of each
 _OUTPUT = 600  # characters of a call
 _INPUTS = 400  # characters read of a rollout's inputs

@@ -28,8 +28,6 @@ from assay.web import rollouts as datasets
 from assay.web.access import CSRF_FIELD, CSRF_HEADER, PageAccess, Refused
 from assay.web.rendering import STATIC, View, compile_templates, link, render, static_file
 
-__all__ = ["LocalPage", "reachable"]
-
 _LOG = logging.getLogger("assay.web")
 _THREADS = 4
 _MOST_BODY = 64 << 10  # bytes of a form

@@ -77,8 +77,6 @@ from assay.traces.export.settings import Gates
 from assay.traces.records import new_id
 from assay.traces.store.sealing import openings_line
 
-__all__ = ["STEPS", "ImproveReport", "improve"]
-
 STATE = "state.json"  # of an unfinished improvement, in its folder
 STEPS = ("prompts", "sft", "grpo")
 

@@ -39,8 +39,6 @@ from assay.support.keywords import takes
 from assay.support.reprs import ReportDict
 from assay.support.values import digest_of
 
-__all__ = ["audit_judge"]
-
 _BIAS_ITEMS = 60
 
 

@@ -16,8 +16,6 @@ from assay.optimizers.judges.compile import JudgeOutcome
 from assay.runs.anchors import freeze, made_by
 from assay.support.values import digest_of
 
-__all__ = ["anchor_set", "judge_card", "price_per_call"]
-
 _RETEST = 30  # test items that are judged a second time
 _ANCHORS = 60  # val items whose verdicts are stored with a compiled judge
 

@@ -15,8 +15,6 @@ from assay.runs.loading import load_judge
 from assay.traces import Rollout, Store
 from assay.traces.records import NOT_AGENTS
 
-__all__ = ["corrected_means"]
-
 
 def corrected_means(rubric: Rubric, store: Store, run_id: str, *, file: str = "") -> dict[str, dict[str, Any]]:
     """Means of a run's judge criteria, corrected by labels that `assay judge label` collected for some of its outputs.

@@ -25,8 +25,6 @@ from assay.support.keywords import takes
 from assay.support.places import check_writable
 from assay.support.reprs import ReportDict
 
-__all__ = ["replay_anchors"]
-
 
 @takes(JudgeDriftSettings)
 @trusts

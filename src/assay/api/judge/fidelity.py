@@ -24,8 +24,6 @@ from assay.support.settings import one_of
 from assay.traces.recorder import Recorder
 from assay.traces.records import Rollout
 
-__all__ = ["audit_user"]
-
 
 @takes(FidelitySettings)
 @trusts

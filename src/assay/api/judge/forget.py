@@ -7,8 +7,6 @@ from assay.support.keywords import takes
 from assay.traces import Store
 from assay.traces.records import person_digest
 
-__all__ = ["forget_rater"]
-
 
 @takes()
 def forget_rater(rater: str, *, store: str | Path | None = None) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from assay.judges.labels import Item, LabelledItems, make_items
 from assay.judges.questions import is_needed, key_of
 from assay.traces import Store
 
-__all__ = ["need_fields", "rated_items", "with_fields", "without_absent_fields"]
-
 
 def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str | Path | None) -> LabelledItems:
     """Loads items with ratings from a source; `store` means the labels made with `assay judge label`."""

@@ -16,8 +16,6 @@ from assay.support.keywords import takes
 from assay.traces import Store
 from assay.traces.store.listing import check_run
 
-__all__ = ["to_label"]
-
 
 @takes(JudgeLabelSettings)
 def to_label(

@@ -7,8 +7,6 @@ from assay.runs.loading import load_judge, load_rubric
 from assay.sources.trust import trusts
 from assay.support.keywords import takes
 
-__all__ = ["lint"]
-
 
 @takes()
 @trusts

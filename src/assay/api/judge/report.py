@@ -31,8 +31,6 @@ from assay.support.reprs import ReportDict, ReportRepr, measure_text, shortened
 from assay.traces.records import person_digest, subject_digest
 from assay.traces.store.sealing import Openings, openings_line
 
-__all__ = ["UNPROVEN", "JudgeReport", "save_judge", "shown_card"]
-
 _MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
 UNPROVEN = "no proof that it agrees better: the baseline is kept; the unproven judge is stored beside the artifact"
 

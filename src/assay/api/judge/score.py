@@ -30,8 +30,6 @@ from assay.support.reprs import ReportDict
 from assay.support.scrubbing import results
 from assay.support.values import json_text
 
-__all__ = ["score_rows"]
-
 _MAX_REASONS = 3
 _FEWEST = 5  # verdicts below which no interval is reported
 

@@ -25,17 +25,6 @@ from assay.runs.settings.judge import JudgeAuditSettings, JudgeSettings
 from assay.sources.artifact_files import unproven_note
 from assay.sources.modules import qualified_name
 
-__all__ = [
-    "OPTIONAL",
-    "at_work",
-    "built_judge",
-    "judge_session",
-    "judge_settings",
-    "preflight_items",
-    "spent_by",
-    "usage_of",
-]
-
 OPTIONAL = ("task_input",)  # outputs alone can be judged
 _Settings = TypeVar("_Settings", bound=JudgeSettings)
 

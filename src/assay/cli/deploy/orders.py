@@ -13,8 +13,6 @@ from assay.runs.settings import AdvanceSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
-__all__ = ["advance_command", "history_command", "order_commands", "status_command"]
-
 
 @click.command("status")
 @click.argument("deployment")

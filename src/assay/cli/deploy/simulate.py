@@ -10,8 +10,6 @@ from assay.cli.shared import Console, pop_values, print_json
 from assay.runs.settings import SimulateSettings
 from assay.support.terminal import echo
 
-__all__ = ["simulate_command"]
-
 
 @click.command("simulate")
 @settings_flags(SimulateSettings)

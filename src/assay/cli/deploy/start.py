@@ -11,8 +11,6 @@ from assay.runs.settings import StartSettings
 from assay.support.numbers import counted, signed
 from assay.support.terminal import echo
 
-__all__ = ["start_command"]
-
 
 @click.command("start")
 @click.argument("candidate")

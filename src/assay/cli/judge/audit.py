@@ -14,8 +14,6 @@ from assay.runs.settings import JudgeAuditSettings
 from assay.support.numbers import counted
 from assay.support.terminal import rich_console
 
-__all__ = ["audit_command"]
-
 
 @click.command("audit")
 @click.argument("judge")

@@ -7,8 +7,6 @@ from assay.cli.options import json_option, report_option
 from assay.cli.shared import print_json
 from assay.support.terminal import rich_console
 
-__all__ = ["card_command"]
-
 
 @click.command("card")
 @click.argument("judge")

@@ -15,8 +15,6 @@ from assay.runs.settings import JudgeCompileSettings
 from assay.support.numbers import calls_text, counted
 from assay.support.terminal import rich_console
 
-__all__ = ["compile_command", "show_report"]
-
 
 @click.command("compile")
 @click.argument("judge")

@@ -11,8 +11,6 @@ from assay.cli.shared import Console, pop_values, print_json, require_coverage
 from assay.runs.settings import JudgeDriftSettings
 from assay.support.terminal import rich_console
 
-__all__ = ["drift_command"]
-
 
 @click.command("drift")
 @click.argument("judge")

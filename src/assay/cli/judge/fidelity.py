@@ -12,8 +12,6 @@ from assay.runs.settings import FidelitySettings
 from assay.support.numbers import counted
 from assay.support.terminal import rich_console
 
-__all__ = ["fidelity_command"]
-
 
 @click.command("fidelity")
 @click.argument("user")

@@ -12,8 +12,6 @@ from assay.runs.settings import JudgeLabelSettings
 from assay.support.numbers import counted
 from assay.support.terminal import ask, echo, rich_console
 
-__all__ = ["label_command"]
-
 
 @click.command("label")
 @click.argument("judge")

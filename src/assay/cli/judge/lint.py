@@ -7,8 +7,6 @@ from assay.cli.shared import print_json
 from assay.support.numbers import counted
 from assay.support.terminal import rich_console
 
-__all__ = ["lint_command"]
-
 
 @click.command("lint")
 @click.argument("rubric")

@@ -12,8 +12,6 @@ from assay.runs.settings import JudgeScoreSettings
 from assay.support.numbers import counted
 from assay.support.terminal import rich_console
 
-__all__ = ["score_command"]
-
 
 @click.command("score")
 @click.argument("judge")

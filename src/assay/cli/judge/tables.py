@@ -6,17 +6,6 @@ from typing import Any
 from assay.reports.markdown import cost_words
 from assay.support.numbers import calls_text, figure, signed
 
-__all__ = [
-    "MEASURES",
-    "confusion_table",
-    "gain_text",
-    "interval_text",
-    "number",
-    "show_agreement",
-    "show_card",
-    "spent_text",
-]
-
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 
 

@@ -11,8 +11,6 @@ from assay.deployment.settings import PoolSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
-__all__ = ["pool_command", "show_pool"]
-
 
 @click.command("pool")
 @click.argument("agent")

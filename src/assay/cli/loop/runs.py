@@ -14,8 +14,6 @@ from assay.cli.wording import in_flags
 from assay.runs.settings import LoopInstallSettings
 from assay.support.terminal import echo
 
-__all__ = ["install_command", "run_command", "start_command", "status_command", "stop_command"]
-
 _FILE = "Loop file on this machine, if its path differs from the one given to assay loop start."
 
 

@@ -11,8 +11,6 @@ from assay.runs.settings import TracesCloseSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
-__all__ = ["close_command"]
-
 
 @click.command("close")
 @settings_flags(TracesCloseSettings)

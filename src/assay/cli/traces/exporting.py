@@ -12,8 +12,6 @@ from assay.runs.settings import TracesExportSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
-__all__ = ["export_command"]
-
 
 @click.command("export")
 @click.argument("kind", type=Choice(["otlp"]))

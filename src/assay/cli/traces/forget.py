@@ -11,8 +11,6 @@ from assay.runs.settings import TracesForgetSettings
 from assay.support.numbers import counted
 from assay.support.terminal import echo
 
-__all__ = ["forget_command"]
-
 
 @click.command("forget")
 @click.argument("subject")

@@ -11,8 +11,6 @@ from assay.cli.value_types import Choice
 from assay.runs.settings import TracesImportSettings
 from assay.support.terminal import echo
 
-__all__ = ["import_command"]
-
 
 @click.command("import")
 @click.argument("kind", type=Choice(["otlp", "langfuse", "mlflow"]))

@@ -14,8 +14,6 @@ from assay.support.numbers import figure
 from assay.support.terminal import echo
 from assay.support.values import value_text
 
-__all__ = ["list_command"]
-
 _PROGRAM = 32  # width of the column; longer names move the rest of their line
 
 

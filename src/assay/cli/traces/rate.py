@@ -13,8 +13,6 @@ from assay.support.numbers import counted
 from assay.support.terminal import ask, echo
 from assay.support.values import json_text
 
-__all__ = ["rate_command"]
-
 
 @click.command("rate")
 @click.argument("rollout_id", required=False)

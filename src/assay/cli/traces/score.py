@@ -11,8 +11,6 @@ from assay.runs.settings import TracesScoreSettings
 from assay.support.numbers import counted, price
 from assay.support.terminal import echo
 
-__all__ = ["score_command"]
-
 
 @click.command("score")
 @settings_flags(TracesScoreSettings)

@@ -10,8 +10,6 @@ from assay.cli.shared import open_store, print_json
 from assay.support.terminal import echo
 from assay.support.values import json_text, value_text
 
-__all__ = ["show_command"]
-
 
 @click.command("show")
 @click.argument("rollout_id")

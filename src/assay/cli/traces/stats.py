@@ -11,8 +11,6 @@ from assay.runs.settings import OfRunSettings
 from assay.support.numbers import calls_text, counted, price
 from assay.support.terminal import echo
 
-__all__ = ["stats_command"]
-
 
 @click.command("stats")
 @settings_flags(OfRunSettings)

@@ -22,8 +22,6 @@ from assay.programs.thinking import thought_field
 from assay.traces.places import current_rollout
 from assay.traces.store.rows import clean
 
-__all__ = ["EnvironmentAgent", "ShippedEnvironmentAgent"]
-
 _ACTION = 200  # characters of an action without another limit
 _REASON = 2000  # characters of the reason for which an action is refused; it is part of the history
 _SAME = 3  # times that a refused action is written until the run ends

@@ -18,8 +18,6 @@ from assay.support.scrubbing import error_text
 from assay.support.values import unicode_text
 from assay.traces.listening import run_tool
 
-__all__ = ["Environment", "EnvironmentStep", "InvalidAction", "Play", "environment_seed"]
-
 _LONGEST = 100_000  # characters of an observation, or of all actions together: they are part of every prompt
 
 

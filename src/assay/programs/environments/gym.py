@@ -8,8 +8,6 @@ from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
 
-__all__ = ["GymEnvironment"]
-
 _MOST_ACTIONS = 256  # of a discrete space that the agent chooses from
 _MOST_NUMBERS = 1000  # of an array: numpy abbreviates the text of a larger one
 

@@ -21,8 +21,6 @@ from assay.traces.places import current_rollout
 if TYPE_CHECKING:
     from assay.traces.gateway.policy import OpenedRollout, PolicyGateway
 
-__all__ = ["ForeignAgent"]
-
 
 class ForeignAgent(dspy.Module):  # type: ignore[misc]
     """A program that runs an agent on each task, with a base URL at which the program's model answers.

@@ -23,8 +23,6 @@ from assay.support.values import json_text, json_value
 if TYPE_CHECKING:
     from assay.traces.gateway.routes import Leases
 
-__all__ = ["RemoteRunner", "TaskServer", "work"]
-
 _REQUEST_S = 60.0  # that a request to the server may take
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 5.0

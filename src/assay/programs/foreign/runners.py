@@ -21,20 +21,6 @@ from assay.support.awaited import completed
 from assay.support.settings import nearest
 from assay.support.values import json_text
 
-__all__ = [
-    "AgentFailed",
-    "AgentRunner",
-    "AgentTask",
-    "CallableRunner",
-    "CommandRunner",
-    "RunnerLost",
-    "StandardError",
-    "answer_of_output",
-    "command_of",
-    "named_callable",
-    "runner_of",
-]
-
 _MOST_BYTES = 1 << 20
 _CHARS = 500  # of the end
 

@@ -22,17 +22,6 @@ from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.retriever import passage_key, passages_of
 from assay.traces.store import tables as schema
 
-__all__ = [
-    "FileChanged",
-    "FileIsBinary",
-    "FolderFiles",
-    "IndexCounts",
-    "TextFile",
-    "open_text",
-    "remove_folder",
-    "update_index",
-]
-
 _BLOCK = 1 << 16
 _CONTROLS = bytes(set(range(32)) - {9, 10, 12, 13, 27})  # not in text; 27 begins colours of a terminal
 _MOST_CONTROLS = 0.02  # share of a block

@@ -13,8 +13,6 @@ from assay.sources.naming import public
 from assay.traces.store import tables as schema
 from assay.traces.store.upserts import upsert
 
-__all__ = ["Vectors", "embed_missing", "embedder_name", "embedder_of"]
-
 _BATCH = 128  # passages of one request
 _NAME = 200
 

@@ -18,8 +18,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.connection import open_engine, url_without_password
 from assay.traces.store.location import store_file, store_url
 
-__all__ = ["INDEX", "DocumentIndex"]
-
 INDEX = "documents"  # name of an index, by default
 _DEPTH = 4  # passages of each ranking that are fused, for each one that is wanted
 _LEAST_DEPTH = 50

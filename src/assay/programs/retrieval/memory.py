@@ -19,8 +19,6 @@ from assay.programs.retrieval.fulltext import (
 )
 from assay.programs.retrieval.retriever import Passage, check_count, fused, passage_key, passages_of
 
-__all__ = ["TextRetriever", "listed_sources"]
-
 
 class TextRetriever:
     """Full-text search in texts, ranked as in a SQLite store.

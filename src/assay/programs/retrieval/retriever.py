@@ -8,8 +8,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from assay.errors import ConfigError
 
-__all__ = ["Passage", "Retriever", "check_count", "fused", "passage_key", "passages_of"]
-
 _K = 60  # Cormack, Clarke, Büttcher 2009, Reciprocal rank fusion outperforms Condorcet, section 3
 
 T = TypeVar("T", bound=Hashable)

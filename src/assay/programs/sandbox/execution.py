@@ -15,8 +15,6 @@ from assay.programs.sandbox.isolation import ISOLATIONS, Limits
 from assay.programs.sandbox.process import SandboxedProcess
 from assay.support.settings import one_of
 
-__all__ = ["SandboxResult", "available", "choose_isolation", "probe", "run"]
-
 _ISOLATED = ("bubblewrap", "landlock")
 _probing = threading.Lock()
 

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from assay.errors import DISTRIBUTION, ConfigError, SandboxError
 
-__all__ = ["ISOLATIONS", "SCRIPTS", "Limits", "Plan", "filter_program", "plan_for"]
-
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06

@@ -21,8 +21,6 @@ from assay.models.unrecorded import accounted
 from assay.programs.sandbox.isolation import FOLDER, Limits, Plan, plan_for
 from assay.support.names import is_within
 
-__all__ = ["SandboxedProcess", "disk_use", "group_members", "proportional_memory", "remove_folder", "write_files"]
-
 _DEEPEST = 64  # levels of folders; a deeper tree counts as too much disk
 _MOST_ENTRIES = 20_000
 

@@ -21,8 +21,6 @@ from assay.programs.sandbox.isolation import Limits
 from assay.programs.sandbox.process import SandboxedProcess
 from assay.programs.sandbox.values import NotPlain, encode, same, show
 
-__all__ = ["Case", "CaseResult", "Suite", "SuiteResult", "run_tests"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

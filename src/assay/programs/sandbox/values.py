@@ -9,8 +9,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NotPlain", "decode", "encode", "same", "show"]
-
 _MOST_DIGITS = 4000  # of an integer in decimal; longer ones are written in hexadecimal
 _DEEPEST = 100  # levels of nested values
 _CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from assay.errors import ConfigError, EnvironmentFailed
 
-__all__ = ["Database", "QueryError", "QueryLimits", "QueryResult", "Table", "columns_written_out", "schema_text"]
-
 _QUOTED = re.compile(r'"[^"]*"|\[[^\]]*\]|`[^`]*`')
 _COLUMNS_OF_TABLE = re.compile(r"(\w)\s*\([^()]*\)\s*(as\s*(?:not\s+)?(?:materialized\s*)?\()")  # WITH name (a, b) AS (
 _INNERMOST = re.compile(r"(\w*)\s*\(([^()]*)\)")

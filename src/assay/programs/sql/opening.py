@@ -5,8 +5,6 @@ from pathlib import Path
 from assay.errors import DataError
 from assay.programs.sql.database import Database
 
-__all__ = ["open_database"]
-
 
 def open_database(name: str) -> Database:
     """A database by its URL (`postgresql://…`) or the path of an SQLite file.

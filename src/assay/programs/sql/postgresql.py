@@ -16,8 +16,6 @@ from assay.programs.sql.database import (
     within_size,
 )
 
-__all__ = ["PostgreSQL"]
-
 # Functions that reach other connections, which may be those of other runs, or that execute a text as a query. Their
 # names are looked for in strings and comments too: what begins there depends on settings of the server.
 _CONTROL = re.compile(

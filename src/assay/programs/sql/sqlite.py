@@ -28,8 +28,6 @@ from assay.programs.sql.database import (
     within_size,
 )
 
-__all__ = ["MOST_OF_VALUE", "SQLite", "bound_functions", "limit_calls"]
-
 MOST_OF_VALUE = 100_000  # bytes of a value; also of a row that the database sorts
 _MOST_OF_PATTERN = 1000  # bytes of a LIKE or GLOB pattern: a set of 30,000 characters took 8 s for one value
 _MOST_OF_PATTERNS = 2500  # of all patterns that one row is compared with: 1 s for values of 100 kB

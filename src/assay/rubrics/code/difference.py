@@ -16,19 +16,6 @@ from typing import Any
 
 from assay.errors import RubricError
 
-__all__ = [
-    "FUNCTIONS",
-    "Edit",
-    "MinimalDiff",
-    "Source",
-    "UnreadableCode",
-    "arguments_of",
-    "compare",
-    "minimal_diff",
-    "read_source",
-    "statements_of",
-]
-
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MOST_CHARACTERS = 500_000  # of a source; the largest module of the standard library has 230,000
 MOST_STATEMENTS = 20_000  # and 2,600 statements; this many take about five seconds

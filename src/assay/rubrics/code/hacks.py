@@ -26,8 +26,6 @@ from assay.rubrics.code.rules import (
 )
 from assay.rubrics.code.sites import Code, Facts, Site, all_sites, read_facts
 
-__all__ = ["RULES", "Finding", "find_hacks"]
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -21,22 +21,6 @@ from assay.rubrics.code.sites import (
     literal,
 )
 
-__all__ = [
-    "ATTRIBUTES",
-    "NAMES",
-    "call_counter",
-    "changed_tests",
-    "equality_override",
-    "hard_coded",
-    "lookup_table",
-    "monkeypatch",
-    "named",
-    "runner_hook",
-    "special_case",
-    "swallowed_failure",
-    "trivial_assert",
-]
-
 NAMES: dict[str, str] = {  # rule -> dotted names; a name covers what is below it
     "early_exit": "sys.exit os._exit os.abort os.kill os.killpg builtins.exit builtins.quit atexit signal.alarm "
     "signal.signal signal.raise_signal signal.setitimer _thread.interrupt_main posix._exit",

@@ -11,21 +11,6 @@ from typing import Any
 from assay.errors import RubricError
 from assay.rubrics.code.difference import FUNCTIONS, Source, arguments_of, statements_of
 
-__all__ = [
-    "Code",
-    "Facts",
-    "Site",
-    "all_sites",
-    "cannot_fail",
-    "cannot_pass",
-    "folded",
-    "header",
-    "is_plain",
-    "is_settled",
-    "literal",
-    "read_facts",
-]
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _PATH = "pathlib.Path"
 _PATHS = {_PATH, "pathlib.PosixPath", "pathlib.WindowsPath", f"{_PATH}.cwd", f"{_PATH}.home"}

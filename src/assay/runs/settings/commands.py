@@ -20,15 +20,6 @@ from assay.runs.settings.fields import (
 from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
 
-__all__ = [
-    "CollectSettings",
-    "CompareSettings",
-    "CompileSettings",
-    "EvaluateSettings",
-    "ImproveSettings",
-    "RunSettings",
-]
-
 SPLITS = ("train", "val", "gate", "test")
 
 

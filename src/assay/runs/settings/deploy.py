@@ -9,8 +9,6 @@ from assay.runs.settings.fields import repeated, selected
 from assay.runs.settings.traces import StoredJudgeSettings
 from assay.support.settings import LARGEST_SEED, Settings, setting, settings_of
 
-__all__ = ["AdvanceSettings", "RegisterSettings", "RouteSettings", "SimulateSettings", "StartSettings", "SuiteSettings"]
-
 _THRESHOLDS = tuple(settings_of(SuiteThresholds))
 
 

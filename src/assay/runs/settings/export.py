@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from assay.traces.export.selection import Selection
     from assay.traces.export.settings import Balance, Gates
 
-__all__ = ["OF_KIND", "BalanceSettings", "ExportSettings", "GateSettings", "RowSettings", "SelectionSettings"]
-
 _TARGET = ("model", "tools")
 _CREDIT = ("group_by", "returns", "discount", "step_weight", "outcome_weight", "outcome")
 _PRIVACY = ("auto", "patterns", "names", "presidio", "off")

@@ -7,22 +7,6 @@ from assay.models.prices import price_text
 from assay.models.thinking import short_form
 from assay.support.settings import DeclaredFields, named_setting, setting
 
-__all__ = [
-    "RESUMED",
-    "api_base",
-    "api_key_env",
-    "limit_of",
-    "optimizer_of",
-    "preflight_of",
-    "price_of_model",
-    "repeated",
-    "replace_lms_of",
-    "rubric_of",
-    "selected",
-    "state_of",
-    "thinking_of",
-]
-
 RESUMED = False  # for `Declared.job`: a run with another value resumes the same job
 
 

@@ -6,8 +6,6 @@ from assay.errors import ConfigError
 from assay.support.names import check_name
 from assay.support.settings import Settings, setting
 
-__all__ = ["IndexSettings"]
-
 _NAME = 64  # characters; the width of the column
 
 

@@ -11,16 +11,6 @@ from assay.runs.settings.shared import CommonSettings, ReflectionSettings, Searc
 from assay.runs.settings.traces import OfRunSettings
 from assay.support.settings import LARGEST_SEED, named_setting, setting
 
-__all__ = [
-    "FidelitySettings",
-    "JudgeAuditSettings",
-    "JudgeCompileSettings",
-    "JudgeDriftSettings",
-    "JudgeLabelSettings",
-    "JudgeScoreSettings",
-    "JudgeSettings",
-]
-
 _SCALE = (
     "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence. By default no,yes."
 )

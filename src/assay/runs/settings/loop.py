@@ -13,8 +13,6 @@ from assay.runs.settings.deploy import StartSettings
 from assay.support.settings import Settings, nearest, part, parts, setting, settings_of
 from assay.support.yaml_files import load_settings
 
-__all__ = ["SCHEDULERS", "LoopInstallSettings", "LoopLimits", "LoopSettings", "load_loop"]
-
 SCHEDULERS = ("systemd", "cron")
 METHODS = {"compile": CompileSettings, "improve": ImproveSettings}
 _PATHS = ("rubric", "plan", "suite_data", "suite_rubric", "replay_rubric", "privacy_key", "against", "monitor")

@@ -9,28 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-__all__ = [
-    "CollectOptions",
-    "CompareOptions",
-    "ComparisonOptions",
-    "CompileOptions",
-    "EvaluateOptions",
-    "FidelityOptions",
-    "ImpactOptions",
-    "ImproveOptions",
-    "JudgeAuditOptions",
-    "JudgeCompileOptions",
-    "JudgeDriftOptions",
-    "JudgeScoreOptions",
-    "OfflineOptions",
-    "PlanOptions",
-    "RunOptions",
-    "SFTEvaluationOptions",
-    "SFTOptions",
-    "TrainOptions",
-    "TuneOptions",
-]
-
 
 class _Calls(TypedDict, total=False):
     trust: bool  # read by the decorator `assay.sources.trust.trusts`

@@ -11,8 +11,6 @@ from assay.runs.settings.traces import StoredJudgeSettings
 from assay.support.settings import setting
 from assay.traces.gateway import MAX_BODY_MB
 
-__all__ = ["ServeSettings"]
-
 _ADVANCE_S, _TIMEOUT_S = 10.0, 600.0
 
 

@@ -7,19 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-__all__ = [
-    "ExportOptions",
-    "IndexOptions",
-    "PoolOptions",
-    "ServeOptions",
-    "SimulateOptions",
-    "StartOptions",
-    "StoredJudgeOptions",
-    "TracesExportOptions",
-    "TracesListOptions",
-    "TracesScoreOptions",
-]
-
 
 class IndexOptions(TypedDict, total=False):
     """The keywords of `assay.index`, except `embedder`, which may be an object."""

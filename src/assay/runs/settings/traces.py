@@ -22,18 +22,6 @@ from assay.runs.settings.fields import (
 from assay.runs.settings.shared import JudgeModelSettings
 from assay.support.settings import Settings, setting
 
-__all__ = [
-    "OfRunSettings",
-    "RunsListSettings",
-    "TracesCloseSettings",
-    "TracesExportSettings",
-    "TracesForgetSettings",
-    "TracesImportSettings",
-    "TracesListSettings",
-    "TracesRateSettings",
-    "TracesScoreSettings",
-]
-
 SPLITS = ("train", "val", "gate", "test")
 STATUSES = ("done", "failed", "error", "running")
 FAILURES = tuple(kind.value for kind in FailureKind)

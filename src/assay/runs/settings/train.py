@@ -9,8 +9,6 @@ from assay.optimizers.finetuning.settings import PolicySettings
 from assay.runs.settings.shared import CurriculumSettings
 from assay.support.settings import Settings, named_setting, setting, settings_of
 
-__all__ = ["ROLLOUTS_ONLY", "AgentRunSettings", "TrainSettings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(PolicySettings, CurriculumSettings):

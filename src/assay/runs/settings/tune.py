@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from assay.optimizers.parameters import SearchConfig
 
-__all__ = ["ImpactSettings", "ParameterSettings", "TuneSettings"]
-
 _METHODS = ("optuna", "policy")
 _CAPS = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")
 _OF_SEARCH = ("trials", "prune_at", "block", "sampler", "pruner", "objectives", "study", "storage", "also")

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from assay.support.settings import Settings, setting
 
-__all__ = ["ViewSettings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSettings(Settings):

@@ -8,8 +8,6 @@ from typing import Any
 
 from assay.support.scrubbing.shapes import SECRET_SHAPE
 
-__all__ = ["ERRORS", "NOTES", "VARIABLE", "credentials_in", "is_credential", "kind_of"]
-
 # Endings of names, letters only. `token` alone may also be a piece of text (in log-probabilities), `key` that of a map.
 _STRONG = re.compile(
     r"(?:authorization|authorizationtoken|apikey|apikeystring|apitoken|accesstoken|refreshtoken|authtoken|bearertoken"

@@ -7,18 +7,6 @@ Most texts contain none. A case-insensitive pattern is slow, so that its letters
 import re
 from urllib.parse import unquote
 
-__all__ = [
-    "MARK",
-    "NOTHING",
-    "SEARCH_WORDS",
-    "SECRET_SHAPE",
-    "announced",
-    "in_json",
-    "without_logins",
-    "without_pairs",
-    "without_shapes",
-]
-
 MARK = "[key]"
 # each name of a credential contains one of these
 _NAMES = ("key", "token", "secret", "auth", "cred", "bearer", "pass", "cook", "jwt", "pw")

@@ -6,8 +6,6 @@ from typing import Any, TextIO, cast
 
 from assay.support.scrubbing.texts import mask_secrets, message
 
-__all__ = ["Filtered", "scrub_logs", "scrubbed", "unscrubbed"]
-
 
 def scrubbed(stream: TextIO, *, texts: bool = False) -> TextIO:
     """A text stream that removes secrets from each piece written. A secret split over two pieces is not detected.

@@ -10,8 +10,6 @@ from urllib.parse import quote
 from assay.support.scrubbing.names import VARIABLE
 from assay.support.scrubbing.shapes import MARK, NOTHING, without_pairs, without_shapes
 
-__all__ = ["PLAIN", "add_secrets", "all_secrets", "error_text", "forms", "mask_secrets", "message", "without"]
-
 _configured: dict[str, None] = {}  # keys passed to this process
 _changes = 0  # number of additions to `_configured`
 _MOST = 1000  # keys kept in `_configured`; the oldest are dropped first

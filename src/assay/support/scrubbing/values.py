@@ -13,8 +13,6 @@ from assay.support.scrubbing.names import ERRORS, NOTES, credentials_in, is_cred
 from assay.support.scrubbing.shapes import MARK, NOTHING, in_json, without_logins, without_shapes
 from assay.support.scrubbing.texts import PLAIN, all_secrets, forms, message, without
 
-__all__ = ["fields", "may_hold", "results"]
-
 _PLAIN_HEADERS = re.compile(
     r"accept.*|content-.*|user-agent|host|connection|anthropic-(?:version|beta)|openai-(?:beta|organization|project)",
     re.I,

@@ -8,8 +8,6 @@ from typing import Any
 from assay.programs import RANGES, AgentParameters, BaseAgent
 from assay.testing.contracts.base import Contract, require
 
-__all__ = ["AgentContract"]
-
 
 class AgentContract(Contract):
     """Checks an agent (`assay.programs.BaseAgent`).

@@ -3,8 +3,6 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-__all__ = ["HOSTILE_TEXTS", "Contract", "require"]
-
 HOSTILE_TEXTS = (
     "",
     " \n\t ",

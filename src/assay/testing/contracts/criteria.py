@@ -12,8 +12,6 @@ from assay.rubrics import Criterion, Grade, NoGrade, Rubric
 from assay.rubrics.calling import call
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 
-__all__ = ["CriterionContract"]
-
 
 class CriterionContract(Contract):
     """Checks a criterion with a `check`.

@@ -15,8 +15,6 @@ from assay.rubrics import NoGrade
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 from assay.testing.fakes import scripted_lm
 
-__all__ = ["JudgeContract", "ListwiseJudgeContract", "PairwiseJudgeContract"]
-
 _ODD: tuple[Any, ...] = (*HOSTILE_TEXTS, None, 42, math.nan, ["a", "list"], {"a": {"mapping": 1}}, b"\xff")
 _NONSENSE = ("", "%%%", "null", "[]", '{"verdict": "certainly"}', '{"verdict": ["yes", "no"]}', "yes no yes no " * 500)
 

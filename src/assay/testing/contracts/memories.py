@@ -8,8 +8,6 @@ from assay.errors import ConfigError
 from assay.programs import Memory
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 
-__all__ = ["MemoryContract"]
-
 _THREADS, _EACH = 8, 10
 
 

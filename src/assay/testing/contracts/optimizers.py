@@ -18,8 +18,6 @@ from assay.testing.contracts.base import Contract, require
 from assay.testing.fakes import scripted_lm
 from assay.traces import Rollout, Store
 
-__all__ = ["OptimizerContract"]
-
 _SIZES = {"train": 10, "val": 6, "gate": 5, "test": 5}
 _INSTRUCTION = "Add two to the number."
 _ROWS = [{"question": f"What do you say to number {n}.", "answer": str(n + 2)} for n in range(60)]

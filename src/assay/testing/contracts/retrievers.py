@@ -9,8 +9,6 @@ from assay.errors import ConfigError
 from assay.programs.retrieval import Passage, Retriever
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 
-__all__ = ["RetrieverContract"]
-
 _THREADS = 8
 
 

@@ -8,8 +8,6 @@ from assay.errors import ConfigError, StoreError
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 
-__all__ = ["StoreContract"]
-
 _THREADS, _EACH = 8, 50
 
 

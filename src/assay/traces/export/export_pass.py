@@ -43,8 +43,6 @@ from assay.traces.store import Store
 from assay.traces.store.rows import as_json
 from assay.traces.store.sealing import SplitFinder
 
-__all__ = ["TEMPLATE", "ExportPass", "Provenance", "Target"]
-
 TEMPLATE = "template"  # problem of a call whose answer the template does not render
 
 

@@ -21,8 +21,6 @@ from assay.support.values import json_text, json_value
 from assay.traces.export.transitions import JSON_COLUMNS, parquet_schema
 from assay.traces.store.rows import as_json
 
-__all__ = ["MAX_BUFFERED_BYTES", "RowWriter", "trl_files", "without_gc"]
-
 _REPEATED = [  # columns with repeated values: dictionary-encoded in Parquet
     "task",
     "task_type",

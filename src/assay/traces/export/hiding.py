@@ -27,8 +27,6 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json
 
-__all__ = ["DeclaredValues", "Hider"]
-
 _ROLES = (
     "user",
     "assistant",

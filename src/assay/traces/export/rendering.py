@@ -22,22 +22,6 @@ from assay.traces.messages.final_answer import output_schema
 from assay.traces.messages.parts import object_of
 from assay.traces.store.rows import as_json
 
-__all__ = [
-    "TOOL_FORMS",
-    "Labels",
-    "RowRenderer",
-    "grpo_columns",
-    "grpo_rows",
-    "labelled_rows",
-    "marked_by_trl",
-    "preference_rows",
-    "prompt_of",
-    "sft_rows",
-    "shows_tools",
-    "trained_parts",
-    "training_template",
-]
-
 Message = dict[str, Any]
 TOOL_FORMS = ("auto", "native", "text")
 _THOUGHT = "</think>"  # end of the reasoning, which some templates leave out or rewrite

@@ -20,8 +20,6 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.sealing import SEALED, SplitFinder, input_forms
 
-__all__ = ["RESTRICTED_DEMO", "RESTRICTED_TASK", "Leaving", "Restrictions"]
-
 RESTRICTED_DEMO = "calls whose prompt shows a task of another tenant, without consent, of an erased person, or sealed"
 RESTRICTED_TASK = "without an owner, of a task of another tenant, without consent or of an erased person"
 

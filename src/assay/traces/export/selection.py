@@ -22,22 +22,6 @@ from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json, rollout_of
 from assay.traces.store.sealing import SEALED, SplitFinder
 
-__all__ = [
-    "Episode",
-    "Overlap",
-    "Selection",
-    "Turn",
-    "check_named",
-    "count_drawn",
-    "count_turns",
-    "exclusion_counts",
-    "is_sealed",
-    "lacks_consent",
-    "loaded",
-    "read_groups",
-    "sealed_tasks",
-]
-
 # The columns that no export reads: `rollout_id` names the rollout, which the caller has.
 _NOT_READ = frozenset({"rollout_id", "thinking_tokens", "cost_usd", "started_at", "return_"})
 

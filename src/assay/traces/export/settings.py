@@ -23,26 +23,6 @@ from assay.traces.credit import RETURNS, returns
 from assay.traces.export.rendering import TOOL_FORMS
 from assay.traces.export.selection import Selection
 
-__all__ = [
-    "ADVANTAGES",
-    "BY",
-    "FAILED",
-    "KINDS",
-    "METHODS",
-    "OFF",
-    "PATTERNS",
-    "VERIFIED",
-    "Balance",
-    "ExportConfig",
-    "GateReport",
-    "Gates",
-    "Sampler",
-    "UngatedExport",
-    "format_value",
-    "refuse_ungated",
-    "targets",
-]
-
 METHODS = ("none", "down", "over", "temperature")
 BY = ("task_type", "difficulty", "outcome")
 Cell = tuple[str, ...]

@@ -14,18 +14,6 @@ from assay.support.formats import check_format
 from assay.traces.export.selection import Episode, Turn
 from assay.traces.records import Transition
 
-__all__ = [
-    "FORMAT",
-    "JSON_COLUMNS",
-    "WITHOUT_TEXT",
-    "TransitionRow",
-    "checked_manifest",
-    "parquet_schema",
-    "read_transitions",
-    "transition_of_row",
-    "transition_row",
-]
-
 FORMAT = 1
 
 

@@ -23,8 +23,6 @@ from assay.traces.gateway.replies import KEYS
 from assay.traces.gateway.sessions import rollout_id_of
 from assay.traces.messages.gemini import is_google
 
-__all__ = ["LOOPBACK", "Access", "Caller", "Refused"]
-
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOKEN = re.compile(r"rollout-([0-9a-f]{32})-([0-9a-f]{32})")
 _NAMED = "rollout-"  # prefix of a rollout's name that is sent as a key, if calls need no key

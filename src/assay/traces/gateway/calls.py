@@ -26,8 +26,6 @@ from assay.traces.messages.chaining import unfinished
 from assay.traces.records import Transition, check_agent_name
 from assay.traces.store.rows import as_json
 
-__all__ = ["Call", "Turns", "requested_choices", "sent"]
-
 _WRITES = 2  # event loop iterations in which a request is written to an open connection
 _LOG = logging.getLogger("assay.gateway")
 

@@ -17,8 +17,6 @@ from aiohttp import web
 
 from assay.errors import ConfigError
 
-__all__ = ["ConnectionLimits", "Connections", "Listener", "SlowRequest", "keep_alive", "most_connections"]
-
 # Descriptors for other uses: the store (three per SQLite connection), the spill file, the model's library, logs.
 _RESERVED = 128
 _EACH = 3  # descriptors of a call: caller, upstream, and with an embedded model the other end of that

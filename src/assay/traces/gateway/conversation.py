@@ -14,8 +14,6 @@ from assay.traces.gateway.requests import ClientRequest, compact, extended_diges
 from assay.traces.messages.dialects import Answer, Message, part_texts, tool_results
 from assay.traces.messages.final_answer import Prompt, asked_outputs, output_values
 
-__all__ = ["Conversations", "Trail"]
-
 _LARGE = 16_384  # characters of an answer that are kept for comparison
 _OUTPUTS = 200  # output values of a rollout that are kept for comparison
 

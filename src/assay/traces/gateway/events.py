@@ -12,8 +12,6 @@ from typing import Any
 from assay.traces.messages.dialects import each, error_of
 from assay.traces.messages.gemini import continue_call, field, listed
 
-__all__ = ["ended_response", "read_events"]
-
 Body = dict[str, Any]
 # Text fields that arrive whole; other texts arrive in parts.
 _UNSPLIT_FIELDS = frozenset((

@@ -37,8 +37,6 @@ from assay.traces.messages import gemini
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 
-__all__ = ["OpenedRollout", "PolicyGateway", "PolicyUpstream"]
-
 T = TypeVar("T")
 _MOST_CALLS = 1024  # that wait for the model at once; each has a thread
 _START_S = 30.0  # that the gateway may take to listen

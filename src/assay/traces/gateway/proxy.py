@@ -20,8 +20,6 @@ from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
 
-__all__ = ["LoopCounts", "LoopWatch", "Passed", "limit_of", "pass_on"]
-
 _DATA = re.compile(rb"^data:[ \t]*(\{.*\})[ \t]*\r?$", re.MULTILINE)
 _HEAD = ("id", "created", "model", "system_fingerprint")  # each event of a stream repeats them
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")

@@ -25,8 +25,6 @@ from assay.traces.gateway.upstreams import EmbeddedUpstream, HttpUpstream
 from assay.traces.messages.dialects import DIALECTS
 from assay.traces.messages.gemini import is_google
 
-__all__ = ["BackgroundCalls", "Relay", "inner_path", "named_path"]
-
 _LOG = logging.getLogger("assay.gateway")
 _PLACE = re.compile(r"^/r/[^/]+(?=/)")
 _NAMES = 100  # maximum number of paths that are counted separately

@@ -10,21 +10,6 @@ from multidict import CIMultiDict
 
 from assay.support.scrubbing import message
 
-__all__ = [
-    "IDLE_S",
-    "JSON",
-    "KEYS",
-    "STREAM",
-    "Reply",
-    "UpstreamCall",
-    "error_response",
-    "json_reply",
-    "once",
-    "readable",
-    "request_headers",
-    "response_headers",
-]
-
 IDLE_S = 600.0  # reasoning models may send nothing for minutes
 STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}  # streams that the gateway writes itself
 JSON = {"Content-Type": "application/json"}

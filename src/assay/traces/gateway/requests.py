@@ -20,21 +20,6 @@ from assay.traces.messages.dialects import Answer, Message, chat_messages, chat_
 from assay.traces.messages.final_answer import must_call, output_schema
 from assay.traces.messages.gemini import CALL_IDS
 
-__all__ = [
-    "Beginning",
-    "Beginnings",
-    "ClientRequest",
-    "compact",
-    "extended_digest",
-    "is_constrained",
-    "json_body",
-    "parsed_json",
-    "parsed_or_none",
-    "sent_secrets",
-    "storable",
-    "without_secrets",
-]
-
 _CONTAINERS = frozenset((dict, list))  # exact types suffice for parsed JSON; `isinstance` takes three times as long
 
 

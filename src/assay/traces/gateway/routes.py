@@ -33,20 +33,6 @@ from assay.traces.gateway.sessions import (
 from assay.traces.otlp.metrics import DURATION, Point, points_of
 from assay.traces.records import Rollout, new_id
 
-__all__ = [
-    "CONTENT_TYPE",
-    "FLUSH_S",
-    "AgentRoutes",
-    "AgentRunner",
-    "Lease",
-    "Leases",
-    "LostLease",
-    "Metrics",
-    "RolloutRoutes",
-    "StoreAccess",
-    "metrics_text",
-]
-
 FLUSH_S = 25.0  # that a request waits for waiting rows; below `_STORE_S`, so that the store can give its own reason
 _STORE_S = 30.0  # that a request waits for the store
 

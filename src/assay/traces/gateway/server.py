@@ -36,8 +36,6 @@ from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS, dialect_at
 from assay.traces.store import Store
 
-__all__ = ["Gateway"]
-
 _LOG = logging.getLogger("assay.gateway")
 _GATEWAY_PATHS = ("/agents", "/assay", "/feedback", "/health", "/metrics", "/reward", "/close")  # never passed on
 # Path prefixes of Azure OpenAI, before the dialect's own path without /v1.

@@ -17,25 +17,6 @@ from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, 
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
-__all__ = [
-    "NEVER_CLOSED",
-    "Live",
-    "LiveRollouts",
-    "answer_is_final",
-    "check_name",
-    "check_reward",
-    "check_status",
-    "checked_fields",
-    "close_abandoned",
-    "failure_kind",
-    "gateway_rollout",
-    "keep_tool_result",
-    "rollout_id_of",
-    "text_or_none",
-    "turn_count",
-    "unanswered_call",
-]
-
 _LARGEST_REWARD = 1e6  # of a step reward
 _NAME_CHARS = 200
 _FIELDS = (

@@ -18,26 +18,6 @@ from assay.traces.messages.gemini import field, listed
 from assay.traces.messages.parts import each, object_of
 from assay.traces.records import new_id
 
-__all__ = [
-    "GeminiStream",
-    "answered",
-    "as_called",
-    "as_list",
-    "chat_of",
-    "chat_request",
-    "chunks_of",
-    "content_of_chat",
-    "data_line",
-    "error_body",
-    "error_of",
-    "refused",
-    "stream_of",
-    "stream_to_dialect",
-    "streamed",
-    "to_dialect",
-    "untranslatable",
-]
-
 # -- Converts requests of Google's Gemini API to chat, and chat completions to its answers. Does not use HTTP.
 
 

@@ -14,27 +14,6 @@ from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.final_answer import argument_value, ends_run
 from assay.traces.messages.parts import linked
 
-__all__ = [
-    "Message",
-    "answers_of",
-    "as_arguments",
-    "as_inputs",
-    "as_prediction",
-    "body_of",
-    "conversation_of",
-    "is_call",
-    "is_message",
-    "is_native",
-    "messages_of",
-    "native_conversation",
-    "native_settings",
-    "native_tools",
-    "result_text",
-    "settings_of",
-    "text_of",
-    "unwrapped",
-]
-
 # -- Converts pydantic-ai's own message format, which MLflow records, to chat messages. Does not read files.
 #
 # Source: pydantic_ai/messages.py; the position of the instructions follows pydantic_ai/models/openai.py.

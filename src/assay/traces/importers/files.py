@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from assay.errors import DataError
 from assay.support.places import no_such_file
 
-__all__ = ["MAX_LINE_BYTES", "MAX_TRACE_BYTES", "Part", "Row", "Skipped", "Sorted", "is_text", "json_rows", "run_of"]
-
 MAX_LINE_BYTES = 256 * 2**20  # maximum bytes of a line
 MAX_TRACE_BYTES = 256 * 2**20  # maximum bytes of a trace as JSON
 _CACHE_KIB = 16 * 1024

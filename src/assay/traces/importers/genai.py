@@ -30,8 +30,6 @@ from assay.traces.importers.spans import (
 )
 from assay.traces.otlp import spans as names
 
-__all__ = ["span_of", "trace_of"]
-
 Attributes = Mapping[str, Any]
 Event = tuple[str, dict[str, Any]]  # name, attributes
 _CALLS = {"chat", "text_completion", "text_completions", "generate_content", "llm_call"}  # operations of LM calls

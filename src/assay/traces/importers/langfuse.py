@@ -13,8 +13,6 @@ from assay.traces.importers.genai import span_of
 from assay.traces.importers.spans import LMCall, Mark, Span, Trace, as_text, count_of, number_of, parsed, usage_of
 from assay.traces.otlp import spans as names
 
-__all__ = ["take", "trace_of"]
-
 _NESTED_FIELDS = ("data", "observations", "traces", "scores")  # fields with nested rows
 _PREFIX = "langfuse.observation."  # of the attributes that Langfuse's SDK writes to OTLP
 _NUMBERS = ("NUMERIC", "BOOLEAN", "")  # score types whose `value` is a grade; for categories it is an index

@@ -13,8 +13,6 @@ from assay.traces.importers.genai import span_of
 from assay.traces.importers.spans import Mark, Span, Trace, as_text, decoded, exception_of, parsed, seconds_of
 from assay.traces.otlp import spans as names
 
-__all__ = ["take", "trace_of"]
-
 _NESTED_FIELDS = ("traces", "data")
 
 

@@ -11,8 +11,6 @@ from assay.errors import DataError, MissingExtra
 from assay.traces.importers.files import Row, Skipped, Sorted, is_text, json_rows
 from assay.traces.importers.spans import as_text, exception_of, number_of, parsed, seconds_of
 
-__all__ = ["rows", "take"]
-
 Attributes = dict[str, Any]
 _BODY = ("role", "content", "message", "tool_calls", "parts")  # fields of an event's body
 _RESOURCE = (

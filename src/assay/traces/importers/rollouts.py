@@ -23,8 +23,6 @@ from assay.traces.messages.parts import linked_choices
 from assay.traces.otlp import spans as names
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
-__all__ = ["Imported", "answer_in", "is_newer", "own_root", "restored", "rollout_id", "to_rollout"]
-
 # -- Restores rollouts that assay itself exported, from the attributes with the prefix `assay.`.
 
 

@@ -9,25 +9,6 @@ from typing import Any
 from assay.support.values import value_text
 from assay.traces.messages.gemini import plain_types
 
-__all__ = [
-    "LMCall",
-    "Mark",
-    "Reading",
-    "Span",
-    "ToolUse",
-    "Trace",
-    "UnknownShape",
-    "as_text",
-    "count_of",
-    "decoded",
-    "exception_of",
-    "number_of",
-    "parsed",
-    "seconds_of",
-    "tools_of",
-    "usage_of",
-]
-
 
 @dataclass(kw_only=True)
 class LMCall:

@@ -33,8 +33,6 @@ from assay.traces.otlp.spans import trace_request
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 
-__all__ = ["Endpoint", "Exporter", "NotSent", "TracesExportReport", "encoded", "export_traces", "post", "send"]
-
 PROTOBUF, JSON = "http/protobuf", "http/json"
 _RETRIED = (429, 502, 503, 504)  # OTLP/HTTP specification, "Retryable response codes"
 _TRIES = 5

@@ -9,8 +9,6 @@ from typing import Any
 
 from assay.traces.otlp.spans import VERSION, attributes_of, resource, scope
 
-__all__ = ["COUNTER", "DURATION", "GAUGE", "METRICS", "Measure", "Point", "metrics_request", "points_of"]
-
 COUNTER, GAUGE, DURATION = "counter", "gauge", "histogram"
 _PROMETHEUS_UNITS = {"s": "seconds"}  # units in braces, such as {call}, are not part of a name
 

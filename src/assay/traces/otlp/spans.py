@@ -17,21 +17,6 @@ from assay.traces.messages.dialects import answer_to, chat_messages, chat_tools
 from assay.traces.messages.parts import part_texts
 from assay.traces.records import Rollout, ToolCall, Transition
 
-__all__ = [
-    "CALL",
-    "ROLLOUT",
-    "SETTINGS",
-    "VERSION",
-    "VERSION_KEY",
-    "Field",
-    "attributes_of",
-    "read",
-    "resource",
-    "scope",
-    "trace_request",
-    "written",
-]
-
 VERSION = 1
 PREFIX, VERSION_KEY = "assay.", "assay.mapping.version"
 

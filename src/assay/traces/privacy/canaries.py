@@ -21,8 +21,6 @@ import regex
 
 from assay.traces.privacy.patterns import EntityMatch
 
-__all__ = ["PLANTED", "REQUIRED_RECALL", "TYPES", "UNKNOWN", "Canaries", "Recall"]
-
 TYPES = ("person", "email", "phone", "address", "id", "iban", "card", "ip")
 PLANTED = 120  # values by type and language: with one missed, the lower bound of the recall is 0.954, with two 0.941
 REQUIRED_RECALL = 0.95  # lower bound of the recall from which a type is verified

@@ -10,8 +10,6 @@ import regex
 
 from assay.traces.privacy.patterns import EntityMatch, is_reckoned, normal
 
-__all__ = ["FINDERS", "national_numbers"]
-
 _KINDS = {  # label in the text -> modules of stdnum
     "codice fiscale": ("it.codicefiscale",),
     "nif|nie|dni": ("es.nif", "es.nie", "es.dni", "pt.nif"),

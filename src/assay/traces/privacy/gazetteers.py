@@ -18,8 +18,6 @@ import regex
 
 from assay.traces.privacy.patterns import COMMON_NAMES, EntityMatch, normal
 
-__all__ = ["AMBIGUOUS", "KEY", "THINGS", "available", "finder", "is_listed"]
-
 _CAPITAL = r"\p{Lu}[\p{L}'’]*(?:-\p{L}[\p{L}'’]*)*"
 _INITIALS = r"(?:\p{Lu}\.-?){1,3}"
 _PARTICLE = (

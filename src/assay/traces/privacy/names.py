@@ -14,8 +14,6 @@ from assay.support.settings import one_of
 from assay.traces.privacy import gazetteers as privacy_gazetteers
 from assay.traces.privacy.patterns import BLANK, COMMON_NAMES, EntityMatch, normal
 
-__all__ = ["TYPES", "WORDS", "KnownValue", "known_in", "mentioned_words", "name_engine", "unescaped"]
-
 ENGINES = ("auto", "patterns", "names", "gazetteers", "presidio")
 WORDS = {"person": "Person", "place": "Place", "organisation": "Organisation", "address": "Address", "id": "Id"}
 TYPES = (*WORDS, "email", "phone", "iban", "card", "ssn", "ip", "mac", "dob", "date", "secret")

@@ -9,21 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = [
-    "BLANK",
-    "COMMON_NAMES",
-    "FINDERS",
-    "FREE",
-    "LABEL",
-    "EntityMatch",
-    "find_secrets",
-    "is_reckoned",
-    "labelled_secrets",
-    "named_secret",
-    "normal",
-    "small",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EntityMatch:
