@@ -341,8 +341,16 @@ The `failure` of a call, a rollout or a verdict.
 # Python
 
 
+def _entry(package: str, name: str, value: Any) -> str:
+    """A name of a package. Griffe does not find shipped programs, which are outside of `src`; their docstrings do."""
+    folder = str(value.__module__).removeprefix("assay.shipped.").rpartition(".")[0].replace(".", "/")
+    if not folder.startswith("programs/"):
+        return f"::: {package}.{name}\n"
+    return f"## {name}\n\n{docstring(value)}\n\nIts code is in `{folder}`.\n"
+
+
 def _python_page(package: str) -> str:
     module = importlib.import_module(package)
     names = [name for name in module.__all__ if not name.startswith("__")]
-    entries = [f"::: {package}.{name}\n" for name in names if callable(getattr(module, name))]
+    entries = [_entry(package, name, getattr(module, name)) for name in names if callable(getattr(module, name))]
     return "\n".join([f"# {package}\n", f"{docstring(module)}\n", *entries])

@@ -93,7 +93,7 @@ def chaos(
         on_kill: called with a line for each kill.
         postgres: the server of the database, which is killed in half of the cases.
     """
-    for module in ("serve", "deployed", "deploy.advancing"):  # once, and not in each forked process
+    for module in ("serve", "deployed", "deploy.status"):  # once, and not in each forked process
         importlib.import_module(f"assay.api.{module}")
     began, report = time.monotonic(), Outcome()
     _in_process(_prepare, folder, store).join()
