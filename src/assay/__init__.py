@@ -25,10 +25,10 @@ _WHERE = {
     "Task": "assay.datasets",
     "collect": "assay.api.collect",
     "deployed": "assay.api.deployed",
-    "compare": "assay.api.compare",
+    "compare": "assay.commands.compare",
     "compile": "assay.api.compile",
     "compile_judge": "assay.api.judge.compile",
-    "evaluate": "assay.api.evaluate",
+    "evaluate": "assay.commands.evaluate",
     "export": "assay.api.export",
     "improve": "assay.api.improve.run",
     "index": "assay.commands.index",
@@ -53,10 +53,8 @@ __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
     from assay.api.collect import collect
-    from assay.api.compare import compare
     from assay.api.compile import compile
     from assay.api.deployed import deployed
-    from assay.api.evaluate import evaluate
     from assay.api.export import export
     from assay.api.improve.run import improve
     from assay.api.judge.compile import compile_judge
@@ -65,6 +63,8 @@ if TYPE_CHECKING:
     from assay.api.sft import train_sft
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
+    from assay.commands.compare import compare
+    from assay.commands.evaluate import evaluate
     from assay.commands.index import index
     from assay.commands.project import project_settings
     from assay.datasets import Task, load_tasks

@@ -16,7 +16,7 @@ from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.datasets import load_tasks
 from assay.errors import DataError
 from assay.rubrics import SHIPPED
-from assay.runs.settings import CompileSettings, EvaluateSettings, TuneSettings
+from assay.runs.settings import CompileSettings, TuneSettings
 from assay.support.settings import settings_of
 
 
@@ -88,11 +88,6 @@ def test_flags_of_ranges_lists_and_numbers() -> None:
     assert command_options([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
     with pytest.raises(click.UsageError, match="NAME=LOW:HIGH"):
         command_options([*JOB, "--range", "max_steps=1"], TuneSettings)
-
-
-def test_gate_size_flag_sets_the_size_of_one_split() -> None:
-    assert command_options([*JOB, "--split", "gate", "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"gate": 7}
-    assert command_options([*JOB, "--size", "7"], EvaluateSettings, sizes=())["sizes"] == {"val": 7}
 
 
 def test_only_a_setting_of_names_and_values_asks_for_a_name_and_a_value() -> None:

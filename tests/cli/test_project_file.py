@@ -13,7 +13,7 @@ from assay.cli.main import group
 from assay.cli.wording import message_of
 from assay.commands.project import project_settings
 from assay.errors import ProjectError
-from assay.runs.settings import EvaluateSettings
+from assay.runs.settings import CompileSettings
 
 PROJECT = """
 [defaults]
@@ -160,13 +160,13 @@ def test_an_artifact_keeps_its_own_model(project: Path) -> None:
     @click.group()
     def root() -> None: ...
 
-    @root.command("evaluate")
+    @root.command("compile")
     @click.option("--artifact", is_flag=True)
-    @settings_flags(EvaluateSettings, sizes=())
-    def evaluate(artifact: bool, **values: Any) -> None:
-        observed.append(command_settings(values, EvaluateSettings, artifact=artifact))
+    @settings_flags(CompileSettings)
+    def compile(artifact: bool, **values: Any) -> None:
+        observed.append(command_settings(values, CompileSettings, artifact=artifact))
 
     for flags in ([], ["--artifact"]):
-        CliRunner().invoke(root, ["evaluate", *flags], standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(root, ["compile", *flags], standalone_mode=False, catch_exceptions=False)
     assert "model" in observed[0]
     assert not {"model", "api_base"} & observed[1].keys()

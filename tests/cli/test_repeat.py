@@ -9,11 +9,11 @@ import pytest
 from assay.cli.flags import command_job
 from assay.cli.main import command_of
 from assay.cli.repeat import resume_command, rollout_command, run_command
+from assay.commands.evaluate import Evaluate
 from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.runs.settings import (
     CollectSettings,
     CompileSettings,
-    EvaluateSettings,
     JudgeCompileSettings,
     TrainSettings,
     TuneSettings,
@@ -27,7 +27,6 @@ CASES: list[Any] = [
         **JOB, model="openai/m", early_stop=False, cache=False, preflight=False, sizes={"val": 4, "test": 5}, seed=3,
         parameters={"temperature": 0.5, "tool": "a b"}, optimizer_settings={"n": 4}, rename={"a": "b"}, max_calls=0,
     ),
-    EvaluateSettings(**JOB, split="test", samples=3, sizes={"test": 7}),
     TuneSettings(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=("score", "tokens")),
     CollectSettings(**JOB, n=4),
     JudgeCompileSettings(judge="Is it right?", labels="labels.csv"),
@@ -54,6 +53,12 @@ def test_a_command_has_the_settings_of_its_run(settings: Any) -> None:
     assert asdict(type(settings)(**{**named, **{k: v for k, v in keywords.items() if k not in named}})) == asdict(
         settings
     )
+
+
+def test_an_evaluation_has_the_settings_of_its_run() -> None:
+    stored = Evaluate("p.py:P", rubric="r", data="d", split="test", samples=3, size=7, cache=False).without_passwords
+    expected = "assay evaluate p.py:P --rubric r --data d --no-cache --split test --size 7 --samples 3 --resume"
+    assert sorted(str(resume_command("evaluate", stored)).split()) == sorted(expected.split())
 
 
 def test_a_training_is_resumed_by_its_method() -> None:

@@ -22,7 +22,6 @@ from assay.api.judge.fidelity import audit_user
 from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.api.loop.state import schedule_files
-from assay.api.model_comparison import compare as compare_models
 from assay.api.registry import register
 from assay.api.rollouts import (
     close_rollouts,
@@ -35,6 +34,7 @@ from assay.api.run import run
 from assay.api.serve import serve
 from assay.api.traces import forget_subject, score_rollouts
 from assay.api.train import train_offline
+from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
 from assay.models import EMBEDDED
 from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
@@ -48,8 +48,6 @@ from assay.support.settings import Declared, DeclaredFields, Settings, nearest, 
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
 PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.compile, settings.CompileSettings, options.CompileOptions),
-    (assay.evaluate, settings.EvaluateSettings, options.EvaluateOptions),
-    (assay.compare, settings.CompareSettings, options.CompareOptions),
     (assay.collect, settings.CollectSettings, options.CollectOptions),
     (assay.improve, settings.ImproveSettings, options.ImproveOptions),
     (assay.tune, settings.TuneSettings, options.TuneOptions),
@@ -57,7 +55,6 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
     (assay.train_sft, SFTSettings, options.SFTOptions),
-    (compare_models, settings.EvaluateSettings, options.ComparisonOptions),
     (assay.export, settings.ExportSettings, store_options.ExportOptions),
     (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
     (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
@@ -82,7 +79,7 @@ EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written
     (schedule_files, settings.LoopInstallSettings),
     (run_agent, settings.AgentRunSettings),
 ]
-WITHOUT_SETTINGS = {assay.train: {"cache"}, compare_models: {"model", "split"}}
+WITHOUT_SETTINGS = {assay.train: {"cache"}}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +146,7 @@ def test_the_key_of_a_job_depends_only_on_settings_that_affect_its_result() -> N
         assert settings.CompileSettings(**NAMED, **same).key == made.key, same  # type: ignore[arg-type]
     for other in ({"seed": 1}, {"demos": 3}, {"judge_model": "openai/m"}, {"salt": "b"}, {"prompt_format": "json"}):
         assert settings.CompileSettings(**NAMED, **other).key != made.key, other  # type: ignore[arg-type]
-    assert settings.EvaluateSettings(**NAMED).key != settings.EvaluateSettings(**NAMED, split="gate").key
+    assert Evaluate(**NAMED).key != Evaluate(**NAMED, split="gate").key
 
 
 def test_a_field_without_setting_is_internal() -> None:

@@ -14,7 +14,7 @@ import assay
 from assay.api.judge.score import score_rows
 from assay.api.traces import score_rollouts
 from assay.api.tune import tune
-from assay.cli.evaluate import command as evaluate_command
+from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
 from assay.commands.project import project_settings
@@ -264,18 +264,18 @@ def test_the_project_file_sets_the_budget_of_each_role(project: dict[str, Any]) 
     Path("assay.toml").write_text("[program]\nmodel = 'openai/m'\nthinking = 256\n")
     assert project_settings("judge compile") == {"model": "openai/m"}  # a judge does not take the program's budget
     Path("assay.toml").write_text("[judge]\nthinking = 'hgih'\n")
-    with pytest.raises(ProjectError, match=r"thinking='hgih' must be .* Did you mean 'high'"):
+    with pytest.raises(ProjectError, match=r"thinking: must be .* Did you mean 'high'"):
         project_settings("compile")
 
 
 def test_the_command_line_names_the_flag_and_the_nearest_word(project: dict[str, Any]) -> None:
     command = ["evaluate", "math_qa", "--rubric", "r.yaml", "--data", "rows.jsonl"]
     for flags, message in (
-        (["--judge-thinking", "hgih"], "--judge-thinking hgih must be a number of tokens"),
-        (["--thinking", "-1"], "--thinking -1 must be at least 0 tokens; 0 is off"),
+        (["--judge-thinking", "hgih"], "--judge-thinking: must be a number of tokens"),
+        (["--thinking", "-1"], "--thinking: must be at least 0 tokens; 0 is off"),
     ):
         ended = CliRunner().invoke(group, [*command, *flags], standalone_mode=False)
-        assert message_of(ended.exception, evaluate_command).startswith(message)
+        assert message_of(ended.exception, derived_command("evaluate")).startswith(message)
 
 
 def test_a_judges_budget_is_declared_for_the_judge() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay.api.compare import CompareReport
 from assay.api.compile import CompileReport
-from assay.api.evaluate import EvaluationReport
 from assay.api.tune.report import TuneReport
+from assay.commands.compare import CompareReport
+from assay.commands.evaluate import EvaluationReport
 from assay.datasets.rows import near_notes
 from assay.errors import StoreError
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
@@ -61,13 +61,20 @@ def write_compile_page(
     )  # fmt: skip
 
 
+def write_page(path: str | Path, report: Any, *, store: str | Path | None = None, words: Words = str) -> None:
+    """Writes the report of an evaluation or of a comparison as one HTML file; not that of another kind."""
+    if isinstance(report, EvaluationReport):
+        write_evaluation_page(path, report, store=store, words=words)
+    elif isinstance(report, CompareReport):
+        write_compare_page(path, report, store=store, words=words)
+
+
 def write_evaluation_page(
-    path: str | Path, report: EvaluationReport, *, program: str, store: str | Path | None = None, words: Words = str
+    path: str | Path, report: EvaluationReport, *, store: str | Path | None = None, words: Words = str
 ) -> Path:
     """Writes the report of an evaluation as one HTML file.
 
     Args:
-        program: its name, for the title.
         words: as for `write_compile_page`.
     Raises:
         ConfigError, StoreError: as `write_compile_page`.
@@ -85,7 +92,7 @@ def write_evaluation_page(
         f"{result['failed']} failed"), *_spent(data), *_stopped(data, words), *_opened(data),
     ]  # fmt: skip
     return write_report(
-        path, "report_evaluate.html", title=f"Evaluation of {_short(program)}", facts=facts, scores=scores,
+        path, "report_evaluate.html", title=f"Evaluation of {_short(report.program)}", facts=facts, scores=scores,
         notes=_notes(data, words),
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,6 +11,7 @@ import dspy
 import sqlalchemy as sa
 
 from assay.api.improve.run import check_improvement, check_name, steps_of
+from assay.commands.evaluate import Evaluate
 from assay.datasets.rows import near_notes
 from assay.errors import ConfigError
 from assay.evaluation import SilentProgress
@@ -30,14 +31,14 @@ from assay.optimizers.finetuning.settings import PolicySettings, settings_from
 from assay.optimizers.prompts.config import CompileConfig
 from assay.programs.loading import full_name
 from assay.rubrics.loading import RubricSource
-from assay.runs.arguments import program_settings, resolve_model
+from assay.runs.arguments import named, program_settings, resolve_model
 from assay.runs.curricula import schedule_of
+from assay.runs.groups import AnyJob, OneSplit
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.settings import (
     CollectSettings,
     CompileSettings,
-    EvaluateSettings,
     ImproveSettings,
     ProgramSettings,
     TuneSettings,
@@ -46,6 +47,7 @@ from assay.runs.settings.options import PlanOptions
 from assay.runs.settings.shared import PromptSettings
 from assay.support.names import place_in
 from assay.support.numbers import counted
+from assay.support.report import Report
 from assay.support.settings import one_of, settings_of
 from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
@@ -55,8 +57,8 @@ _ALL_STAGES = "the estimate is of a run that reaches every stage of the curricul
 _LATEST = 1000  # rollouts whose calls give the mean latency
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(Report):
     """An estimate.
 
     `cost_usd`: None if a price is unknown. `minutes`: None if the store has no call of the model yet.
@@ -69,34 +71,33 @@ class Plan:
     cost_usd: float | None
     minutes: float | None
     data: Mapping[str, Any]  # see `assay.datasets.rows.RowFindings`
-    warnings: Sequence[str] = ()
+    cautions: Sequence[str] = ()  # `warnings` of the JSON object
     # of an improvement: `step`, requested `calls`, `share` of the caps (None: does not fit)
     steps: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"warnings" if name == "cautions" else name: value for name, value in super().to_dict().items()}
 
-    def lines(self) -> list[str]:
+    def lines(self) -> Iterator[str]:
         minutes = (
             "minutes unknown: the store has no call of this model yet"
             if self.minutes is None
             else minutes_text(self.minutes)
         )
         splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
-        return [
-            f"tasks: {splits}",
+        yield f"tasks: {splits}"
+        yield (
             f"estimate: {counted(self.calls, 'calls')}, about {counted(self.tokens, 'tokens')}, "
-            f"{cost_text(self.cost_usd)}, {minutes}",
-            *self.warnings,
-            *(f"note: {note}" for note in near_notes(self.data)),
-        ]
+            f"{cost_text(self.cost_usd)}, {minutes}"
+        )
+        yield from self.cautions
+        yield from (f"note: {note}" for note in near_notes(self.data))
 
 
 _SETTINGS: dict[str, type[ProgramSettings]] = {
     "compile": CompileSettings,
     "tune": TuneSettings,
     "collect": CollectSettings,
-    "evaluate": EvaluateSettings,
     "improve": ImproveSettings,
 }
 
@@ -122,23 +123,45 @@ def plan(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
+    if kind == "evaluate":
+        values: dict[str, Any] = {"rubric": rubric, "data": data, "lm": lm, "store": store, **options}
+        return plan_command(Evaluate(program, **values))
     if kind not in _SETTINGS:
-        raise ConfigError(f"kind={kind!r} {one_of(kind, _SETTINGS)}")
+        raise ConfigError(f"kind={kind!r} {one_of(kind, ('evaluate', *_SETTINGS))}")
     program = full_name(program) if isinstance(program, str) else program
     lm, settings = resolve_model(program, lm, options)
     if unknown := sorted(settings.keys() - settings_of(_SETTINGS[kind]).keys()):
         raise ConfigError(f"{kind} has no setting {', '.join(unknown)}")
     config = program_settings(_SETTINGS[kind], program, rubric, data, lm, settings)
-    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     if isinstance(config, PromptSettings):
         CompileConfig(optimizer=config.optimizer, demos=config.demos, settings=config.optimizer_settings or {})
     if isinstance(config, ImproveSettings):
         check_improvement(config, model=settings.get("model"))
         if name is not None:
             check_name(name, config.order, place_in(home_of(store) / "improve", name))
+    return plan_of(config, program, rubric=rubric, lm=lm, store=store)
+
+
+def plan_command(command: Evaluate) -> Plan:
+    """Estimates the job of a command."""
+    program, lm, config = named(command)
+    return plan_of(config, program, rubric=command.rubric, lm=lm, store=command.store)
+
+
+def plan_of(
+    config: AnyJob, program: Any, *, rubric: RubricSource, lm: dspy.LM | None, store: str | Path | None
+) -> Plan:
+    """Estimates a job with these settings.
+
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     need: tuple[str, ...] = ("val", "gate", "test")
-    if isinstance(config, CollectSettings | EvaluateSettings):
-        need = (config.split,) if config.split != "all" else ()
+    if isinstance(config, CollectSettings):
+        need = (config.split,)
+    if isinstance(config, OneSplit):
+        need = config.needed
     with (
         tempfile.TemporaryDirectory() as folder,
         open_job(
@@ -154,7 +177,7 @@ def plan(
     ):
         each, sizes = sum(run_calls(job.recorded.program, job.session)), job.splits.sizes()
         warnings, steps = [f"warning: {warning}" for warning in job.warnings], list[dict[str, Any]]()
-        small = too_few_to_score(sizes, config.split) if isinstance(config, EvaluateSettings) else too_small(sizes)
+        small = too_few_to_score(sizes, config.split) if isinstance(config, OneSplit) else too_small(sizes)
         if small is not None and not isinstance(config, CollectSettings):
             warnings.append(f"warning: {small}")
         if isinstance(config, ImproveSettings):
@@ -173,17 +196,19 @@ def plan(
         guess = estimated(
             calls, job.recorded.program, job.splits, job.session, demos=job.config.shown_demos, latency_s=latency
         )
-        return Plan(kind=kind, sizes=sizes, data=job.rows.to_dict(), warnings=warnings, steps=steps, **asdict(guess))
+        return Plan(
+            kind=config.kind, sizes=sizes, data=job.rows.to_dict(), cautions=warnings, steps=steps, **asdict(guess)
+        )
 
 
-def _runs(job: Job, config: ProgramSettings, each: float) -> tuple[float, list[str]]:
+def _runs(job: Job, config: AnyJob, each: float) -> tuple[float, list[str]]:
     """Runs of the program in the job, and lines for the user."""
     sizes = job.splits.sizes()
     if isinstance(config, CollectSettings):
         if job.splits.curriculum is not None:
             return _staged_collection(job, config), [_ALL_STAGES]
         return config.n * sizes[config.split], []
-    if isinstance(config, EvaluateSettings):
+    if isinstance(config, OneSplit):
         return config.samples * sum(sizes[name] for name in config.splits), []
     pair = forecast_pair(job.recorded.program, job.session)
     report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)

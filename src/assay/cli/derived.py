@@ -75,6 +75,17 @@ class _Group(click.Group):
 class _Command(click.Command):
     """A command whose help shows its options by group: first its own, last those of all commands."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if not getattr(error.param, "key", False):
+                raise
+            # without the brackets of the usage line
+            hint = f"'{str(error.param.name).upper()}'" if isinstance(error.param, click.Argument) else None
+            text = "Give it here or in assay.toml, which assay init writes."
+            raise click.MissingParameter(text, ctx=ctx, param_hint=hint, param=error.param) from None
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
@@ -150,7 +161,8 @@ class _Run:
         context = click.get_current_context()
         typed = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         given = {name: value for name, value in values.items() if context.get_parameter_source(name) in typed}
-        used = {name: value for name, value in self.stored.items() if name not in given}
+        unset = {name: value for name, value in self.stored.items() if name not in given}
+        used = self.command.of_file(unset, given)
 
         def names(name: str) -> str:
             return f"{name} in {self.path}" if name in used else _flag(self.options, name)
@@ -174,8 +186,11 @@ class _Run:
                 shown = {"progress": Console()} if "progress" in options_of(self.command) else {}
                 settings = self.command(**{**used, **parsed, **shown})
                 stack.enter_context(settings.scope())
-                report = settings.run()
+                report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
                 _show(report, names, as_json=as_json)
+                if page := getattr(output, "report", None):
+                    _write_page(page, report, settings.store)
+                output.finish(settings, report)
             except AssayError as error:
                 error.names = names
                 raise
@@ -183,18 +198,36 @@ class _Run:
                 raise _Failure(spoken(report.failure, names))
 
 
+def _planned(settings: Any) -> "Report":
+    from assay.api.plan import plan_command
+
+    return plan_command(settings)
+
+
+def _write_page(path: str, report: Any, store: str | Path | None) -> None:
+    from assay.api.pages import write_page
+    from assay.cli.wording import in_flags
+
+    write_page(path, report, store=store, words=in_flags)
+
+
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     """Writes a report to standard output."""
     from assay.cli.shared import echo_line, print_json
+    from assay.cli.wording import in_flags
+    from assay.support.terminal import rich_console
 
     if as_json:
         print_json(report.to_dict())
         return
-    lines = [spoken(line, names) for line in report.lines()]
+    lines = list(report.lines())
     if not lines and report.none:
         echo(report.none, err=True)
     for line in lines:
-        (echo_line if report.is_list else echo)(line)
+        if isinstance(line, str):
+            (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))
+        else:
+            rich_console().print(line)
     for line in report.warnings():
         echo(spoken(line, names), err=True)
 
@@ -238,7 +271,7 @@ def _parameter(
             metavar=option.flag.metavar or _metavar(option),
             help=text,
         )
-    vars(parameter)["group"] = option.group or "Options"
+    vars(parameter).update(group=option.group or "Options", key=option.flag.key)
     return parameter
 
 

@@ -19,10 +19,8 @@ from assay.support.terminal import echo, protected
 _COMMANDS = {
     "agent": "Run an agent for `assay train` on another machine.",
     "collect": "Collect groups of scored rollouts.",
-    "compare": "Compare two programs or artifacts, paired, task by task.",
     "compile": "Compile a program's prompts against a rubric.",
     "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
-    "evaluate": "Score a program or an artifact.",
     "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",

@@ -9,9 +9,15 @@ import click
 
 from assay.cli.main import command_of
 from assay.cli.wording import in_flags
-from assay.commands.former import FORMER_COMMANDS as COMMANDS
+from assay.commands import COMMANDS as DERIVED
+from assay.commands import command_class
+from assay.commands.former import FORMER_COMMANDS
+from assay.models.defaults import DEFAULT_MODEL
 from assay.runs.settings import ProgramSettings
+from assay.support.options import options_of
 from assay.support.settings import Setting, settings_of
+
+COMMANDS = {**FORMER_COMMANDS, **DERIVED}
 
 _PLAIN = (str, int, float)
 _LONGEST = 4_000  # characters of a command
@@ -86,7 +92,10 @@ def _arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
     if kind.startswith("train") and kind != "train sft":  # its rollouts are sampled at the training's own temperature
         parameters = config.get("parameters") or {}
         config = {**config, "parameters": {name: value for name, value in parameters.items() if name != "temperature"}}
-    classes = (*COMMANDS[kind], *((ProgramSettings,) if kind == "train sft" else ()))  # of its --program
+    if kind in DERIVED:
+        yield from _derived_arguments(kind, config)
+        return
+    classes = (*FORMER_COMMANDS[kind], *((ProgramSettings,) if kind == "train sft" else ()))  # of its --program
     known = {name: setting for settings in reversed(classes) for name, setting in settings_of(settings).items()}
     for parameter in command_of(kind.split()).params:
         name = str(parameter.name)
@@ -111,6 +120,28 @@ def _arguments(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
     sizes = config.get("sizes") or {}
     if sizes and any(option.name == "size" for option in command_of(kind.split()).params):
         yield from ("--size", str(next(iter(sizes.values()))))
+
+
+def _derived_arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
+    sizes = config.get("sizes") or {}
+    values = {**config, "size": sizes.get(config.get("split")), **{f"{split}_size": sizes[split] for split in sizes}}
+    known = options_of(command_class(words))
+    for parameter in command_of(words.split()).params:
+        name = str(parameter.name)
+        value = values.get(name)
+        unset = (None, DEFAULT_MODEL) if name == "model" else (None, known[name].default if name in known else None)
+        if name not in known or value in unset:
+            continue
+        if known[name].positional:
+            yield _text(value)
+            continue
+        flag = max(parameter.opts, key=len)
+        if known[name].type is bool:
+            yield flag if value else parameter.secondary_opts[0]
+        elif isinstance(value, Mapping) and get_origin(known[name].type) is Mapping:
+            yield from itertools.chain.from_iterable((flag, f"{key}={_text(item)}") for key, item in value.items())
+        else:
+            yield from (flag, _text(value))
 
 
 def _is_default(setting: Setting, value: Any) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from assay.cli.wording import in_flags
-from assay.support.numbers import counted
 from assay.support.refused import Refused, refused
 from assay.support.scrubbing import mask_secrets, message, results
 from assay.support.terminal import echo, escaped, protected, rich_console
@@ -75,33 +74,9 @@ def require_coverage(data: Any) -> None:
 
     A report is a mapping with `coverage` and `undecided`, as of `assay.rubrics.scoring`, at any depth.
     """
-    from assay.errors import LowCoverage
+    from assay.commands.groups import check_coverage
 
-    least = float(click.get_current_context().meta.get("min_coverage", 0.9))
-    low = [report for report in _coverages(data) if report["coverage"] < least]
-    if low:
-        worst = min(low, key=lambda report: float(report["coverage"]))
-        gaps = [
-            f"{name} was not decided on {gap['n']} of {gap['of']}: {gap['reason']}"
-            for name, gap in worst["undecided"].items()
-        ]
-        if worst.get("why_failed"):
-            gaps.append(f"{worst['failed']} of {counted(worst['n'], 'runs')} failed: {worst['why_failed']}")
-        raise LowCoverage(
-            f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Correct "
-            f"what failed, or lower --min-coverage"
-        )
-
-
-def _coverages(data: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(data, dict):
-        if isinstance(data.get("coverage"), float | int) and isinstance(data.get("undecided"), dict):
-            yield data
-        for value in data.values():
-            yield from _coverages(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _coverages(value)
+    check_coverage(data, float(click.get_current_context().meta.get("min_coverage", 0.9)))
 
 
 def print_json(value: Any, *, with_key: bool = False) -> None:
@@ -132,13 +107,11 @@ def echo_line(line: str) -> None:
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
-    """Warns of calls that were not recorded."""
-    if data["unrecorded"] is None:
-        least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
-        reason = data["unrecorded_reason"]
-        rich.print(f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}")
-    elif data["unrecorded"]:
-        rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded")
+    """Prints `gap_lines`."""
+    from assay.reports.markdown import gap_lines
+
+    for line in gap_lines(data):
+        rich.print(line)
 
 
 def print_openings(rich: Any, openings: dict[str, int] | None) -> None:
@@ -162,21 +135,11 @@ def print_models(rich: Any, data: Mapping[str, Any], of: str = "") -> None:
 
 
 def warn_of_failures(rich: Any, report: dict[str, Any], *, is_error: bool = False) -> None:
-    """Prints reasons of failed runs and of unscored criteria, which a score does not show.
+    """Prints `failure_lines`."""
+    from assay.reports.markdown import failure_lines
 
-    Args:
-        is_error: the command ends with the reason of the failed runs as its error if no run was scored.
-    """
-    if report["failed"] and not (is_error and report["unscored"] == report["n"]):
-        rich.print(
-            f"note: {report['failed']} of {counted(report['n'], 'runs')} failed; the commonest reason: "
-            f"{in_flags(report['why_failed'])}",
-        )
-    for name, part in report["undecided"].items():
-        rich.print(
-            f"warning: {name} was not decided on {part['n']} of {part['of']} and is not in their score: "
-            f"{part['reason']}",
-        )
+    for line in failure_lines(report, is_error=is_error):
+        rich.print(in_flags(line))
 
 
 class Console:

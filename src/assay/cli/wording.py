@@ -29,16 +29,6 @@ _OPPOSITES = {
 }
 
 
-def thinking_row(thinking: Mapping[str, Any]) -> str:
-    """The metric `thinking` in one cell."""
-    parts = [f"{thinking['tokens']:.1f}, {100 * thinking['wasted_share']:.0f} % after the answer was stable"]
-    if thinking["budget_share"] is not None:
-        parts.append(f"{100 * thinking['budget_share']:.0f} % of the budget")
-    if thinking["loops"]:
-        parts.append(counted(thinking["loops"], "loops"))
-    return "; ".join(parts)
-
-
 def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
     """A line for each stage of the curriculum of a report, and its file; none without a curriculum."""
     if report is None:

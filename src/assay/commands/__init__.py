@@ -9,6 +9,8 @@ from typing import Any
 __all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
 
 COMMANDS = {
+    "compare": ("compare.Compare", "Compare two programs or artifacts, paired, task by task."),
+    "evaluate": ("evaluate.Evaluate", "Score a program or an artifact."),
     "index": ("index.Index", "Index a folder of documents for agents that retrieve."),
     "init": ("init.Init", "Write a project: program, rubric, data and assay.toml."),
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),

@@ -14,9 +14,7 @@ from assay.runs.settings import (
     AdvanceSettings,
     AgentRunSettings,
     CollectSettings,
-    CompareSettings,
     CompileSettings,
-    EvaluateSettings,
     ExportSettings,
     FidelitySettings,
     ImpactSettings,
@@ -51,8 +49,6 @@ _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in tr
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "compile": (CompileSettings,),
-    "evaluate": (EvaluateSettings,),
-    "compare": (CompareSettings,),
     "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
     "collect": (CollectSettings,),

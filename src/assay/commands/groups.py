@@ -1,10 +1,15 @@
 """Groups of settings that several commands share. A command inherits those that it needs."""
 
+import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.support.options import Flag, Settings
+from assay.errors import ConfigError, LowCoverage
+from assay.support.numbers import counted
+from assay.support.options import Flag, Settings, Share
+from assay.support.places import is_other_file
 
 if TYPE_CHECKING:
     from assay.evaluation import Progress
@@ -18,6 +23,41 @@ class Output(Settings):
 
     json: bool = False
     """One JSON object on standard output, nothing else."""
+
+    def finish(self, command: Any, report: Any) -> None:
+        """What is done once the report is shown; raises where it ends the command with an error."""
+
+
+class JobOutput(Output):
+    """Output."""
+
+    min_coverage: Share = 0.9
+    """Smallest share of tasks on which each criterion must be scored; below it the exit code is 1."""
+
+    def finish(self, command: Any, report: Any) -> None:
+        check_coverage(report.to_dict(), self.min_coverage)
+
+
+class Planned(Output):
+    """Output."""
+
+    dry_run: bool = False
+    """Print the estimate of calls, tokens, dollars and minutes, and run nothing."""
+
+
+class WithPage(Output):
+    """Output."""
+
+    report: Annotated[str | None, Flag(metavar="FILE.html")] = None
+    """Also write the report to this HTML file, which can be sent: it loads nothing."""
+
+    def check(self) -> None:
+        if self.report is None:
+            return
+        if is_other_file(self.report, ".html"):
+            raise ConfigError("exists and is not overwritten, because its name does not end in .html", field="report")
+        if not os.access(Path(self.report).resolve().parent, os.W_OK) or Path(self.report).is_dir():
+            raise ConfigError("cannot be written", field="report", hint="Name a file in a folder that exists")
 
 
 class NoJson(Settings):
@@ -66,9 +106,44 @@ class Reported(Settings):
     progress: Annotated[Progress | None, Flag(key=False, shown=False)] = None
     """Reports how far the command is; by default nothing."""
 
+    def check(self) -> None:
+        if not (self.progress is None or callable(getattr(self.progress, "say", None))):
+            raise ConfigError("must be an assay.evaluation.Progress or None", field="progress")
+
     @property
     def reporter(self) -> Progress:
         """The given progress; by default bars in a notebook, and nothing elsewhere."""
         from assay.evaluation import default_progress
 
         return default_progress(self.progress)
+
+
+def check_coverage(data: Any, least: float) -> None:
+    """Raises `LowCoverage` if a report in `data` has a lower coverage.
+
+    A report is a mapping with `coverage` and `undecided`, as of `assay.rubrics.scoring`, at any depth.
+    """
+    low = [report for report in _coverages(data) if report["coverage"] < least]
+    if low:
+        worst = min(low, key=lambda report: float(report["coverage"]))
+        gaps = [
+            f"{name} was not decided on {gap['n']} of {gap['of']}: {gap['reason']}"
+            for name, gap in worst["undecided"].items()
+        ]
+        if worst.get("why_failed"):
+            gaps.append(f"{worst['failed']} of {counted(worst['n'], 'runs')} failed: {worst['why_failed']}")
+        raise LowCoverage(
+            f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Correct "
+            f"what failed, or lower `min_coverage`"
+        )
+
+
+def _coverages(data: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(data, dict):
+        if isinstance(data.get("coverage"), float | int) and isinstance(data.get("undecided"), dict):
+            yield data
+        for value in data.values():
+            yield from _coverages(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _coverages(value)

@@ -37,8 +37,8 @@ def project_settings(command: str, folder: str | Path = ".") -> dict[str, Any]:
     """Settings of `assay.toml` for a command, as keywords: `assay.compile(**assay.project_settings("compile"))`.
 
     A command's table overrides those of the roles, which override `[defaults]`. Paths are relative to the file. The
-    numbers of tasks have the keys of their flags (`val_size`, or `size` where a command reads one split); they are
-    returned as `sizes`.
+    numbers of tasks have the keys of their flags (`val_size`, or `size` where a command reads one split). They are
+    returned as `sizes` for the functions that take it.
 
     Args:
         command: such as `compile`, `train grpo` or `judge audit`.
@@ -69,8 +69,9 @@ def read_project(command: str, folder: str | Path = ".") -> tuple[Path | None, d
     for table in ([tables.get("defaults", {})], _of_roles(command, tables), _of_command(command, tables)):
         for values in table:
             merged |= {name: value for name, value in values.items() if name in options}
-    sizes = {split: merged.pop(key) for key, split in _SIZE_KEYS.items() if key in merged}
-    if "size" in merged:
+    former = command not in COMMANDS  # its keyword is `sizes`
+    sizes = {split: merged.pop(key) for key, split in _SIZE_KEYS.items() if former and key in merged}
+    if former and "size" in merged:
         sizes[merged.get("split", options["split"].default)] = merged.pop("size")
     located = {name: _located(path.parent, options[name].flag.path, value) for name, value in merged.items()}
     for name, value in located.items():

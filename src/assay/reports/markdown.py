@@ -180,3 +180,39 @@ def compile_markdown(
     if data["notes"]:
         lines += ["", "## Notes", "", *(f"- {words(str(note))}" for note in data["notes"])]
     return "\n".join(lines) + "\n"
+
+
+def thinking_row(thinking: Mapping[str, Any]) -> str:
+    """The metric `thinking` in one cell."""
+    parts = [f"{thinking['tokens']:.1f}, {100 * thinking['wasted_share']:.0f} % after the answer was stable"]
+    if thinking["budget_share"] is not None:
+        parts.append(f"{100 * thinking['budget_share']:.0f} % of the budget")
+    if thinking["loops"]:
+        parts.append(counted(thinking["loops"], "loops"))
+    return "; ".join(parts)
+
+
+def gap_lines(data: Mapping[str, Any]) -> Iterator[str]:
+    """A warning of calls that were not recorded."""
+    if data["unrecorded"] is None:
+        least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
+        reason = data["unrecorded_reason"]
+        yield f"warning: the number of LM calls that were not recorded is unknown{least}: {reason}"
+    elif data["unrecorded"]:
+        yield f"warning: {counted(data['unrecorded'], 'LM calls')} could not be recorded"
+
+
+def failure_lines(report: Mapping[str, Any], *, is_error: bool = False) -> Iterator[str]:
+    """Reasons of failed runs and of unscored criteria, which a score does not show.
+
+    Args:
+        is_error: the command ends with the reason of the failed runs as its error if no run was scored.
+    """
+    if report["failed"] and not (is_error and report["unscored"] == report["n"]):
+        of = f"{report['failed']} of {counted(report['n'], 'runs')}"
+        yield f"note: {of} failed; the commonest reason: {report['why_failed']}"
+    for name, part in report["undecided"].items():
+        yield (
+            f"warning: {name} was not decided on {part['n']} of {part['of']} and is not in their score: "
+            f"{part['reason']}"
+        )

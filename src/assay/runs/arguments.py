@@ -22,12 +22,13 @@ from assay.programs.saved import read_saved_state
 from assay.programs.state import with_saved_state
 from assay.programs.wrapping import FunctionProgram, as_module, takes_inputs, wrapped
 from assay.rubrics.loading import RubricSource, rubric_name
+from assay.runs.groups import ProgramJob
 from assay.runs.loading import load_rubric
 from assay.runs.settings.shared import ProgramSettings
 from assay.sources.modules import qualified_name, without_call
 
 _MODELS = ("model", "judge_model", "judge_api_base", "judge_api_key_env")
-_Settings = TypeVar("_Settings", bound=ProgramSettings)
+_Settings = TypeVar("_Settings", bound=ProgramSettings | ProgramJob)
 
 
 def resolve_program(program: Any) -> Any:
@@ -205,9 +206,19 @@ def program_settings(
     model = {} if lm is None else {"model": lm.model}
     if not any({**options, **model}.get(name) is not None for name in _MODELS):  # the default model does not judge
         load_rubric(rubric).require_judges()
-    return kind(
-        program=name,
-        rubric=rubric_name(rubric),
-        data=data_spec(_rows_in(data) if names_splits(data) else data),
-        **{**options, **model},
-    )
+    names = {
+        "program": name,
+        "rubric": rubric_name(rubric),
+        "data": data_spec(_rows_in(data) if names_splits(data) else data),
+    }
+    return kind(**{**options, **model, **names})
+
+
+_Job = TypeVar("_Job", bound=ProgramJob)
+
+
+def named(command: _Job) -> tuple[Any, dspy.LM | None, _Job]:
+    """The program and the model of a command, and its settings with names in place of objects, see `resolve_model`."""
+    program = resolve_program(command.program)
+    lm, settings = resolve_model(program, command.lm, vars(command))
+    return program, lm, program_settings(type(command), program, command.rubric, command.data, lm, settings)

@@ -37,9 +37,10 @@ from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import check_state
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
+from assay.runs.groups import AnyJob
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
-from assay.runs.settings import DEFAULT_MODEL, ProgramSettings
+from assay.runs.settings import DEFAULT_MODEL
 from assay.runs.settings.shared import CurriculumSettings
 from assay.sources.artifact_files import read_json, unproven_note
 from assay.sources.trust import accept, entries
@@ -64,7 +65,7 @@ from assay.traces.store.sealing import (
 class Job:
     """An opened job. Changes to `status` and `ended` are written to the store when it is closed."""
 
-    config: ProgramSettings
+    config: AnyJob
     folder: Path
     run_id: str
     splits: Splits
@@ -130,7 +131,7 @@ class Job:
         self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
 
 
-def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
+def _session(config: AnyJob, run: Run, rubric: Rubric, name: str, progress: Progress) -> Session:
     judge = _judge_lm(config, rubric, run.lm, run.model)
     return Session(
         lm=run.lm.copy(**config.generation),
@@ -152,7 +153,7 @@ def _session(config: ProgramSettings, run: Run, rubric: Rubric, name: str, progr
 
 @contextmanager
 def open_job(
-    config: ProgramSettings,
+    config: AnyJob,
     *,
     program: str | dspy.Module,
     rubric: RubricSource,
@@ -202,7 +203,7 @@ def open_job(
         raise ConfigError(
             "executor='ray' needs the model by its name: an object of this process cannot travel to the hosts"
         )
-    if lm is None and config.model == DEFAULT_MODEL:
+    if lm is None and config.model_name == DEFAULT_MODEL:
         progress.say(f"model: {DEFAULT_MODEL}, the default; model=NAME names another")
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         moved = store_splits(run.store, _tasks_of(artifact))
@@ -238,7 +239,7 @@ def open_job(
         run.status, run.ended = job.status, job.ended
 
 
-def _from_state(program: dspy.Module, config: ProgramSettings) -> dspy.Module:
+def _from_state(program: dspy.Module, config: AnyJob) -> dspy.Module:
     return program if config.state is None else with_saved_state(program, config.state)
 
 
@@ -311,7 +312,7 @@ def _shown_by_state(job: Job) -> int:
 
 
 def _splits(
-    config: ProgramSettings,
+    config: AnyJob,
     inputs: Fields | None,
     need: Sequence[str],
     progress: Progress,
@@ -352,7 +353,7 @@ def _recorded(program: dspy.Module, session: Session, prompt_format: str | None,
     return recorded
 
 
-def _ray_executor(config: ProgramSettings, rubric: Rubric, program: str, run: Run) -> RayExecutor:
+def _ray_executor(config: AnyJob, rubric: Rubric, program: str, run: Run) -> RayExecutor:
     """An executor whose hosts open sessions of their own and trust what this process trusts."""
     checks = [definition_of(c.check) for c in rubric.criteria if c.check]
     trusted = frozenset(entry.sha256 for entry in entries())
@@ -383,9 +384,7 @@ def _count_openings(job: Job, opens_as: str) -> None:
     splits.on_open = count
 
 
-def _judge_lm(
-    config: ProgramSettings, rubric: Rubric, lm: LanguageModel, make: Callable[..., LanguageModel]
-) -> LanguageModel:
+def _judge_lm(config: AnyJob, rubric: Rubric, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
     """The model of the rubric's judges: the program's model, unless settings name another model or address."""
     if config.own_models:
         judge = lm.copy(temperature=JUDGE_TEMPERATURE)
@@ -396,7 +395,7 @@ def _judge_lm(
 
 
 def _session_on_a_host(
-    config: ProgramSettings, rubric: Rubric, program: str, run_id: str, trusted: frozenset[str], outbox: Outbox
+    config: AnyJob, rubric: Rubric, program: str, run_id: str, trusted: frozenset[str], outbox: Outbox
 ) -> Session:
     """A job's session on a cluster host, with its own model, cache and meter. Records wait in the outbox.
 
@@ -411,7 +410,7 @@ def _session_on_a_host(
         "observers": [recorder.observe],
         "seed": config.seed,
     }
-    lm = get_lm(config.model, **lm_options, **client_of(config, "program", config.model))
+    lm = get_lm(config.model_name, **lm_options, **client_of(config, "program", config.model_name))
     judge = _judge_lm(config, rubric, lm, functools.partial(get_lm, **lm_options))
     return Session(
         lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_model=judge, own_models=config.own_models),

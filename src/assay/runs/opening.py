@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import dspy
 
@@ -23,6 +23,7 @@ from assay.models.thinking import ThinkingError
 from assay.models.unrecorded import Unrecorded
 from assay.runs.ending import ended_in_order
 from assay.runs.finished import keep_failure
+from assay.runs.groups import ProgramJob
 from assay.runs.lock import exclusive_lock
 from assay.runs.settings import CommonSettings
 from assay.support.names import place_in
@@ -30,6 +31,8 @@ from assay.traces import Recorder, Store, store_url
 from assay.traces.resuming import close_running, drop_cut_off, end_on_full_disk, opened_ledger
 from assay.traces.store.listing import run_folder
 from assay.traces.store.sealing import claim_salt
+
+Config: TypeAlias = CommonSettings | ProgramJob
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Run:
 
 @contextmanager
 def open_run(
-    config: CommonSettings,
+    config: Config,
     *,
     lm: dspy.LM | None = None,
     progress: Progress,
@@ -82,10 +85,11 @@ def open_run(
         meter.unrecorded = lambda: recorder.unrecorded.calls
         try:
             lm_options: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
+            name = config.model_name
             model = (
                 with_recording(lm, price=config.price, **lm_options)
                 if lm is not None
-                else get_lm(config.model, seed=config.seed, **lm_options, **client_of(config, "program", config.model))
+                else get_lm(name, seed=config.seed, **lm_options, **client_of(config, "program", name))
             )
             model = _of_role(config, model)
             reflection = _reflection_lm(config, model, lm_options)
@@ -127,7 +131,7 @@ def _flushed(store: Store) -> None:
         store.flush()
 
 
-def _reflection_lm(config: CommonSettings, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:
+def _reflection_lm(config: Config, lm: LanguageModel, lm_options: dict[str, Any]) -> LanguageModel | None:
     """The model that proposes prompts; None if it is the program's own."""
     model, address, key = config.endpoints.get("reflection", (None, None, None))
     thinking = getattr(config, "reflection_thinking", None)
@@ -139,7 +143,7 @@ def _reflection_lm(config: CommonSettings, lm: LanguageModel, lm_options: dict[s
     return budgeted(reflection, thinking, "reflection_thinking")
 
 
-def _of_role(config: CommonSettings, lm: LanguageModel) -> LanguageModel:
+def _of_role(config: Config, lm: LanguageModel) -> LanguageModel:
     """The model with a judge's budget. A program has its own, which `assay.runs.jobs.open_job` sets."""
     return budgeted(lm, config.thinking, "thinking") if config.ROLE == "judge" else lm
 
@@ -161,7 +165,7 @@ def budgeted(lm: LanguageModel, thinking: int | str | None, setting: str) -> Lan
     return lm.copy(thinking=budget)
 
 
-def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
+def client_of(config: Config, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
     """Address, key and price for a role's model, see `assay.models.roles`.
 
     Args:
@@ -170,12 +174,12 @@ def client_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None 
     Raises:
         ConfigError: the environment variable of a key is not set.
     """
-    same_model = role == "program" or model == (config.model if lm is None else lm.model)
+    same_model = role == "program" or model == (config.model_name if lm is None else lm.model)
     price = {"price": config.price} if same_model and config.price is not None else {}
     return {**_address_of(config, role, model, lm), **price}
 
 
-def _address_of(config: CommonSettings, role: str, model: str, lm: dspy.LM | None) -> dict[str, Any]:
+def _address_of(config: Config, role: str, model: str, lm: dspy.LM | None) -> dict[str, Any]:
     program = Endpoint(config.api_base, config.api_key_env)
     if role == "program":
         return program.client(model)

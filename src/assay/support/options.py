@@ -53,6 +53,7 @@ class Flag:
         path: the value may be a path, which the project file gives relative to itself.
         commas: a list is one value with commas; otherwise the flag is repeated.
         key: the project file may set it. False for what one call is about, such as the run whose rollouts are listed.
+        job: part of what a job is. False: how far and where it runs, so that another value resumes the same job.
         shown: the command line has it. False for objects, which only Python can give.
     """
 
@@ -62,6 +63,7 @@ class Flag:
     path: bool = False
     commas: bool = False
     key: bool = True
+    job: bool = True
     shown: bool = True
 
 
@@ -120,6 +122,11 @@ class Settings:
     def scope(self) -> AbstractContextManager[None]:
         """What surrounds `run`, if anything."""
         return nullcontext()
+
+    @classmethod
+    def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those settings of the project file that hold beside the ones given on the command line."""
+        return stored
 
     def changed(self, *names: str) -> list[str]:
         """Those of the named settings whose values are not the defaults."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from assay.api.deploy.replay import Rehearsal, rehearse, replay_rubric
-from assay.api.evaluate import evaluate
+from assay.commands.evaluate import evaluate
 from assay.deployment.artifact import load_artifact
 from assay.deployment.compatibility import Compatibility, compatibility
 from assay.deployment.deployments import Deployment, Deployments

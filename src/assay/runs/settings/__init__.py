@@ -5,9 +5,7 @@ Imports no heavy package: the command line makes its flags from these classes at
 
 from assay.runs.settings.commands import (
     CollectSettings,
-    CompareSettings,
     CompileSettings,
-    EvaluateSettings,
     ImproveSettings,
     RunSettings,
 )
@@ -52,9 +50,7 @@ __all__ = [
     "AgentRunSettings",
     "CollectSettings",
     "CommonSettings",
-    "CompareSettings",
     "CompileSettings",
-    "EvaluateSettings",
     "ExportSettings",
     "FidelitySettings",
     "ImpactSettings",

@@ -1,4 +1,4 @@
-"""Settings of `compile`, `evaluate`, `compare`, `run`, `collect` and `improve`."""
+"""Settings of `compile`, `run`, `collect` and `improve`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
 from assay.models.roles import check_address, is_embedded
 from assay.runs.settings.fields import (
-    RESUMED,
     api_base,
     api_key_env,
     price_of_model,
@@ -19,21 +18,6 @@ from assay.runs.settings.fields import (
 )
 from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
-
-SPLITS = ("train", "val", "gate", "test")
-
-
-def _samples() -> Any:
-    return setting(1, "Number of runs of each task; the score of a task is their mean.", ge=1, job=RESUMED)
-
-
-def _split(default: str) -> Any:
-    return setting(
-        default,
-        "Split to score. The test split is sealed; each opening is counted. 'all' scores every row; such a score is "
-        "not held out.",
-        choices=(*SPLITS, "all"),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,35 +36,6 @@ class CompileSettings(ExecutorSettings, PromptSettings):
         ge=0,
         lt=1,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(ExecutorSettings):
-    """Settings of `assay.evaluate`. The split is part of the job: `resume` continues a run on the same split."""
-
-    kind: str = "evaluate"
-    state: str | Path | None = state_of()
-    split: str = _split("val")
-    samples: int = _samples()
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The splits that are scored."""
-        return SPLITS if self.split == "all" else (self.split,)
-
-    @property
-    def limits(self) -> Mapping[str, int | None]:
-        return {**(dict.fromkeys(SPLITS) if self.split == "all" else {}), **self.sizes}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareSettings(EvaluateSettings):
-    """Settings of `assay.compare`: those of both evaluations, by default on the gate split, which decides."""
-
-    state: str | Path | None = None  # internal: each side has its own
-    state_a: str | Path | None = state_of("a")
-    state_b: str | Path | None = state_of("b")
-    split: str = _split("gate")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,26 +96,10 @@ class CompileOptions(_PromptJob, _Saved, total=False):
     thinking_margin: float | None
 
 
-class _Scored(_Common, _Cache, _Program, _Executor, total=False):
-    split: str
-    samples: int
-
-
-class EvaluateOptions(_Scored, _Saved, total=False):
-    """The keywords of `assay.evaluate`."""
-
-
 class ComparisonOptions(_Run, _Cache, _Judged, _Saved, _Executor, total=False):
     """The keywords of `assay.api.model_comparison.compare`: those of an evaluation, without the model and the split."""
 
     samples: int
-
-
-class CompareOptions(_Scored, total=False):
-    """The keywords of `assay.compare`."""
-
-    state_a: str | Path | None
-    state_b: str | Path | None
 
 
 class RunOptions(_Saved, total=False):

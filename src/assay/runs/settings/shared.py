@@ -114,6 +114,11 @@ class CommonSettings(Settings):
         super().__post_init__()
 
     @property
+    def model_name(self) -> str:
+        """The model of the job."""
+        return self.model
+
+    @property
     def limits(self) -> Mapping[str, int | None]:
         """Largest number of rows by split, None for all; splits that are not named have the usual limits."""
         return self.sizes
