@@ -37,8 +37,8 @@ def json_page(source: Path) -> str:
     for path, name, methods in _reports(source):
         module = ".".join(("assay", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         owner = getattr(importlib.import_module(module), name)
-        written = (key for method in methods for key in _keys(owner, method))
-        keys = list(dict.fromkeys(written if methods else (item.name for item in dataclasses.fields(owner))))
+        written = [key for method in methods for key in _keys(owner, method)]
+        keys = list(dict.fromkeys(written or (item.name for item in dataclasses.fields(owner))))
         own = descriptions(owner) | known.get(name, {})
         if missing := [key for key in keys if key not in own and key not in shared]:
             raise ValueError(f"{DESCRIPTIONS.name} has no description of {name}: {', '.join(missing)}")
@@ -51,14 +51,14 @@ def json_page(source: Path) -> str:
 
 
 def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
-    """Each class of a report with the methods that write its keys; none where its fields are the keys."""
+    """Each class of a report with the methods that write its keys. Where they write none, its fields are the keys."""
     for path in sorted(source.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.ClassDef) or node.name == "Report":
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
             if any(isinstance(base, ast.Name) and base.id == "Report" for base in node.bases):
-                yield path, node.name, []
+                yield path, node.name, methods
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
 
