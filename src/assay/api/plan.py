@@ -76,7 +76,11 @@ class Plan(Report):
     steps: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {"warnings" if name == "cautions" else name: value for name, value in super().to_dict().items()}
+        return {
+            "kind": self.kind, "sizes": self.sizes, "calls": self.calls, "tokens": self.tokens,
+            "cost_usd": self.cost_usd, "minutes": self.minutes, "data": self.data, "warnings": list(self.cautions),
+            "steps": list(self.steps),
+        }  # fmt: skip
 
     def lines(self) -> Iterator[str]:
         minutes = (
