@@ -363,7 +363,7 @@ def test_dspy_finetuning_returns_a_model_with_the_adapter(embedded: str) -> None
     job = lm.finetune(
         text,
         training_internals().data_format.CHAT,
-        {"name": "fish", "epochs": 3, "batch": 4, "lora_r": 4, "learning_rate": 2e-3},
+        {"name": "fish", "epochs": 6, "batch": 4, "lora_r": 4, "learning_rate": 2e-3},
     )
     tuned = job.result(timeout=300)
     assert not isinstance(tuned, Exception), tuned
