@@ -18,9 +18,6 @@ __all__ = [
     "adoption_when_needed",
     "argument_exactness",
     "calls_used",
-    "expected_calls",
-    "matched_calls",
-    "mismatch",
     "recovery_after_error",
 ]
 
