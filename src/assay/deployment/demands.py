@@ -1,6 +1,7 @@
-"""Finds constructor arguments in a manifest that would import modules (types of a signature) or name an address.
+"""The parts of an artifact that need the user's trust: its code, addresses, and values that could weaken a limit.
 
-Reads text only; does not import or build anything.
+Does not store the trust: `assay.sources.trust` does. What artifacts may set is loaded, with DSPy, only for files of an
+artifact.
 """
 
 import ast
@@ -35,6 +36,11 @@ from assay.sources.artifact_files import (
     verified,
 )
 from assay.support.yaml_files import MOST_BYTES, read_yaml
+
+# -- Finds constructor arguments in a manifest that would import modules (types of a signature) or name an address.
+#
+# Reads text only; does not import or build anything.
+
 
 # Arguments of model clients that set the address of the model.
 _PLACE = re.compile(r"(?:.*_)?(?:api_base|base_url|endpoint|region|region_name|location|host|proxy)", re.IGNORECASE)
@@ -394,10 +400,7 @@ def _short(value: Any) -> str:
     return reprlib.repr(value)
 
 
-# -- The parts of an artifact that need the user's trust: its code, addresses, and values that could weaken a limit.
-#
-# Does not store the trust: `assay.sources.trust` does. What artifacts may set is loaded, with DSPy, only for files of
-# an artifact.
+# -- Demands.
 
 
 _MOST_NAMED = 8  # values in a message

@@ -17,6 +17,8 @@ from assay.rubrics import Rubric
 from assay.rubrics.documents import expected_sources, retrieved
 from assay.support.settings import nearest
 
+__all__ = ["absent_sources"]
+
 _SHOWN = 3  # names in a message
 _MOST_COMPARED = 20_000  # documents among which a name that is only spelled alike is looked for
 

@@ -8,6 +8,8 @@ from assay.datasets import Task
 from assay.programs import Environment, EnvironmentStep, InvalidAction
 from assay.testing.contracts.base import HOSTILE_TEXTS, Contract, require
 
+__all__ = ["EnvironmentContract"]
+
 
 class EnvironmentContract(Contract):
     """Checks an environment (`assay.programs.Environment`).
