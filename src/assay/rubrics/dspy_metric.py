@@ -25,7 +25,7 @@ from assay.support.scrubbing import error_text
 #
 # The same applies if the program raised because its model server failed: DSPy would count 0 without calling the metric.
 #
-# - `Evaluate`: the score is the mean over the scored tasks. An unscored task is NaN (`MissingScore`) in `results` and not
+# - `Evaluate`: the score is the mean over the scored tasks. An unscored task is NaN (`MissingScore`) in `results`, not
 #   an error. If no task is scored, `Unscored` is raised.
 # - GEPA compares sums over one batch: a missing score is replaced by the task's last known score, otherwise by the mean
 #   of the batch's other scores, so that it does not change a comparison.
