@@ -21,7 +21,8 @@ from typing import Any
 
 import dspy
 
-from assay.deployment.demands import demand_trust, demands_of_values, has_address, named_in, wants_trust
+from assay.deployment.allowed import has_address
+from assay.deployment.demands import demand_trust, demands_of_values, named_in, wants_trust
 from assay.errors import ArtifactError, ConfigError, NoArtifact, ProgramError
 from assay.judges import Judge, ListwiseJudge
 from assay.judges.base import rebuilt
