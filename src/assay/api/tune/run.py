@@ -278,7 +278,7 @@ def tune(
 ) -> TuneReport:
     """Searches the five agent parameters on val, decides on gate, and reports on the sealed test split.
 
-    With a `curriculum`, trials run the val tasks of one stage after another; see `assay.api.tune.run`.
+    With a `curriculum`, trials run the val tasks of one stage after another.
 
     Args:
         program: as for `assay.compile`; its own parameters are the default, the baseline of the comparison.

@@ -2,8 +2,7 @@
 
 One background thread commits the writes in batches, at least every 0.25 s; a rollout never waits for the disk. A killed
 process loses at most what was put in the last second, also while the database is locked or unreachable: rows then wait
-in a file (`assay.traces.store.writer`). Queries are in `assay.traces.store.store`, writes of single rows in
-`assay.traces.store.store`.
+in a file (`assay.traces.store.writer`). Queries and writes of single rows are here too.
 """
 
 import itertools
