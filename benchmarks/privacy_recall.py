@@ -233,6 +233,9 @@ def personal(which: str, size: int, seed: int) -> list[tuple[str, list[tuple[str
     rng, rows = random.Random(seed), []
     Faker.seed(seed)
     fakes = {name: Faker(name) for name in COUNTRIES[which]}
+    for provider in (provider for fake in fakes.values() for provider in fake.providers):
+        if hasattr(provider, "cities"):
+            provider.cities = sorted(provider.cities)  # the Italian ones come from a set
     for at in range(size):
         template = TEMPLATES[which][at % len(TEMPLATES[which])].replace("\\n", "\n")
         make = values(fakes[rng.choice(COUNTRIES[which])], rng)

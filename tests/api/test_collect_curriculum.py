@@ -166,7 +166,8 @@ def test_the_command_line_needs_no_data_where_the_stages_name_it(tmp_path: Path)
     assert "stage two: passed; val 1.000, needed 0.8" in result.stdout
     Path("cur.yaml").write_text("stages:\n  - {name: two, data: d.jsonl, wher: {terms: 2}}\n")
     result = CliRunner().invoke(group, arguments)
-    assert "cur.yaml:2: a stage has no key 'wher'; did you mean 'where'?" in str(result.exception)
+    assert "cur.yaml:2: stage 'two': unknown key 'wher'" in str(result.exception)
+    assert "Did you mean 'where'?" in str(result.exception)
     result = CliRunner().invoke(group, arguments[:4])
     assert result.exit_code == 2
     assert "--data" in result.stderr

@@ -55,7 +55,7 @@ def test_a_unit_keeps_its_version_and_mistakes_are_named(address: str) -> None:
     answers = {}
     for at in range(30):
         status, answer = post(address, "support", {"inputs": {"question": "?"}, "unit": f"u{at}", "task_type": "t"})
-        assert status == 200
+        assert status == 200, answer
         answers[f"u{at}"] = (answer["version"], answer["outputs"]["answer"])
     assert set(answers.values()) == {("support@1", "yes"), ("support@2", "better")}
     for unit, (version, _) in answers.items():

@@ -11,8 +11,8 @@ import pytest
 import assay
 from assay.api.run import run
 from assay.deployment import load_artifact, save_artifact
+from assay.deployment.allowed import imported_types
 from assay.deployment.artifact import with_model_of
-from assay.deployment.demands import imported_types
 from assay.judges import PointwiseJudge
 from assay.runs.loading import load_judge
 from assay.sources.artifact_files import hash_of_manifest, hash_of_text

@@ -14,7 +14,8 @@ import pytest
 
 from assay.errors import ModelError
 from assay.models import Call, count_tokens, find_model, get_lm, pull_model
-from assay.models.embedded import LINES, cores, idle_threads, lines_grammar, server_url
+from assay.models.embedded import cores, idle_threads, server_url
+from assay.models.line_grammar import LINES, lines_grammar
 from assay.models.registry import EMBEDDED
 from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 

@@ -82,8 +82,8 @@ def answers(
     lm = scripted_lm(counting, cache=cache, observers=[recorder.observe], num_retries=retries)
     session = Session(lm, Rubric("r", [Criterion(name="right", check=exact)]), recorder, Meter())
     with session.context():
-        prediction = RecordedProgram(program, session, sample=sample).run(TASK)
-    return json.loads(prediction.answer), lm.scripted.calls
+        run = RecordedProgram(program, session, sample=sample).run(TASK)
+    return json.loads(run.prediction.answer), lm.scripted.calls
 
 
 WAYS = pytest.mark.parametrize("way", [in_turn, in_pool, in_threads, in_parallel])

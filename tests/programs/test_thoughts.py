@@ -121,7 +121,7 @@ def test_an_agent_thinks_within_its_budget(embedded: str, prompt_format: str, th
     decision = calls[0]
     if thinking == 0:
         assert decision.thinking_tokens is None
-        assert "thought" not in decision.text
+        assert "thought" not in decision.output
         return
     limit = 4 if thinking == 4 else 2048 if thinking == "low" else LIMIT
     assert budget_of(decision.request) == limit

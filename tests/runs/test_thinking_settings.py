@@ -135,7 +135,7 @@ def test_the_budget_of_a_plain_module_is_in_its_artifact_and_holds_where_that_ru
     project: dict[str, Any], vllm: Server
 ) -> None:
     run = {**project, "api_base": vllm.url, "cache": False}
-    report = assay.compile(Notes(), optimizer="labeled", thinking=64, sizes=SIZES, **run)
+    report = assay.compile(Notes(), optimizer="labeled", thinking=64, sizes=SIZES, portable=False, **run)
     assert set(vllm.budgets()) == {64}
     artifact, question = str(report.artifact), {"question": "2+2?"}
     assert json.loads((report.artifact / "manifest.json").read_text())["settings"]["thinking"] == 64

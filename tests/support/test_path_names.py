@@ -162,4 +162,4 @@ def test_one_function_removes_folders() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and removes(node)
     ]
-    assert places == ["programs/sandbox/folders.py: remove_folder", "support/job_folders.py: remove_folder"]
+    assert places == ["programs/sandbox/process.py: remove_folder", "support/job_folders.py: remove_folder"]

@@ -8,7 +8,7 @@ import pytest
 from exact_answers import ANSWERS, FORMATS, Sentiment, as_turn
 
 from assay.programs.adapters import make_adapter
-from assay.traces import Store, Transition
+from assay.traces import Store
 from assay.traces.importers import import_traces
 
 
@@ -113,13 +113,3 @@ def _otlp(message: dict[str, Any]) -> Any:
         "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in values.items()],
     }
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
-
-
-def test_without_the_text_of_parsed_data_it_is_read_from_the_response() -> None:
-    response = {
-        "model": "m",
-        "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]},
-        "finish_reason": "stop",
-    }
-    turn = as_turn(Transition(t=0, model="m", request={"messages": []}, response=response, output=""))
-    assert (turn.output, turn.answer["content"]) == ('{"label": "pos"}',) * 2

@@ -1,4 +1,9 @@
-"""The tasks that the demonstrations of an artifact's program show, as its manifest names them."""
+"""Artifacts: a folder with the program's state (JSON, no pickle), its source files, a manifest and a report.
+
+Loading an artifact whose program is neither shipped nor installed runs the Python files in its folder `source`. If
+somebody else compiled it, this needs the user's trust (`assay.sources.trust`, `assay.deployment.demands`). Only
+programs are built from an artifact (`assay.deployment.artifact`).
+"""
 
 import functools
 import inspect
@@ -16,7 +21,8 @@ from typing import Any
 
 import dspy
 
-from assay.deployment.demands import demand_trust, demands_of_values, has_address, named_in, wants_trust
+from assay.deployment.allowed import has_address
+from assay.deployment.demands import demand_trust, demands_of_values, named_in, wants_trust
 from assay.errors import ArtifactError, ConfigError, NoArtifact, ProgramError
 from assay.judges import Judge, ListwiseJudge
 from assay.judges.base import rebuilt
@@ -44,6 +50,8 @@ from assay.sources.modules import qualified_name, relocated
 from assay.support.values import json_text, json_value
 from assay.traces.places import set_carried
 from assay.traces.shown import Carried, demos_in
+
+# -- The tasks that the demonstrations of an artifact's program show, as its manifest names them.
 
 
 def with_demonstrations(program: dspy.Module, manifest: Mapping[str, Any]) -> dspy.Module:
@@ -160,11 +168,7 @@ def check_program(name: str, target: Any, *, travels: bool, judge: bool) -> None
     raise ArtifactError(f"its program {name!r} is {actual}, not {expected}: nothing else is built from an artifact")
 
 
-# -- Artifacts: a folder with the program's state (JSON, no pickle), its source files, a manifest and a report.
-#
-# Loading an artifact whose program is neither shipped nor installed runs the Python files in its folder `source`. If
-# somebody else compiled it, this needs the user's trust (`assay.sources.trust`, `assay.deployment.demands`). Only
-# programs are built from an artifact (`assay.deployment.artifact`).
+# -- Artifact.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""Which arm a unit gets: by a salted hash, so that it needs no table and is the same on every machine."""
+"""What the arms of a deployment have shown: sums by stratum and bucket of units, and differences between the arms.
+
+A stratum is a stage and a task type: shares and base rates change from stage to stage, so that pooling them shows
+gains that do not exist. Values of one unit (a user, a conversation) are correlated, also between strata, so the
+variance is that between buckets of units. Unscored rollouts are missing: counted, bounded, never 0. They enter the
+bounds and the weights of a decision, and no mean that is shown.
+"""
 
 import hashlib
 import math
@@ -9,6 +15,9 @@ from typing import TypeVar
 import numpy as np
 
 from assay.errors import ConfigError
+
+# -- Which arm a unit gets: by a salted hash, so that it needs no table and is the same on every machine.
+
 
 CHAMPION, CANDIDATE = "champion", "candidate"
 
@@ -45,12 +54,7 @@ def probability(arm: str, share: float) -> float:
     return share if arm == CANDIDATE else 1 - share
 
 
-# -- What the arms of a deployment have shown: sums by stratum and bucket of units, and differences between the arms.
-#
-# A stratum is a stage and a task type: shares and base rates change from stage to stage, so that pooling them shows
-# gains that do not exist. Values of one unit (a user, a conversation) are correlated, also between strata, so the
-# variance is that between buckets of units. Unscored rollouts are missing: counted, bounded, never 0. They enter the
-# bounds and the weights of a decision, and no mean that is shown.
+# -- Evidence.
 
 
 BUCKETS = 4096  # of units by their position: a constant amount of memory for any number of units

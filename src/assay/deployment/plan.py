@@ -1,7 +1,7 @@
-"""Events of deployments and loops: webhooks and commands are called, in threads, with a time limit, after the decision.
+"""The plan of a staged rollout: its steps, its metrics, and what ends it.
 
-An event is sent once. What could not be sent is counted and logged, and never delays or undoes a decision: the history
-in the store has them all.
+The vocabulary is that of Argo Rollouts: steps with a weight, metrics with success and failure conditions, an interval;
+inconclusive pauses, a failure aborts to 0 %.
 """
 
 import asyncio
@@ -24,6 +24,13 @@ from assay.errors import ConfigError
 from assay.support.scrubbing import add_secrets, error_text
 from assay.support.settings import Settings, one_of, parts, setting
 from assay.support.values import json_text
+
+# -- Events of deployments and loops: webhooks and commands are called, in threads, with a time limit, after the
+# decision.
+#
+# An event is sent once. What could not be sent is counted and logged, and never delays or undoes a decision: the
+# history in the store has them all.
+
 
 EVENTS = ("promoted", "rolled_back", "paused", "next", "alarm", "fallback", "waiting", "failed")
 _LOG = logging.getLogger("assay.events")
@@ -232,10 +239,7 @@ class Watch(Settings):
         return f"{name} above {self.above:g}" if self.above is not None else f"{name} below {self.below:g}"
 
 
-# -- The plan of a staged rollout: its steps, its metrics, and what ends it.
-#
-# The vocabulary is that of Argo Rollouts: steps with a weight, metrics with success and failure conditions, an
-# interval; inconclusive pauses, a failure aborts to 0 %.
+# -- Plan.
 
 
 TESTS = ("normal_mixture", "obrien_fleming")

@@ -1,4 +1,8 @@
-"""How tasks of production differ from the training data: shares of task types, lengths of inputs."""
+"""The benchmark pool of an agent: rollouts of production as tasks, deduplicated, anonymized, stratified, versioned.
+
+Tenants, consent and erasure are respected as in exports. A task has the split that its recorded inputs have in the
+store, also after anonymization. Answers of production are not taken as expected outputs.
+"""
 
 import hashlib
 import json
@@ -27,6 +31,8 @@ from assay.traces.store import tables as schema
 from assay.traces.store.rows import rollout_of
 from assay.traces.store.sealing import SplitFinder, claim_salt
 from assay.traces.store.store import Forgotten
+
+# -- How tasks of production differ from the training data: shares of task types, lengths of inputs.
 
 
 @dataclass
@@ -85,10 +91,7 @@ def drift(before: Profile, now: Profile) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-# -- The benchmark pool of an agent: rollouts of production as tasks, deduplicated, anonymized, stratified, versioned.
-#
-# Tenants, consent and erasure are respected as in exports. A task has the split that its recorded inputs have in the
-# store, also after anonymization. Answers of production are not taken as expected outputs.
+# -- Pool.
 
 
 FORMAT = 1

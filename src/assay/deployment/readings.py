@@ -1,9 +1,4 @@
-"""Confidence sequences: intervals that hold at every time at once, however often they are read.
-
-Three kinds. `normal_mixture` for differences of means, from a variance estimate (asymptotic). `betting` for one mean of
-values in [0, 1], exact for every sample size. `obrien_fleming` for a fixed number of planned evaluations.
-Does not know arms, stages or metrics: `assay.deployment.evidence` does.
-"""
+"""Readings of a metric: differences of the arms with confidence sequences, as a decision uses them."""
 
 import functools
 import math
@@ -14,6 +9,13 @@ from typing import Any
 from assay.deployment.evidence import CANDIDATE, CHAMPION, Arms, Cell, difference, mean_of
 from assay.deployment.plan import Metric, Plan, is_amount
 from assay.errors import ConfigError
+
+# -- Confidence sequences: intervals that hold at every time at once, however often they are read.
+#
+# Three kinds. `normal_mixture` for differences of means, from a variance estimate (asymptotic). `betting` for one mean
+# of values in [0, 1], exact for every sample size. `obrien_fleming` for a fixed number of planned evaluations. Does not
+# know arms, stages or metrics: `assay.deployment.evidence` does.
+
 
 _STEPS = 60  # bisections of a bound: to 2^-60 of the range
 
@@ -132,7 +134,7 @@ def _crossing(constant: float, evaluations: int) -> float:
     return 1 - float(density.sum())
 
 
-# -- Readings of a metric: differences of the arms with confidence sequences, as a decision uses them.
+# -- Readings.
 
 
 _SHADOW, _GUARD, _GAIN = "shadow", "guard", "gain"

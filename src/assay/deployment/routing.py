@@ -1,8 +1,6 @@
-"""Routing preferences: of several versions that passed their gates, the measured quality per task type decides.
+"""Which version of an agent a rollout gets: aliases, the active deployment, flags.
 
-Thompson sampling by its probabilities (Thompson 1933; Agrawal and Goyal 2012): a version gets the probability that it
-is the best one, and at least a floor. The probabilities are computed from the store, and units are assigned by their
-hash, so that the propensity of a rollout is known exactly. An active deployment overrides it.
+What the store says is read at most once in `refresh_s`, not for each rollout. A rollout keeps its version for its life.
 """
 
 import math
@@ -20,6 +18,13 @@ from assay.deployment.registry import RETIRED, Registry, Version, flags_of, matc
 from assay.deployment.settings import Preference
 from assay.errors import DeploymentError
 from assay.traces.store import tables as schema
+
+# -- Routing preferences: of several versions that passed their gates, the measured quality per task type decides.
+#
+# Thompson sampling by its probabilities (Thompson 1933; Agrawal and Goyal 2012): a version gets the probability that it
+# is the best one, and at least a floor. The probabilities are computed from the store, and units are assigned by their
+# hash, so that the propensity of a rollout is known exactly. An active deployment overrides it.
+
 
 ROUTED = "routed"  # arm of a rollout that a preference assigned
 _FLAG = "route"
@@ -122,10 +127,7 @@ def choice(unit: str, task_type: str, shares: Mapping[int, float], *, salt: str)
     return number
 
 
-# -- Which version of an agent a rollout gets: aliases, the active deployment, flags.
-#
-# What the store says is read at most once in `refresh_s`, not for each rollout. A rollout keeps its version for its
-# life.
+# -- Routing.
 
 
 _MEASURED_S = 30.0  # between two measurements of the qualities that a preference uses

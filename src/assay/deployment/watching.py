@@ -1,7 +1,7 @@
-"""The watch `judge_drift`: when a judge's anchors are due, the stored results of their replays, and what these show.
+"""Evaluates the watches of a deployment, also after its promotion: drift, refusals, failures, scores, latency, cost.
 
-Calls no judge: `assay.api.deploy.status` does. A replay is two rows of the deployment's history with the action
-`replay`: one when it begins, so that of several processes one pays for it, and one with its numbers.
+A limit counts as passed once a confidence sequence is beyond it, so that the watches may be evaluated at any time.
+Rollouts count as independent here. Decides nothing about a gain: `assay.deployment.decisions` does.
 """
 
 import json
@@ -24,6 +24,12 @@ from assay.deployment.rollout_values import columns_of, value_of
 from assay.support.numbers import signed
 from assay.support.reprs import ReportRepr
 from assay.traces.store import tables as schema
+
+# -- The watch `judge_drift`: when a judge's anchors are due, the stored results of their replays, and what these show.
+#
+# Calls no judge: `assay.api.deploy.status` does. A replay is two rows of the deployment's history with the
+# action `replay`: one when it begins, so that of several processes one pays for it, and one with its numbers.
+
 
 BEGUN, DONE, FAILED = "begun", "done", "failed"
 _REPLAY_ALPHA = 0.01  # of a false alarm of one watch, over all of its replays
@@ -137,10 +143,7 @@ def _text(numbers: Mapping[str, Any]) -> str:
     )
 
 
-# -- Evaluates the watches of a deployment, also after its promotion: drift, refusals, failures, scores, latency, cost.
-#
-# A limit counts as passed once a confidence sequence is beyond it, so that the watches may be evaluated at any time.
-# Rollouts count as independent here. Decides nothing about a gain: `assay.deployment.decisions` does.
+# -- Watching.
 
 
 _ALPHA = 0.01  # of a false alarm of one watch

@@ -1,8 +1,4 @@
-"""Jobs in daemon threads. At a cap, jobs in progress are waited for; after Ctrl-C they are not.
-
-`ThreadPoolExecutor` waits for them at the end of its `with` block and at the end of the process: for a slow server up
-to the time limit of a call.
-"""
+"""Executors of an evaluation: local threads, or the hosts of a Ray cluster. Both return the same results."""
 
 import contextvars
 import functools
@@ -29,6 +25,12 @@ from assay.programs.wrapping import wrapped
 from assay.rubrics.scoring import ScoredRun, ScoreResult
 from assay.sources.modules import is_private
 from assay.traces import Rollout, Transition
+
+# -- Jobs in daemon threads. At a cap, jobs in progress are waited for; after Ctrl-C they are not.
+#
+# `ThreadPoolExecutor` waits for them at the end of its `with` block and at the end of the process: for a slow server up
+# to the time limit of a call.
+
 
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
@@ -125,7 +127,7 @@ class _Jobs(Generic[T]):
             self.finished.set()
 
 
-# -- Executors of an evaluation: local threads, or the hosts of a Ray cluster. Both return the same results.
+# -- Executors.
 
 
 EXECUTORS = ("threads", "ray")

@@ -1,6 +1,6 @@
 """Means, paired gains and their intervals. Resampling is seeded: the same scores give the same interval.
 
-How many tasks a comparison needs, and which difference it can show, is in `assay.evaluation.statistics`.
+It also says how many tasks a comparison needs, and which difference it can show.
 """
 
 import bisect

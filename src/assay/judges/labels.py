@@ -1,4 +1,10 @@
-"""Labels as people's tools write them: one label against a scale, and the ratings in a row of a table."""
+"""Human labels: ratings of items by one or several raters. Disagreement is kept.
+
+One row per rating: `item_id` (by default rows with equal judged content are one item), `input` (optional), `output` or
+`output_a` and `output_b`, `rater`, `label`, `rationale` (optional). A judge can see further columns if its `shows`
+names them; see `shown_columns` for names such as `expected.answer`. Instead of `rater` and `label`, a row may have a
+column per rater.
+"""
 
 import hashlib
 import json
@@ -21,6 +27,9 @@ from assay.support.number_texts import whole_number
 from assay.support.numbers import counted
 from assay.support.settings import nearest
 from assay.support.values import digest_of
+
+# -- Labels as people's tools write them: one label against a scale, and the ratings in a row of a table.
+
 
 # what survey and spreadsheet tools write for a missing answer; a label of the scale that is spelled so is a label
 _NO_LABEL = frozenset(
@@ -181,12 +190,7 @@ def _yes_or_no(text: str, labels: Sequence[str]) -> str | None:
     return no[0] if text in _NO or digit == 0 or (quality and text in _BAD) else None
 
 
-# -- Human labels: ratings of items by one or several raters. Disagreement is kept.
-#
-# One row per rating: `item_id` (by default rows with equal judged content are one item), `input` (optional), `output`
-# or `output_a` and `output_b`, `rater`, `label`, `rationale` (optional). A judge can see further columns if its `shows`
-# names them; see `shown_columns` for names such as `expected.answer`. Instead of `rater` and `label`, a row may have a
-# column per rater.
+# -- Labels.
 
 
 _RATING_FIELDS = {"item_id", "rater", "label", "rationale", "split"}

@@ -1,8 +1,4 @@
-"""Readings from a decision model: a client that answers typed questions with a probability per option.
-
-DSPy detects such a client by `supports_decision_requests`; `dspy.experimental.TypeSafe` is one, over HTTP. The request
-has the format of DSPy's own predictors. These clients are not `dspy.LM`s, so their calls are not in the store.
-"""
+"""`PointwiseJudge`: one question about one output, decided by a model."""
 
 import json
 from collections import Counter
@@ -45,6 +41,12 @@ from assay.rubrics import JudgeSpec, NoGrade
 from assay.support.json_texts import is_json
 from assay.support.settings import one_of
 
+# -- Readings from a decision model: a client that answers typed questions with a probability per option.
+#
+# DSPy detects such a client by `supports_decision_requests`; `dspy.experimental.TypeSafe` is one, over HTTP. The
+# request has the format of DSPy's own predictors. These clients are not `dspy.LM`s, so their calls are not in the
+# store.
+
 
 def asks_decisions(lm: Any) -> bool:
     """Whether the client supports decision requests, `client(state=…, questions=…)`."""
@@ -86,7 +88,7 @@ def _described(fields: Mapping[str, Any]) -> str:
     return "\n".join(described).strip()
 
 
-# -- `PointwiseJudge`: one question about one output, decided by a model.
+# -- Pointwise.
 
 
 _SAMPLE_TEMPERATURE = 0.7  # if there are several samples

@@ -1,8 +1,10 @@
-"""Ledger of the LM calls of a run, written before each call is sent, so that a resumed run knows what was spent.
+"""Response cache: exact requests to exact responses, stored across runs in one SQLite file.
 
-One SQLite file per run. A row is committed before the call is sent and again when it was answered. SIGKILL loses
-nothing, because committed pages belong to the operating system. A crash of the machine may lose the rows of the last
-seconds (`synchronous=OFF`). Stores no requests and no answers: the response cache does.
+The key contains the request, the hashes of weights and adapters, and the sample (DSPy's `rollout_id`), so that a
+retrained adapter or another rollout never gets an old text. Equal calls of one rollout are samples of their own: a
+replay answers them in the order in which they were sent (`assay.models.lm`). Values are compressed JSON: nothing is
+unpickled. DSPy's own cache stays off for models made by assay, because it answers above the engine and does not know
+the weights.
 """
 
 import hashlib
@@ -21,6 +23,13 @@ from assay.errors import AssayError
 from assay.models.scope import Repeats
 from assay.support.formats import check_format
 from assay.support.scrubbing import mask_secrets
+
+# -- Ledger of the LM calls of a run, written before each call is sent, so that a resumed run knows what was spent.
+#
+# One SQLite file per run. A row is committed before the call is sent and again when it was answered. SIGKILL loses
+# nothing, because committed pages belong to the operating system. A crash of the machine may lose the rows of the last
+# seconds (`synchronous=OFF`). Stores no requests and no answers: the response cache does.
+
 
 _CALLS = """CREATE TABLE IF NOT EXISTS calls (
     key BLOB NOT NULL, attempt INTEGER NOT NULL, owner TEXT NOT NULL, phase TEXT NOT NULL, sends INTEGER NOT NULL,
@@ -246,13 +255,7 @@ class KeyLocks:
                     self._locks[key] = (lock, waiting - 1)
 
 
-# -- Response cache: exact requests to exact responses, stored across runs in one SQLite file.
-#
-# The key contains the request, the hashes of weights and adapters, and the sample (DSPy's `rollout_id`), so that a
-# retrained adapter or another rollout never gets an old text. Equal calls of one rollout are samples of their own: a
-# replay answers them in the order in which they were sent (`assay.models.lm`). Values are compressed JSON: nothing is
-# unpickled. DSPy's own cache stays off for models made by assay, because it answers above the engine and does not know
-# the weights.
+# -- Cache.
 
 
 _FORMAT = 1  # stored as `user_version` of the file

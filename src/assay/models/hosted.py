@@ -1,4 +1,4 @@
-"""An engine of the user as a backend of the recording."""
+"""Models that are called over HTTP, by the names that DSPy's engines and litellm know."""
 
 import dataclasses
 import importlib.util
@@ -29,6 +29,8 @@ from assay.models.roles import check_address, check_variables
 from assay.models.scope import having
 from assay.models.thinking import Server, Thinking, ThinkingError, hosted_request, reasoning_request, server_at
 from assay.support.scrubbing import add_secrets, fields
+
+# -- An engine of the user as a backend of the recording.
 
 
 class CustomBackend:
@@ -145,7 +147,7 @@ def error_reason(error: BaseException, key: str = "api_key_env", *, base: str = 
     return text if isinstance(error, LMError) else f"{type(error).__name__}: {text}"
 
 
-# -- Models that are called over HTTP, by the names that DSPy's engines and litellm know.
+# -- Hosted.
 
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download

@@ -1,4 +1,7 @@
-"""Tokens of calls: those that a call is expected to take, with their price, and those that a server did not report."""
+"""Engine under every model of a run: response cache, meter, backend, observers, in this order.
+
+Independent of `dspy.LM`: `assay.models.lm` builds one on it.
+"""
 
 import asyncio
 import dataclasses
@@ -38,6 +41,9 @@ from assay.models.thinking import thought_tokens
 from assay.models.unrecorded import accounted, went_by
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
+
+# -- Tokens of calls: those that a call is expected to take, with their price, and those that a server did not report.
+
 
 FIRST_ANSWER = 1024  # tokens reserved for the answer of a call without `max_tokens`, until an answer was seen
 _FORMAT = 8  # tokens of the chat format per message
@@ -122,9 +128,7 @@ def events_in_pieces(response: lm15.Response) -> Iterator[Any]:
             yield dataclasses.replace(event, delta=dataclasses.replace(event.delta, text=piece, logprobs=logprobs))
 
 
-# -- Engine under every model of a run: response cache, meter, backend, observers, in this order.
-#
-# Independent of `dspy.LM`: `assay.models.lm` builds one on it.
+# -- Recording.
 
 
 NOT_KNOWN = 1.0  # marks a missing log-probability, which is never above 0: DSPy accepts no NaN

@@ -1,4 +1,7 @@
-"""Metadata of a GGUF file: architecture, name, context length, chat template. Reads only the header, no weights."""
+"""Embedded models: which exist, where their files are, how they are downloaded and verified.
+
+Does not load them: `assay.models.embedded` does.
+"""
 
 import difflib
 import hashlib
@@ -20,6 +23,9 @@ from typing import Any
 from assay.errors import ModelError, NoModelFile
 from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.settings import nearest
+
+# -- Metadata of a GGUF file: architecture, name, context length, chat template. Reads only the header, no weights.
+
 
 _FORMATS = {  # struct format by GGUF value type, see gguf.md of the ggml project
     0: "<B",
@@ -106,9 +112,7 @@ def _read(path: str, size: int, mtime_ns: int) -> tuple[tuple[str, Any], ...]:
             raise ModelError(f"{path} is a damaged GGUF file: {error}") from None
 
 
-# -- Embedded models: which exist, where their files are, how they are downloaded and verified.
-#
-# Does not load them: `assay.models.embedded` does.
+# -- Registry.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from assay.errors import ConfigError
 from assay.models.dspy_seam import DEFAULT_FORMAT
-from assay.models.embedded import LINES
+from assay.models.line_grammar import LINES
 from assay.programs.field_values import text_of_value, value_in
 from assay.programs.thinking import LimitsThoughts
 from assay.support.sections import FORMATS, fields_in, structure_in

@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 
 from assay.models import supports
-from assay.models.embedded import LINES
+from assay.models.line_grammar import LINES
 from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, ThinkingError, native_thinking
 
 LIMIT = 16_384  # tokens; a larger budget is no limit for the models that fit into one process

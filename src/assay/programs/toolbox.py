@@ -1,7 +1,6 @@
-"""JSON schemas of tools: reduced to what engines can constrain, as a field type, and for checking arguments.
+"""The tools that an agent offers to a model: Python functions, tools of MCP servers, and schemas of a task.
 
-The dialects of function calling (`dict`, `float`, `tuple`, `any`) become JSON schema. Schemas are data of others: they
-are bounded in size and depth, references are resolved within the schema only, and patterns are dropped.
+A tool that only has a schema is not executed: its calls are recorded as the answer. Does not choose or call tools.
 """
 
 import functools
@@ -17,6 +16,12 @@ import dspy
 from assay.errors import NoJsonForm, ProgramError
 from assay.support.values import json_value, value_text
 from assay.traces.listening import has_side_effects, run_tool
+
+# -- JSON schemas of tools: reduced to what engines can constrain, as a field type, and for checking arguments.
+#
+# The dialects of function calling (`dict`, `float`, `tuple`, `any`) become JSON schema. Schemas are data of others:
+# they are bounded in size and depth, references are resolved within the schema only, and patterns are dropped.
+
 
 _DEPTH = 8  # of nested objects and arrays; deeper parts accept any value
 _PARTS = 400  # of one schema; further parts accept any value
@@ -264,9 +269,7 @@ def type_text(schema: Mapping[str, Any]) -> str:
     return " | ".join(kind) if isinstance(kind, list) else str(kind)
 
 
-# -- The tools that an agent offers to a model: Python functions, tools of MCP servers, and schemas of a task.
-#
-# A tool that only has a schema is not executed: its calls are recorded as the answer. Does not choose or call tools.
+# -- Toolbox.
 
 
 RESULT_CHARACTERS = 20_000  # of a stored result; the recorder stores no more either

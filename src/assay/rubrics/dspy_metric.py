@@ -1,18 +1,4 @@
-"""Patches DSPy so that unscored tasks are excluded from the averages of its own loops.
-
-DSPy counts an exception of a metric as the score 0, in `Evaluate`, MIPROv2's evaluations, SIMBA's runs and GEPA's
-batches; ten exceptions end the run. `protect_dspy` is called when a rubric becomes a metric. From then on
-`assay.errors.Unscored`, which only assay raises, means "no score". Metrics that never raise it are not affected.
-
-The same applies if the program raised because its model server failed: DSPy would count 0 without calling the metric.
-
-- `Evaluate`: the score is the mean over the scored tasks. An unscored task is NaN (`MissingScore`) in `results` and not
-  an error. If no task is scored, `Unscored` is raised.
-- GEPA compares sums over one batch: a missing score is replaced by the task's last known score, otherwise by the mean
-  of the batch's other scores, so that it does not change a comparison.
-- SIMBA: a missing score is replaced by the mean of the example's other runs, otherwise of all runs.
-- MIPROv2: an evaluation without any score raises `Unscored`; DSPy would count it as 0.
-"""
+"""A rubric as a DSPy metric, for `dspy.Evaluate`, every teleprompter, and GEPA with feedback text."""
 
 import functools
 import inspect
@@ -30,6 +16,22 @@ from assay.rubrics.criteria import Failed
 from assay.rubrics.protocols import Scorer
 from assay.rubrics.scoring import ScoredRun, ScoreResult
 from assay.support.scrubbing import error_text
+
+# -- Patches DSPy so that unscored tasks are excluded from the averages of its own loops.
+#
+# DSPy counts an exception of a metric as the score 0, in `Evaluate`, MIPROv2's evaluations, SIMBA's runs and GEPA's
+# batches; ten exceptions end the run. `protect_dspy` is called when a rubric becomes a metric. From then on
+# `assay.errors.Unscored`, which only assay raises, means "no score". Metrics that never raise it are not affected.
+#
+# The same applies if the program raised because its model server failed: DSPy would count 0 without calling the metric.
+#
+# - `Evaluate`: the score is the mean over the scored tasks. An unscored task is NaN (`MissingScore`) in `results`, not
+#   an error. If no task is scored, `Unscored` is raised.
+# - GEPA compares sums over one batch: a missing score is replaced by the task's last known score, otherwise by the mean
+#   of the batch's other scores, so that it does not change a comparison.
+# - SIMBA: a missing score is replaced by the mean of the example's other runs, otherwise of all runs.
+# - MIPROv2: an evaluation without any score raises `Unscored`; DSPy would count it as 0.
+
 
 _MAX_EMPTY_BATCHES = 5  # consecutive GEPA batches without a score after which the judge is considered unavailable
 _lock = threading.Lock()
@@ -283,7 +285,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-# -- A rubric as a DSPy metric, for `dspy.Evaluate`, every teleprompter, and GEPA with feedback text.
+# -- Dspy metric.
 
 
 class RubricMetric:

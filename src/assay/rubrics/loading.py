@@ -262,6 +262,9 @@ def _identifier(name: str) -> str:
     return f"c_{word}" if word[0].isdigit() else word
 
 
+# -- Loading.
+
+
 SHIPPED = (
     "answer_from_documents",
     "classify",

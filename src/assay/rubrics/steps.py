@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import FailureKind
-from assay.models.embedded import LINES
+from assay.models.line_grammar import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.rubrics.syntax import SYNTAX
 from assay.support.sections import answer_fields, prompt_fields

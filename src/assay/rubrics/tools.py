@@ -1,8 +1,11 @@
-"""Compares tool calls with expected ones: names, required arguments, and alternatives for each value.
+"""Checks of tool use, of scope `final`. Each is called as `check(task, prediction, rollout, **with)`.
 
-The rules are those of the Berkeley Function Calling Leaderboard's AST check for Python: text is compared without case,
-spaces and `,./-_*^`; an integer is a float, but not the other way round; the alternative "" means that the argument may
-be missing; the calls may have any order. Does not execute calls.
+Adoption alone can be gained by calling a tool on every task, so `adoption_when_needed` belongs next to
+`abstention_when_not`: a task is graded by one of them, and the other does not apply to it.
+
+The calls are the prediction's field `calls` (as `tool_user` has it), otherwise the recorded ones, otherwise the field
+`steps`. Whether a task needs a tool is known from `expected.calls` (empty: none), or from its metadata: `tool_calls`
+(the calls or their number) or `needs_tool`.
 """
 
 import re
@@ -18,11 +21,15 @@ __all__ = [
     "adoption_when_needed",
     "argument_exactness",
     "calls_used",
-    "expected_calls",
-    "matched_calls",
-    "mismatch",
     "recovery_after_error",
 ]
+
+# -- Compares tool calls with expected ones: names, required arguments, and alternatives for each value.
+#
+# The rules are those of the Berkeley Function Calling Leaderboard's AST check for Python: text is compared without
+# case, spaces and `,./-_*^`; an integer is a float, but not the other way round; the alternative "" means that the
+# argument may be missing; the calls may have any order. Does not execute calls.
+
 
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 _FLOATS = ("float", "number", "double")
@@ -187,14 +194,7 @@ def _plain(text: str) -> str:
     return _IGNORED.sub("", text).lower().replace("'", '"')
 
 
-# -- Checks of tool use, of scope `final`. Each is called as `check(task, prediction, rollout, **with)`.
-#
-# Adoption alone can be gained by calling a tool on every task, so `adoption_when_needed` belongs next to
-# `abstention_when_not`: a task is graded by one of them, and the other does not apply to it.
-#
-# The calls are the prediction's field `calls` (as `tool_user` has it), otherwise the recorded ones, otherwise the field
-# `steps`. Whether a task needs a tool is known from `expected.calls` (empty: none), or from its metadata: `tool_calls`
-# (the calls or their number) or `needs_tool`.
+# -- Tools.
 
 
 def needs_tool(task: Task) -> bool | None:

@@ -1,6 +1,6 @@
-"""Names of the agents of a rollout, for programs in which several act, such as a planner and a solver.
+"""Finds the open rollout of a thread or task, of the place where its thread was started, or of the process.
 
-Does not run agents. A call is recorded with the name that is current when it is made.
+Does not access the store.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,11 @@ from assay.models.unrecorded import UnrecordedCalls
 from assay.traces.listening import has_listeners, listeners
 from assay.traces.records import Rollout, check_agent_name
 from assay.traces.shown import Carried
+
+# -- Names of the agents of a rollout, for programs in which several act, such as a planner and a solver.
+#
+# Does not run agents. A call is recorded with the name that is current when it is made.
+
 
 _AGENT = "assay_agent"
 
@@ -41,9 +46,7 @@ def current_agent() -> str:
     return name if isinstance(name, str) else ""
 
 
-# -- Finds the open rollout of a thread or task, of the place where its thread was started, or of the process.
-#
-# Does not access the store.
+# -- Places.
 
 
 _KEY = "assay_rollout"

@@ -1,6 +1,7 @@
-"""Reproducible rollout ids, with which a resumed run overwrites its earlier rows instead of adding new ones.
+"""The recorder: opens rollouts, receives their LM calls and tool calls, and writes them to the store.
 
-Imports, the gateway and `assay.record` use random ids (`new_id`), because their rollouts are not replayed.
+The open rollout is stored in DSPy's settings, which DSPy copies to its worker threads and async tasks. Calls outside
+any rollout (for instance of a teleprompter or judge) are stored in a separate rollout per phase.
 """
 
 import hashlib
@@ -41,6 +42,10 @@ from assay.traces.places import (
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
+
+# -- Reproducible rollout ids, with which a resumed run overwrites its earlier rows instead of adding new ones.
+#
+# Imports, the gateway and `assay.record` use random ids (`new_id`), because their rollouts are not replayed.
 
 
 class RolloutIds:
@@ -97,10 +102,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-# -- The recorder: opens rollouts, receives their LM calls and tool calls, and writes them to the store.
-#
-# The open rollout is stored in DSPy's settings, which DSPy copies to its worker threads and async tasks. Calls outside
-# any rollout (for instance of a teleprompter or judge) are stored in a separate rollout per phase.
+# -- Recorder.
 
 
 _TEXT = 20_000  # maximum stored characters of a tool result

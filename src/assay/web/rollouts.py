@@ -1,4 +1,4 @@
-"""One rollout as a conversation: what each call added, and what came back. Reads records, not the database."""
+"""The pages of rollouts: the list, one rollout as a conversation, and the JSON of one call."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +39,9 @@ from assay.web.rendering import (
     rollout_filters,
 )  # fmt: skip
 from assay.web.runs import RUNNING_S
+
+# -- One rollout as a conversation: what each call added, and what came back. Reads records, not the database.
+
 
 _UNFOLDED = 5  # messages that one call shows at once
 
@@ -341,7 +344,7 @@ def add_to_dataset(store: Store, rollout: Rollout, form: Mapping[str, Any], *, w
     return add_task(store, rollout, _folder(where), name, answer_is_expected=expected)
 
 
-# -- The pages of rollouts: the list, one rollout as a conversation, and the JSON of one call.
+# -- Rollouts.
 
 
 _WAITING_S = 20  # seconds between two loads of the newest rollouts while no run is in progress

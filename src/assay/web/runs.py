@@ -1,4 +1,4 @@
-"""What the page of a run shows of a training: its report, or its log while it runs; and sample rollouts over steps."""
+"""The pages of runs: the list, and one run with its settings, cost, result and the command that resumes it."""
 
 import itertools
 import shlex
@@ -37,6 +37,9 @@ from assay.traces.store.paging import WINDOW, rollouts_of_run, small_runs
 from assay.traces.store.sealing import openings_line
 from assay.web.next_steps import comparable, judges_of, next_steps
 from assay.web.rendering import RUN_FIELDS, View, cursor_of, filled_in, link
+
+# -- What the page of a run shows of a training: its report, or its log while it runs; and sample rollouts over steps.
+
 
 _SAMPLES, _CALLS = 12, 8  # rollouts of a page, and calls of each
 _OUTPUT = 600  # characters of a call
@@ -139,7 +142,7 @@ def _samples(store: Store, log: TrainingProgress) -> list[Sample]:
     ]  # fmt: skip
 
 
-# -- The pages of runs: the list, and one run with its settings, cost, result and the command that resumes it.
+# -- Runs.
 
 
 RUNNING_S, _WAITING_S = 3, 20  # seconds between two loads, while something runs and otherwise

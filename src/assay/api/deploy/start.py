@@ -1,4 +1,4 @@
-"""Public API for `assay deploy simulate`: how often a plan decides rightly, on traffic with known truth."""
+"""Public API for `assay deploy start`: checks a candidate, and starts its rollout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,6 +25,8 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.reprs import ReportRepr
 from assay.traces import Store
+
+# -- Public API for `assay deploy simulate`: how often a plan decides rightly, on traffic with known truth.
 
 
 @takes(SimulateSettings)
@@ -58,7 +60,7 @@ def plan_of(path: str | None, goal: float | None) -> Plan:
     return replace(plan, metrics=tuple(metrics))
 
 
-# -- Public API for `assay deploy start`: checks a candidate, and starts its rollout.
+# -- Start.
 
 
 _RUNS = 40  # simulated deployments for the expected number of requests

@@ -1,4 +1,4 @@
-"""Replays the anchors of the judges that a deployment is watched by, when they are due."""
+"""Public API for `assay deploy status`, `advance`, `pause`, `resume`, `promote`, `rollback` and `history`."""
 
 import logging
 import threading
@@ -36,6 +36,9 @@ from assay.sources.trust import trusts
 from assay.support.keywords import takes
 from assay.support.scrubbing import error_text
 from assay.traces import Store
+
+# -- Replays the anchors of the judges that a deployment is watched by, when they are due.
+
 
 _LOGGED = logging.getLogger("assay.deployed")
 
@@ -171,7 +174,7 @@ class Advancer:
         return min(_LONGEST_S, _REST * (time.thread_time() - began))
 
 
-# -- Public API for `assay deploy status`, `advance`, `pause`, `resume`, `promote`, `rollback` and `history`.
+# -- Status.
 
 
 @takes()

@@ -1,7 +1,7 @@
-"""The steps of an improvement: checks of their settings, models and judges, and the runs that they request.
+"""Public API for `assay improve`.
 
-`assay improve` and its estimate (`--dry-run`) share these checks, so that neither accepts what the other refuses.
-Opens nothing and calls no model.
+Alternates prompt compilation and weight training; keeps a step only if it passes the gate. Every part (preflight, step,
+side of a gate) is a run of the store under an id of its own, so that a killed improvement resumes it or replays it.
 """
 
 import json
@@ -76,6 +76,12 @@ from assay.traces.export.selection import Selection
 from assay.traces.export.settings import Gates
 from assay.traces.records import new_id
 from assay.traces.store.sealing import openings_line
+
+# -- The steps of an improvement: checks of their settings, models and judges, and the runs that they request.
+#
+# `assay improve` and its estimate (`--dry-run`) share these checks, so that neither accepts what the other refuses.
+# Opens nothing and calls no model.
+
 
 STATE = "state.json"  # of an unfinished improvement, in its folder
 STEPS = ("prompts", "sft", "grpo")
@@ -193,11 +199,7 @@ def _check_trainable(step: str, model: str) -> None:
     )
 
 
-# -- Public API for `assay improve`.
-#
-# Alternates prompt compilation and weight training; keeps a step only if it passes the gate. Every part (preflight,
-# step, side of a gate) is a run of the store under an id of its own, so that a killed improvement resumes it or replays
-# it.
+# -- Run.
 
 
 _FORMAT = 4  # of the state of an unfinished improvement

@@ -1,4 +1,4 @@
-"""Public API for `assay loop pool`: rollouts of production as tasks."""
+"""Public API for `assay loop run`: one call takes the loop of an agent as far as it can go now."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +43,8 @@ from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import Lease, LostLease, seconds
+
+# -- Public API for `assay loop pool`: rollouts of production as tasks.
 
 
 @takes(PoolSettings)
@@ -233,7 +235,7 @@ def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:
     }
 
 
-# -- Public API for `assay loop run`: one call takes the loop of an agent as far as it can go now.
+# -- Run.
 
 
 _JUDGE = tuple(settings_of(AdvanceSettings))  # of the scoring settings: the model of the rubric's judges

@@ -1,4 +1,4 @@
-"""Worker processes on one study."""
+"""Public API for `assay tune`: searches agent parameters, decides on the gate, reports on the sealed test split."""
 
 import math
 import multiprocessing
@@ -74,6 +74,8 @@ from assay.traces.store.sealing import resolve_salt
 
 if TYPE_CHECKING:
     import optuna
+
+# -- Worker processes on one study.
 
 
 @contextmanager
@@ -253,7 +255,7 @@ def _reached(score: float) -> "Callable[[optuna.Study], bool]":
     return reached
 
 
-# -- Public API for `assay tune`: searches agent parameters, decides on the gate, reports on the sealed test split.
+# -- Run.
 
 
 _SIDES = ("default", "tuned")
@@ -276,7 +278,7 @@ def tune(
 ) -> TuneReport:
     """Searches the five agent parameters on val, decides on gate, and reports on the sealed test split.
 
-    With a `curriculum`, trials run the val tasks of one stage after another; see `assay.api.tune.run`.
+    With a `curriculum`, trials run the val tasks of one stage after another.
 
     Args:
         program: as for `assay.compile`; its own parameters are the default, the baseline of the comparison.

@@ -1,4 +1,4 @@
-"""Texts of attacks on judges, and loading of custom attacks. Calls no model."""
+"""Adversarial audit: cases for known failures of judges, with the expected result. Calls no model."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +11,9 @@ from assay.judges.labels import Item, Rating, output_name, shown_columns
 from assay.judges.quality.agreement import Answers
 from assay.rubrics import JudgeSpec
 from assay.support.settings import one_of
+
+# -- Texts of attacks on judges, and loading of custom attacks. Calls no model.
+
 
 _PLACE = "{output}"
 
@@ -261,7 +264,7 @@ def load_bases(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Base]:
     return bases
 
 
-# -- Adversarial audit: cases for known failures of judges, with the expected result. Calls no model.
+# -- Audit.
 
 
 PROFILES = ("quality", "property")

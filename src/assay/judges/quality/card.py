@@ -1,4 +1,4 @@
-"""Calibration error of a judge's confidence."""
+"""Reliability card of a judge: agreement, biases and alarms as JSON. Calls no model."""
 
 import math
 import re
@@ -12,6 +12,8 @@ from assay.judges.labels import Item, output_name
 from assay.judges.quality.agreement import Agreement, Answers
 from assay.rubrics import JudgeSpec
 from assay.support.numbers import figure, signed
+
+# -- Calibration error of a judge's confidence.
 
 
 def calibration_error(
@@ -212,7 +214,7 @@ def _effects(features: np.ndarray, controls: np.ndarray, y: np.ndarray) -> list[
     return [(float(beta[at]), float(beta[at] - reach[at]), float(beta[at] + reach[at])) for at in range(count)]
 
 
-# -- Reliability card of a judge: agreement, biases and alarms as JSON. Calls no model.
+# -- Card.
 
 
 _POWER = 1.959964 + 0.841621  # normal quantiles of 0.975 and 0.8: two-sided 5 %, power 80 %

@@ -1,4 +1,8 @@
-"""Prediction-powered inference: corrects the mean of many verdicts with a few human labels. Calls no model."""
+"""Drift of a judge: replays a frozen anchor set and tests the differences. Calls no model.
+
+Values on a continuous scale (expected grades from token probabilities) are tested with CUSUM, values of few levels
+(written verdicts, shares of samples) by the number of values that changed, both with PSI.
+"""
 
 import json
 import math
@@ -13,6 +17,9 @@ from assay.errors import DataError
 from assay.support.formats import check_format
 from assay.support.numbers import signed
 from assay.support.places import write_whole
+
+# -- Prediction-powered inference: corrects the mean of many verdicts with a few human labels. Calls no model.
+
 
 FEWEST_PEOPLE = 20  # minimum number of labelled items
 
@@ -72,10 +79,7 @@ def corrected_mean(human: Sequence[float], verdicts: Sequence[float], unlabelled
     )
 
 
-# -- Drift of a judge: replays a frozen anchor set and tests the differences. Calls no model.
-#
-# Values on a continuous scale (expected grades from token probabilities) are tested with CUSUM, values of few levels
-# (written verdicts, shares of samples) by the number of values that changed, both with PSI.
+# -- Drift.
 
 
 _FORMAT = 2

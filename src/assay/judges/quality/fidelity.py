@@ -1,6 +1,7 @@
-"""Biases of a judge: its verdicts on the user's own items, each as it is and with an edit that adds no content.
+"""Fidelity of a simulated user: whether it plays the user of its task, and nothing else.
 
-Calls no model.
+The user talks with an interviewer that follows rules: it asks for every fact, then for something that no profile has,
+and then confirms. What a faithful user says in such a conversation is known, so code can check it. Calls no judge.
 """
 
 import copy
@@ -18,6 +19,11 @@ from assay.judges.quality.agreement import Answers
 from assay.judges.quality.audit import FILLER
 from assay.programs.simulated_users import ENDINGS, MESSAGE_CHARS, UserProfile, UserProgram
 from assay.rubrics import JudgeSpec
+
+# -- Biases of a judge: its verdicts on the user's own items, each as it is and with an edit that adds no content.
+#
+# Calls no model.
+
 
 LARGE = 0.05  # share of the scale; a smaller mean change is no bias
 _LEVEL = 0.05  # for all edits together (Holm 1979, Scandinavian Journal of Statistics 6:65)
@@ -107,10 +113,7 @@ def _effect(runs: tuple[Answers, Answers, Answers], spec: JudgeSpec, seed: int) 
     }
 
 
-# -- Fidelity of a simulated user: whether it plays the user of its task, and nothing else.
-#
-# The user talks with an interviewer that follows rules: it asks for every fact, then for something that no profile has,
-# and then confirms. What a faithful user says in such a conversation is known, so code can check it. Calls no judge.
+# -- Fidelity.
 
 
 FAULTS: Mapping[str, str] = {

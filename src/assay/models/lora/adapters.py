@@ -1,4 +1,9 @@
-"""Converts LoRA weights from PEFT's format to GGUF for llama.cpp. Needs `gguf` and `safetensors`, not torch."""
+"""LoRA adapters of embedded models: by name, pinned by hash to their base model and their order.
+
+`embedded/smollm2-135m+warm+better` is the base model with two adapters, in this order. An adapter is stored in
+`.assay/adapters/NAME` (`ASSAY_ADAPTERS` moves it): PEFT's files, the same weights as GGUF for llama.cpp, and a
+manifest. Trains nothing.
+"""
 
 import functools
 import hashlib
@@ -19,6 +24,9 @@ from assay.support.formats import check_format
 from assay.support.job_folders import MARKER
 from assay.support.names import check_name, place_in
 from assay.support.values import json_text
+
+# -- Converts LoRA weights from PEFT's format to GGUF for llama.cpp. Needs `gguf` and `safetensors`, not torch.
+
 
 _PERMUTED = {"llama"}  # architectures for which llama.cpp reorders the rows of q and k by rotary pairs
 _HEADS = {"q_proj": "head_count", "k_proj": "head_count_kv"}
@@ -163,11 +171,7 @@ def permuted_rows(weights: Any, heads: int) -> Any:
     return weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
-# -- LoRA adapters of embedded models: by name, pinned by hash to their base model and their order.
-#
-# `embedded/smollm2-135m+warm+better` is the base model with two adapters, in this order. An adapter is stored in
-# `.assay/adapters/NAME` (`ASSAY_ADAPTERS` moves it): PEFT's files, the same weights as GGUF for llama.cpp, and a
-# manifest. Trains nothing.
+# -- Adapters.
 
 
 FORMAT = 1

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached. Its client retries every file of a model for half a minute."""
+"""Loads the model that is trained, in torch, and identifies its tokenizer. Needs the extra `train`."""
 
 import hashlib
 import logging
@@ -22,6 +22,9 @@ from assay.errors import MissingExtra, ModelError, NoModelFile
 from assay.models.lora.adapters import Adapter, with_adapters
 from assay.models.registry import find_model, model_home, spec
 from assay.support.scrubbing import error_text
+
+# -- Whether the Hugging Face hub can be reached. Its client retries every file of a model for half a minute.
+
 
 CONNECT_S = 30.0  # enough for five transmissions of the first packet: a slow network is not an absent one
 PAUSE_S = 1.0  # before the second of two tries: a name server may answer late
@@ -61,7 +64,7 @@ def _failure(address: str) -> str:
     return ""
 
 
-# -- Loads the model that is trained, in torch, and identifies its tokenizer. Needs the extra `train`.
+# -- Base.
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Token ids and loss labels of training rows. Does not import torch; tokens without a loss have the label -100."""
+"""Training and held-out rows of an `sft` export. Reads files; does not import torch."""
 
 import hashlib
 import math
@@ -15,6 +15,9 @@ from assay.errors import DataError
 from assay.support.places import no_such_file
 from assay.support.values import value_text
 from assay.traces.export.transitions import checked_manifest
+
+# -- Token ids and loss labels of training rows. Does not import torch; tokens without a loss have the label -100.
+
 
 Message = dict[str, Any]
 Tokens = dict[str, list[int]]  # `input_ids` and `labels`, of the same length
@@ -76,7 +79,7 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-# -- Training and held-out rows of an `sft` export. Reads files; does not import torch.
+# -- Data.
 
 
 _REQUIRED = ("prompt", "completion")

@@ -1,4 +1,8 @@
-"""Runs rollouts in threads with a time limit. Does not train, and knows no engine."""
+"""Inference engines of a policy in training. Programs call them as any language model.
+
+`LlamaPolicy` runs llama.cpp in this process and swaps the adapter after every step. `TrainerPolicy` uses the batched
+generation of the trainer (transformers on CPU or GPU, or vLLM).
+"""
 
 import contextvars
 import copy
@@ -25,6 +29,9 @@ from assay.models.recording import NOT_KNOWN
 from assay.programs.foreign.agent import ForeignAgent
 from assay.programs.foreign.runners import RunnerLost
 from assay.rubrics.scoring import ScoredRun
+
+# -- Runs rollouts in threads with a time limit. Does not train, and knows no engine.
+
 
 Run = tuple[RecordedProgram, Task]
 CHECK_S = 0.1  # interval of the timeout checks while rollouts run
@@ -144,10 +151,7 @@ def calls_of(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
     return [functools.partial(call, *run) for run in runs]
 
 
-# -- Inference engines of a policy in training. Programs call them as any language model.
-#
-# `LlamaPolicy` runs llama.cpp in this process and swaps the adapter after every step. `TrainerPolicy` uses the batched
-# generation of the trainer (transformers on CPU or GPU, or vLLM).
+# -- Engines.
 
 
 # An agent of another process may wait for something else than an answer, such as a free runner: the requests of the

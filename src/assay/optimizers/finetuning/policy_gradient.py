@@ -1,7 +1,4 @@
-"""Makes the trainer of a policy: the order of the tasks, and TRL's settings from ours.
-
-Imports torch and TRL only when a trainer is made.
-"""
+"""Policy gradient training: repeats rollouts under the current weights, credit assignment per call, optimizer step."""
 
 import itertools
 import json
@@ -42,6 +39,10 @@ from assay.reports.training import curves_of, of_other_seeds, write_training
 from assay.reports.training_log import TrainingLog
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_text
+
+# -- Makes the trainer of a policy: the order of the tasks, and TRL's settings from ours.
+#
+# Imports torch and TRL only when a trainer is made.
 
 
 def task_order(items: int, config: PolicySettings) -> list[int]:
@@ -353,7 +354,7 @@ def table_row(step: int, values: Mapping[str, float]) -> str:
     return f"{step:>5}" + "".join(f"{values[key]:>9.3g}" if key in values else " " * 9 for key in _COLUMNS)
 
 
-# -- Policy gradient training: repeats rollouts under the current weights, credit assignment per call, optimizer step.
+# -- Policy gradient.
 
 
 _HEADING_EVERY = 20  # lines between two headings of the printed table

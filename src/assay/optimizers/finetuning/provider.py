@@ -1,7 +1,6 @@
-"""Policy gradient training for DSPy's own `GRPO`: DSPy makes the rollouts, the trainer waits for them in a thread.
+"""DSPy provider that trains with TRL: `lm.provider = TRLProvider()`.
 
-Two limits that `assay.train` does not have: DSPy rebuilds completions from their parsed fields, so that they are not
-always the sampled tokens; and all calls of a rollout get its one score.
+For DSPy's own `BootstrapFinetune`, `BetterTogether` and `GRPO`.
 """
 
 import hashlib
@@ -32,6 +31,12 @@ from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings, se
 from assay.optimizers.finetuning.sft import train_sft
 from assay.support.names import check_name
 from assay.support.values import json_text
+
+# -- Policy gradient training for DSPy's own `GRPO`: DSPy makes the rollouts, the trainer waits for them in a thread.
+#
+# Two limits that `assay.train` does not have: DSPy rebuilds completions from their parsed fields, so that they are not
+# always the sampled tokens; and all calls of a rollout get its one score.
+
 
 _ENDLESS = 10_000  # steps: DSPy's loop decides when training ends
 _SETTINGS = frozenset({
@@ -260,9 +265,7 @@ class TRLReinforceJob(dspy.Provider().ReinforceJob):  # type: ignore[misc]
         return Row(turn=0, prompt_ids=list(prompt), completion_ids=ids, trained=[True] * len(ids))
 
 
-# -- DSPy provider that trains with TRL: `lm.provider = TRLProvider()`.
-#
-# For DSPy's own `BootstrapFinetune`, `BetterTogether` and `GRPO`.
+# -- Provider.
 
 
 class TRLProvider(dspy.Provider):  # type: ignore[misc]

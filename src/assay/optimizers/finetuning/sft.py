@@ -1,4 +1,7 @@
-"""Loss curves of supervised fine-tuning, the alarms they raise, and the end at a loss that is not finite."""
+"""Supervised fine-tuning: LoRA on the answers of good traces with TRL's SFTTrainer.
+
+Keeps the checkpoint with the lowest loss on held-out tasks.
+"""
 
 import json
 import math
@@ -29,6 +32,9 @@ from assay.reports.training_log import TrainingLog
 from assay.support.numbers import counted
 from assay.support.reprs import ReportRepr
 from assay.traces.export.rendering import RowRenderer
+
+# -- Loss curves of supervised fine-tuning, the alarms they raise, and the end at a loss that is not finite.
+
 
 _RISEN = 2  # consecutive evaluations above the lowest held-out loss before an alarm
 
@@ -113,9 +119,7 @@ class LossMonitor:
         return alarms
 
 
-# -- Supervised fine-tuning: LoRA on the answers of good traces with TRL's SFTTrainer.
-#
-# Keeps the checkpoint with the lowest loss on held-out tasks.
+# -- Sft.
 
 
 _PROMPTS = 4  # prompts whose greedy texts are compared between torch and llama.cpp

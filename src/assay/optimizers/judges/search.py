@@ -1,4 +1,7 @@
-"""Fits a calibration to readings and human labels, with or without cuts between the words of an ordered scale."""
+"""The candidates of one compile of a judge: forms of its prompt, each with and without calibration.
+
+Does not open gate or test.
+"""
 
 import functools
 import itertools
@@ -40,6 +43,9 @@ from assay.programs.isolation import copied
 from assay.rubrics.criteria import JudgeSpec
 from assay.support.numbers import figure
 from assay.support.scrubbing import scrubbed
+
+# -- Fits a calibration to readings and human labels, with or without cuts between the words of an ordered scale.
+
 
 _CUTS = 25  # places tried for each cut of an ordered scale
 
@@ -108,9 +114,7 @@ def _cuts(
     return [float(cut) for cut in cuts]
 
 
-# -- The candidates of one compile of a judge: forms of its prompt, each with and without calibration.
-#
-# Does not open gate or test.
+# -- Search.
 
 
 _LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a cascade, the cheapest first

@@ -1,4 +1,8 @@
-"""The adjuster's network: maps metrics and parameters of an agent to changes of the parameters. Does not run agents."""
+"""A policy that learns from an agent's metrics how to adjust its parameters.
+
+Actor-critic: the network proposes adjustments, a Gaussian process over all episodes predicts their scores, and the best
+one is tried.
+"""
 
 import math
 import warnings
@@ -15,6 +19,9 @@ from assay.optimizers.parameters.objective import Objective
 from assay.optimizers.parameters.space import Point, Space
 from assay.programs import RANGES, AgentParameters
 from assay.support.numbers import signed
+
+# -- The adjuster's network: maps metrics and parameters of an agent to changes of the parameters. Does not run agents.
+
 
 _HIDDEN = 8
 _SIGMA = 0.15  # initial standard deviation, in shares of a range
@@ -211,10 +218,7 @@ def scores_by_task(runs: Sequence[TaskRun]) -> dict[str, float]:
     return {task: math.fsum(scores) / len(scores) if scores else math.nan for task, scores in by_task.items()}
 
 
-# -- A policy that learns from an agent's metrics how to adjust its parameters.
-#
-# Actor-critic: the network proposes adjustments, a Gaussian process over all episodes predicts their scores, and the
-# best one is tried.
+# -- Policy.
 
 
 _SAME = 0.01  # change of the overall score that counts as none

@@ -1,4 +1,4 @@
-"""Expected scores of trials, smoothed over similar parameters. Does not choose a trial."""
+"""Results of a study of agent parameters: its trials, and the best of them. Runs nothing."""
 
 import math
 import warnings
@@ -15,6 +15,9 @@ from assay.support.reprs import ReportRepr, shortened
 
 if TYPE_CHECKING:
     import optuna
+
+# -- Expected scores of trials, smoothed over similar parameters. Does not choose a trial.
+
 
 _FEWEST = 10  # trials; with fewer, their own means are used
 _NOISE = 1e-4  # smallest variance of a run's sampling noise
@@ -97,7 +100,7 @@ def _place(point: Point, space: Space) -> list[float]:
     ]
 
 
-# -- Results of a study of agent parameters: its trials, and the best of them. Runs nothing.
+# -- Results.
 
 
 REQUEUED = "put_back"  # marks an interrupted trial whose point was enqueued again under another number

@@ -1,4 +1,4 @@
-"""Optuna's Wilcoxon pruner, paired by task: compares a trial with the best trial on the tasks that both have run."""
+"""Optuna search over agent parameters, with pruning by task; several processes can share one study."""
 
 import math
 import warnings
@@ -17,6 +17,9 @@ from assay.optimizers.parameters.study import RETRIES, SearchConfig
 
 if TYPE_CHECKING:
     import optuna
+
+# -- Optuna's Wilcoxon pruner, paired by task: compares a trial with the best trial on the tasks that both have run.
+
 
 _FEWEST = 5  # pairs
 # pairs for which scipy's exact test with ties takes up to seconds (2^n evaluations)
@@ -49,7 +52,7 @@ def is_worse_paired(
     return optuna.pruners.WilcoxonPruner(p_threshold=p).prune(comparison, trial)
 
 
-# -- Optuna search over agent parameters, with pruning by task; several processes can share one study.
+# -- Search.
 
 
 _LOST = 0.2  # share of a trial's runs that may be unscored

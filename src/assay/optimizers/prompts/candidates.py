@@ -1,10 +1,4 @@
-"""Expected score of each candidate, from few scored tasks of many candidates. Does not call a model.
-
-A score is modelled as the candidate's quality, plus the task's difficulty, plus noise. The quality is a Gaussian
-process over the features of the candidates, so scores of one candidate inform about similar ones. Scores in [0, 1];
-higher is better.
-Source: Rasmussen and Williams 2006, chapters 2 and 5.
-"""
+"""The candidates of the prompt search: their parts, their similarity, and the programs built from them."""
 
 import math
 import random
@@ -26,6 +20,13 @@ from assay.programs import Agent, ToolAgent, program_version
 from assay.programs.budgets import allocates, with_policy
 from assay.programs.compose import EnsembleProgram, NearestDemos, ends, without_nearest
 from assay.programs.isolation import copied
+
+# -- Expected score of each candidate, from few scored tasks of many candidates. Does not call a model.
+#
+# A score is modelled as the candidate's quality, plus the task's difficulty, plus noise. The quality is a Gaussian
+# process over the features of the candidates, so scores of one candidate inform about similar ones. Scores in [0, 1];
+# higher is better. Source: Rasmussen and Williams 2006, chapters 2 and 5.
+
 
 _CONSTANT = 0.3  # deviation of the common level of all candidates
 _SCALES = (0.5, 1.0, 2.0)  # factors of the kernel's deviations; the one with the highest likelihood is used
@@ -88,7 +89,7 @@ def posterior(scores: Sequence[Score], kernel: np.ndarray) -> Posterior:
     return best[1]
 
 
-# -- The candidates of the prompt search: their parts, their similarity, and the programs built from them.
+# -- Candidates.
 
 
 EXISTING = "own"  # the demonstrations that the program already has

@@ -1,10 +1,6 @@
-"""The search of `auto`: a bandit over pairs of candidate and task, with new candidates while they promise a gain.
+"""The candidates of one compile: the proposal of a named DSPy optimizer, or those of the `auto` search.
 
-Each round computes a posterior of the candidates' qualities (`assay.optimizers.prompts.candidates`), draws pairs by
-Thompson sampling over the existing candidates and over mutants of the best ones, and evaluates the drawn pairs
-concurrently. A round depends only on earlier rounds, so the same seed gives the same search for any number of threads.
 Does not open gate or test.
-Source: Thompson sampling, Russo et al. 2018 (arXiv 1707.02038); top-two, Russo 2020 (arXiv 1602.08448).
 """
 
 import copy
@@ -54,6 +50,15 @@ from assay.rubrics.scoring import ScoredRun
 from assay.support.numbers import counted
 from assay.support.places import write_whole
 from assay.support.values import json_text
+
+# -- The search of `auto`: a bandit over pairs of candidate and task, with new candidates while they promise a gain.
+#
+# Each round computes a posterior of the candidates' qualities (`assay.optimizers.prompts.candidates`), draws pairs by
+# Thompson sampling over the existing candidates and over mutants of the best ones, and evaluates the drawn pairs
+# concurrently. A round depends only on earlier rounds, so the same seed gives the same search for any number of
+# threads. Does not open gate or test. Source: Thompson sampling, Russo et al. 2018 (arXiv 1707.02038); top-two, Russo
+# 2020 (arXiv 1602.08448).
+
 
 _ROUNDS = 12  # of a search that spends its budget
 _SMALLEST, _LARGEST = 8, 64  # pairs of a round
@@ -368,9 +373,7 @@ class AutoSearch:
         return [text for text in proposals if text is not None]
 
 
-# -- The candidates of one compile: the proposal of a named DSPy optimizer, or those of the `auto` search.
-#
-# Does not open gate or test.
+# -- Search.
 
 
 _BOOTSTRAPPED = 4  # bootstrapped demonstrations that a named optimizer shows, as in DSPy

@@ -1,4 +1,8 @@
-"""The standard error of a process, in a file of limited size of which the end is kept."""
+"""Runners: execute an agent on a task, in this process or as a command, and return its answer.
+
+Do not serve models: the task has the base URL. A run is checked several times a second, and ended by what the check
+raises.
+"""
 
 import contextvars
 import json
@@ -20,6 +24,9 @@ from assay.sources.modules import attribute_of
 from assay.support.awaited import completed
 from assay.support.settings import nearest
 from assay.support.values import json_text
+
+# -- The standard error of a process, in a file of limited size of which the end is kept.
+
 
 _MOST_BYTES = 1 << 20
 _CHARS = 500  # of the end
@@ -165,10 +172,7 @@ def command_of(agent: str) -> list[str]:
     return words
 
 
-# -- Runners: execute an agent on a task, in this process or as a command, and return its answer.
-#
-# Do not serve models: the task has the base URL. A run is checked several times a second, and ended by what the check
-# raises.
+# -- Runners.
 
 
 CHECK_S = 0.1  # longest time between two checks

@@ -1,6 +1,7 @@
-"""Reads the text files of a folder. Binary files, and files that change while they are read, are detected.
+"""Brings an index up to date with a folder: new and changed files are read, deleted ones removed.
 
-Links, hidden files and special files (pipes, devices) are not opened.
+A file is replaced as a whole: its passages are written in batches, and found only once all of them are. A run that is
+killed leaves what it has finished; the next one continues there.
 """
 
 import codecs
@@ -21,6 +22,11 @@ from assay.errors import ConfigError
 from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.retriever import passage_key, passages_of
 from assay.traces.store import tables as schema
+
+# -- Reads the text files of a folder. Binary files, and files that change while they are read, are detected.
+#
+# Links, hidden files and special files (pipes, devices) are not opened.
+
 
 _BLOCK = 1 << 16
 _CONTROLS = bytes(set(range(32)) - {9, 10, 12, 13, 27})  # not in text; 27 begins colours of a terminal
@@ -194,10 +200,7 @@ def _without_tags(text: str) -> tuple[str, str]:
     return unescape(_TAGS.sub(" ", text[:at])), text[at:]
 
 
-# -- Brings an index up to date with a folder: new and changed files are read, deleted ones removed.
-#
-# A file is replaced as a whole: its passages are written in batches, and found only once all of them are. A run that is
-# killed leaves what it has finished; the next one continues there.
+# -- Building.
 
 
 _BATCH_PASSAGES, _BATCH_FILES, _BATCH_S = 2000, 500, 5.0  # of one transaction

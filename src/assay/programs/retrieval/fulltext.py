@@ -1,9 +1,4 @@
-"""Prefers passages in which neighbouring words of the query are neighbours too. Does not search.
-
-"Marlow station" says more than that a passage has Marlow and a station somewhere. The bonus of a pair is the smaller of
-both words' weights (Rasolofo and Savoy 2003, Term proximity scoring for keyword-based retrieval systems) times
-`_SHARE`.
-"""
+"""Full-text search of passages: FTS5 on SQLite, `tsvector` on PostgreSQL. Words are stemmed as English on both."""
 
 import math
 import re
@@ -16,6 +11,13 @@ import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces.store import tables as schema
+
+# -- Prefers passages in which neighbouring words of the query are neighbours too. Does not search.
+#
+# "Marlow station" says more than that a passage has Marlow and a station somewhere. The bonus of a pair is the smaller
+# of both words' weights (Rasolofo and Savoy 2003, Term proximity scoring for keyword-based retrieval systems) times
+# `_SHARE`.
+
 
 # Measured with generated questions of seeds 10 to 19 and with the docstrings of some libraries: a share of 0.5 raised
 # recall at 5 of the former by 2.1 points [0.9, 3.3] (n = 623) and changed that of the latter by -0.3 [-1.7, 1.1]
@@ -71,7 +73,7 @@ def by_proximity(
     return sorted(candidates, key=lambda candidate: -total(candidate)) if pairs else list(candidates)
 
 
-# -- Full-text search of passages: FTS5 on SQLite, `tsvector` on PostgreSQL. Words are stemmed as English on both.
+# -- Fulltext.
 
 
 TOKENIZER = "porter unicode61 remove_diacritics 2"

@@ -1,8 +1,8 @@
-"""The system call filter of the sandbox, as a classic BPF program.
+"""Kinds of isolation: which work on this machine, and the command that starts a process under one.
 
-It complements the isolation and does not replace it: it denies what neither namespaces nor Landlock cover, such as
-sockets of every kind, memory outside of the process (memfd, System V segments), new namespaces, and leaving the process
-group, by which the parent counts and kills the processes.
+`bubblewrap` gives the process namespaces of its own: files, network, processes. `landlock` restricts it by rules of the
+kernel and by a user of its own where the parent is root. `none` only limits resources. The limits themselves are set
+inside, by `launcher.py`.
 """
 
 import importlib.util
@@ -18,6 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import DISTRIBUTION, ConfigError, SandboxError
+
+# -- The system call filter of the sandbox, as a classic BPF program.
+#
+# It complements the isolation and does not replace it: it denies what neither namespaces nor Landlock cover, such as
+# sockets of every kind, memory outside of the process (memfd, System V segments), new namespaces, and leaving the
+# process group, by which the parent counts and kills the processes.
+
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -106,11 +113,7 @@ def filter_program(*, same_user: bool = False, deny_signals: bool = False) -> by
     return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, yes, no, value in lines)
 
 
-# -- Kinds of isolation: which work on this machine, and the command that starts a process under one.
-#
-# `bubblewrap` gives the process namespaces of its own: files, network, processes. `landlock` restricts it by rules of
-# the kernel and by a user of its own where the parent is root. `none` only limits resources. The limits themselves are
-# set inside, by `launcher.py`.
+# -- Isolation.
 
 
 ISOLATIONS = ("bubblewrap", "landlock", "none")

@@ -1,7 +1,4 @@
-"""Files of a sandboxed process on the host, and what its process group uses.
-
-Untrusted code chooses the names, modes and depth of what it leaves behind: nothing here recurses or follows links.
-"""
+"""Runs a process tree under limits on time, memory, disk and output, and removes all of it at the end."""
 
 import contextlib
 import os
@@ -20,6 +17,11 @@ from assay.errors import ConfigError, SandboxError
 from assay.models.unrecorded import accounted
 from assay.programs.sandbox.isolation import FOLDER, Limits, Plan, plan_for
 from assay.support.names import is_within
+
+# -- Files of a sandboxed process on the host, and what its process group uses.
+#
+# Untrusted code chooses the names, modes and depth of what it leaves behind: nothing here recurses or follows links.
+
 
 _DEEPEST = 64  # levels of folders; a deeper tree counts as too much disk
 _MOST_ENTRIES = 20_000
@@ -122,7 +124,7 @@ def remove_folder(folder: Path) -> None:
         subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
-# -- Runs a process tree under limits on time, memory, disk and output, and removes all of it at the end.
+# -- Process.
 
 
 _EVERY_S = 0.05  # between two measurements of memory, disk and processes

@@ -1,8 +1,4 @@
-"""Tests of untrusted code. The outcome does not depend on anything that the code reports about itself.
-
-Expected values stay in this process, or in a second sandbox that the code cannot reach. Exit codes, printed reports and
-comparisons made by the code's own objects count for nothing.
-"""
+"""Runs test suites on a solution in sandboxes. The parent's side: it asks, compares and counts."""
 
 import ast
 import builtins
@@ -20,6 +16,11 @@ from assay.programs.sandbox.execution import choose_isolation
 from assay.programs.sandbox.isolation import Limits
 from assay.programs.sandbox.process import SandboxedProcess
 from assay.programs.sandbox.values import NotPlain, encode, same, show
+
+# -- Tests of untrusted code. The outcome does not depend on anything that the code reports about itself.
+#
+# Expected values stay in this process, or in a second sandbox that the code cannot reach. Exit codes, printed reports
+# and comparisons made by the code's own objects count for nothing.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +272,7 @@ class SuiteResult:
         return "\n".join(lines)
 
 
-# -- Runs test suites on a solution in sandboxes. The parent's side: it asks, compares and counts.
+# -- Runner.
 
 
 _GRACE_S = 2.0  # after the harness should have ended a test by itself

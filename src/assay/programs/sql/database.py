@@ -1,4 +1,7 @@
-"""How often a nested query writes its columns out before the database counts instructions."""
+"""Databases that are only read, with limits on every query, and what a query cost.
+
+Does not import DSPy. PostgreSQL needs `pip install 'dspy-assay[postgres]'`.
+"""
 
 import difflib
 import functools
@@ -11,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from assay.errors import ConfigError, EnvironmentFailed
+
+# -- How often a nested query writes its columns out before the database counts instructions.
+
 
 _QUOTED = re.compile(r'"[^"]*"|\[[^\]]*\]|`[^`]*`')
 _COLUMNS_OF_TABLE = re.compile(r"(\w)\s*\([^()]*\)\s*(as\s*(?:not\s+)?(?:materialized\s*)?\()")  # WITH name (a, b) AS (
@@ -64,9 +70,7 @@ def _size(text: str, queries: list[str], tables: Mapping[str, float], level: int
     return max(names.values(), default=1) * max(1.0, inside)
 
 
-# -- Databases that are only read, with limits on every query, and what a query cost.
-#
-# Does not import DSPy. PostgreSQL needs `pip install 'dspy-assay[postgres]'`.
+# -- Database.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,4 @@
-"""Functions of SQLite that take long in one instruction, which cannot be interrupted, in bounded time.
-
-`rtrim(x, y)` of two texts of 100 kB takes seconds, `printf('%.*c', 2000000000, 'x')` took 10 s: these two are replaced.
-LIKE, GLOB, `instr`, `replace` and `json_patch` stay SQLite's own, because LIKE would lose its use of indexes and
-`json_patch` its type; what is limited is how often a query calls them, or how long their patterns are.
-"""
+"""SQLite files, opened for reading. The cost of a query is the number of instructions of SQLite's machine."""
 
 import contextlib
 import functools
@@ -27,6 +22,13 @@ from assay.programs.sql.database import (
     unusable,
     within_size,
 )
+
+# -- Functions of SQLite that take long in one instruction, which cannot be interrupted, in bounded time.
+#
+# `rtrim(x, y)` of two texts of 100 kB takes seconds, `printf('%.*c', 2000000000, 'x')` took 10 s: these two are
+# replaced. LIKE, GLOB, `instr`, `replace` and `json_patch` stay SQLite's own, because LIKE would lose its use of
+# indexes and `json_patch` its type; what is limited is how often a query calls them, or how long their patterns are.
+
 
 MOST_OF_VALUE = 100_000  # bytes of a value; also of a row that the database sorts
 _MOST_OF_PATTERN = 1000  # bytes of a LIKE or GLOB pattern: a set of 30,000 characters took 8 s for one value
@@ -104,7 +106,7 @@ def _sqlite(sql: str, *values: Any) -> Any:
         return other.execute(sql, values).fetchone()[0]
 
 
-# -- SQLite files, opened for reading. The cost of a query is the number of instructions of SQLite's machine.
+# -- Sqlite.
 
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})

@@ -1,4 +1,4 @@
-"""The model to be trained on an export: its chat template and how it renders the rows. Writes no files."""
+"""One pass of an export over the store: decides what becomes a row, writes the rows and counts what is left out."""
 
 import math
 import time
@@ -42,6 +42,9 @@ from assay.traces.shown import OwnTask
 from assay.traces.store import Store
 from assay.traces.store.rows import as_json
 from assay.traces.store.sealing import SplitFinder
+
+# -- The model to be trained on an export: its chat template and how it renders the rows. Writes no files.
+
 
 TEMPLATE = "template"  # problem of a call whose answer the template does not render
 
@@ -138,7 +141,7 @@ class Provenance:
         return {**self._counts, "runs": runs if len(runs) <= _MOST_RUNS else Counter({"runs": len(runs)})}
 
 
-# -- One pass of an export over the store: decides what becomes a row, writes the rows and counts what is left out.
+# -- Export pass.
 
 
 _LEARNED_FROM = ("truncated", "parse")  # problems that a policy must learn to avoid: exported although not clean

@@ -1,6 +1,6 @@
 """Files of an export: JSON lines and Parquet. Does not select rows.
 
-The dataset card and the configurations for `trl` are in `assay.traces.export.files`.
+The dataset card and the configurations for `trl` are made here too.
 """
 
 import contextlib

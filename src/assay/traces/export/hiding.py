@@ -1,6 +1,8 @@
-"""Personal values that tasks declare: the data subject, and `entities` in the metadata.
+"""Anonymization of export rows, with two checks of what is written.
 
-A row may show other tasks than its own: in demonstrations, in remembered facts, in answers that repeat them.
+A second pass over the rows finds declared values that are left and replacements that are incomplete. It asks the same
+detector, so that it says nothing about values that the detector does not know: planted values measure these
+(`assay.traces.privacy.canaries`).
 """
 
 import hashlib
@@ -26,6 +28,11 @@ from assay.traces.shown import message_texts
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json
+
+# -- Personal values that tasks declare: the data subject, and `entities` in the metadata.
+#
+# A row may show other tasks than its own: in demonstrations, in remembered facts, in answers that repeat them.
+
 
 _ROLES = (
     "user",
@@ -158,11 +165,7 @@ def _type(name: Any) -> str:
     return plain if plain in TYPES else "person" if plain in ("name", "per", "customer", "user") else "id"
 
 
-# -- Anonymization of export rows, with two checks of what is written.
-#
-# A second pass over the rows finds declared values that are left and replacements that are incomplete. It asks the same
-# detector, so that it says nothing about values that the detector does not know: planted values measure these
-# (`assay.traces.privacy.canaries`).
+# -- Hiding.
 
 
 _ESCAPED = re.compile(r"\\[nrt]")  # JSON escapes of white space; their letter would hide the start of a word

@@ -1,4 +1,8 @@
-"""One stored LM call in the form that an export reads. Parses the call's JSON only when it is needed."""
+"""Selects the rollouts of an export and reads them task by task and group by group, in constant memory.
+
+Sealed rollouts are never read: those of the gate and test splits, by the recorded split and by the store's salt, and
+all rollouts with the same inputs.
+"""
 
 import math
 from collections import Counter
@@ -21,6 +25,9 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import as_json, rollout_of
 from assay.traces.store.sealing import SEALED, SplitFinder
+
+# -- One stored LM call in the form that an export reads. Parses the call's JSON only when it is needed.
+
 
 # The columns that no export reads: `rollout_id` names the rollout, which the caller has.
 _NOT_READ = frozenset({"rollout_id", "thinking_tokens", "cost_usd", "started_at", "return_"})
@@ -171,10 +178,7 @@ def loaded(text: str | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# -- Selects the rollouts of an export and reads them task by task and group by group, in constant memory.
-#
-# Sealed rollouts are never read: those of the gate and test splits, by the recorded split and by the store's salt, and
-# all rollouts with the same inputs.
+# -- Selection.
 
 
 _CONSENT_GIVEN = (

@@ -1,9 +1,4 @@
-"""Balancing of an export by downsampling, oversampling or a temperature.
-
-A cell is a combination of task type, difficulty and outcome. Rollouts of a cell are sampled without replacement, in
-one pass and with a seed (selection sampling, Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S). Only
-counts are kept in memory.
-"""
+"""Settings of an export. Refuses settings that would have no effect."""
 
 import math
 import random
@@ -22,6 +17,13 @@ from assay.support.settings import one_of
 from assay.traces.credit import RETURNS, returns
 from assay.traces.export.rendering import TOOL_FORMS
 from assay.traces.export.selection import Selection
+
+# -- Balancing of an export by downsampling, oversampling or a temperature.
+#
+# A cell is a combination of task type, difficulty and outcome. Rollouts of a cell are sampled without replacement, in
+# one pass and with a seed (selection sampling, Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S). Only
+# counts are kept in memory.
+
 
 METHODS = ("none", "down", "over", "temperature")
 BY = ("task_type", "difficulty", "outcome")
@@ -390,7 +392,7 @@ def _gate(name: str, value: float, required: float, missing: str, *, enforced: b
     }
 
 
-# -- Settings of an export. Refuses settings that would have no effect.
+# -- Settings.
 
 
 KINDS = ("sft", "grpo", "preferences", "transitions")

@@ -1,4 +1,7 @@
-"""Reads and checks the manifest of an export. `assay.traces.export.pipeline` writes it."""
+"""Rows of a transitions export: one schema, written by the export and read by the policy gradient.
+
+Does not select rollouts, anonymize or compute credit.
+"""
 
 import hashlib
 import json
@@ -13,6 +16,9 @@ from assay.errors import DataError
 from assay.support.formats import check_format
 from assay.traces.export.selection import Episode, Turn
 from assay.traces.records import Transition
+
+# -- Reads and checks the manifest of an export. `assay.traces.export.pipeline` writes it.
+
 
 FORMAT = 1
 
@@ -54,9 +60,7 @@ def checked_manifest(folder: Path, required_kind: str) -> dict[str, Any]:
     return manifest
 
 
-# -- Rows of a transitions export: one schema, written by the export and read by the policy gradient.
-#
-# Does not select rollouts, anonymize or compute credit.
+# -- Transitions.
 
 
 # functional form, because "return" is a keyword

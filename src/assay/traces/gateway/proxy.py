@@ -1,4 +1,7 @@
-"""Watches streamed answers for repetition, while they pass through a gateway. Does not change what is forwarded."""
+"""Forwarding of answers through a gateway.
+
+An answer is forwarded as it arrives and parsed once it is complete.
+"""
 
 import json
 import re
@@ -19,6 +22,9 @@ from assay.traces.gateway.requests import parsed_json, parsed_or_none
 from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.dialects import Answer, answer_of, error_in, error_of, is_context_error
 from assay.traces.records import Transition
+
+# -- Watches streamed answers for repetition, while they pass through a gateway. Does not change what is forwarded.
+
 
 _DATA = re.compile(rb"^data:[ \t]*(\{.*\})[ \t]*\r?$", re.MULTILINE)
 _HEAD = ("id", "created", "model", "system_fingerprint")  # each event of a stream repeats them
@@ -140,9 +146,7 @@ def _ending(dialect: str, message: str, head: Mapping[str, Any]) -> bytes:
     return b"event: error\ndata: " + json.dumps({"type": "error", "error": error}).encode() + b"\n\n"
 
 
-# -- Forwarding of answers through a gateway.
-#
-# An answer is forwarded as it arrives and parsed once it is complete.
+# -- Proxy.
 
 
 _MAX_STORED = 64 << 20  # bytes of an answer that are kept in memory

@@ -308,9 +308,9 @@ class AgentRoutes:
         if unknown := sorted(set(body) - set(_FIELDS)):
             hint = f". Did you mean {near!r}?" if (near := nearest(unknown[0], ("inputs", *_FIELDS))) else ""
             raise ConfigError(f"unknown key {unknown[0]!r}: the body has inputs, {', '.join(_FIELDS)}{hint}")
-        for name in ("unit", "task_type", "tenant", "data_subject"):
-            if body.get(name) is not None and not isinstance(body[name], str):
-                raise ConfigError(f"{name}={body[name]!r} must be a string")
+        for key in ("unit", "task_type", "tenant", "data_subject"):
+            if body.get(key) is not None and not isinstance(body[key], str):
+                raise ConfigError(f"{key}={body[key]!r} must be a string")
         if "unit" not in body and (unit := request.headers.get("x-assay-unit")):
             body["unit"] = unit
         fields = {key: value for key, value in body.items() if value is not None}

@@ -1,4 +1,8 @@
-"""Rules for what clients send about a rollout: its name, its fields, its status. Does not change rollouts."""
+"""Open rollouts of a gateway: assigns calls to rollouts, numbers turns, stores rewards, ends rollouts.
+
+A call names its rollout, or the rollout is found by the conversation (`assay.traces.gateway.conversation`). Rollouts
+that begin with the same messages, tools and schema belong to one task and one group. Does not use HTTP or call models.
+"""
 
 import hashlib
 import time
@@ -16,6 +20,9 @@ from assay.traces.messages.dialects import Answer, each
 from assay.traces.messages.final_answer import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
+
+# -- Rules for what clients send about a rollout: its name, its fields, its status. Does not change rollouts.
+
 
 _LARGEST_REWARD = 1e6  # of a step reward
 _NAME_CHARS = 200
@@ -226,11 +233,7 @@ def close_abandoned(store: Store, *, idle_s: float) -> dict[str, int]:
     return ended
 
 
-# -- Open rollouts of a gateway: assigns calls to rollouts, numbers turns, stores rewards, ends rollouts.
-#
-# A call names its rollout, or the rollout is found by the conversation (`assay.traces.gateway.conversation`). Rollouts
-# that begin with the same messages, tools and schema belong to one task and one group. Does not use HTTP or call
-# models.
+# -- Sessions.
 
 
 _LARGE_FIELDS = ("inputs", "expected", "metadata", "prediction")

@@ -1,7 +1,7 @@
-"""Converts requests of any dialect to llama.cpp's chat, for an embedded model behind the gateway. Does not use HTTP.
+"""Converts chat completions, streamed or not, to OpenAI's Responses, Anthropic's messages or Gemini. Calls no models.
 
-If tools must be called, a grammar constrains the answer to tool calls, so that this works also with a model whose chat
-template has no tools.
+Log-probabilities and token ids, for which these dialects have no field in tool calls, are added as in chat:
+`{"logprobs": {"content": [...]}}`.
 """
 
 import json
@@ -156,6 +156,12 @@ async def as_list(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield before + event.removeprefix(b"data: ").strip()
         before = b",\n"
     yield b"]" if before != b"[" else b"[]"
+
+
+# -- Converts requests of any dialect to llama.cpp's chat, for an embedded model behind the gateway. Does not use HTTP.
+#
+# If tools must be called, a grammar constrains the answer to tool calls, so that this works also with a model whose
+# chat template has no tools.
 
 
 _ANY = ("", "any", "default")  # names that leave the choice of the model to the gateway
@@ -346,10 +352,7 @@ def error_body(message: str, code: str) -> dict[str, Any]:
     return {"type": "error", "error": {"message": message, "type": code, "code": code, "param": None}}
 
 
-# -- Converts chat completions, streamed or not, to OpenAI's Responses, Anthropic's messages or Gemini. Calls no models.
-#
-# Log-probabilities and token ids, for which these dialects have no field in tool calls, are added as in chat:
-# `{"logprobs": {"content": [...]}}`.
+# -- Translation.
 
 
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

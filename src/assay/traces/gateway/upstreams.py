@@ -1,4 +1,7 @@
-"""Upstream that calls any provider through litellm, which translates between dialects. Does not record calls."""
+"""Upstreams of a gateway: HTTP servers that support the caller's dialect, or any other provider through litellm.
+
+Answers are returned unchanged, including status and errors. Does not record calls.
+"""
 
 import asyncio
 import importlib.util
@@ -62,6 +65,9 @@ __all__ = [
     "upstream_of",
     "without_key",
 ]
+
+# -- Upstream that calls any provider through litellm, which translates between dialects. Does not record calls.
+
 
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # litellm's own timeouts have varying statuses
 _SAMPLING = (
@@ -221,9 +227,7 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_none=True) if hasattr(value, "model_dump") else value
 
 
-# -- Upstreams of a gateway: HTTP servers that support the caller's dialect, or any other provider through litellm.
-#
-# Answers are returned unchanged, including status and errors. Does not record calls.
+# -- Upstreams.
 
 
 _NAME = 200  # maximum characters of a model's name from a caller or server

@@ -120,6 +120,9 @@ def _listed(parameters: Any, name: str) -> list[Mapping[str, Any]]:
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
 
 
+# -- Chat.
+
+
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant", "function": "tool"}
 _ROLE_NAMES = frozenset(("system", "developer", "user", "assistant", "tool", *_ROLES))
 _CALLS = ("tool_call", "tool-call", "tool_use", "toolUse", "functionCall", "function_call")

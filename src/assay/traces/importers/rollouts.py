@@ -103,6 +103,9 @@ def _object(value: Any) -> dict[str, Any] | None:
     return parsed
 
 
+# -- Rollouts.
+
+
 Imported = Rollout | Skipped
 _TEXT = 20_000  # maximum characters of a tool result, as in the recorder
 _ANSWER_FIELDS = ("content", "tool_calls", "refusal")

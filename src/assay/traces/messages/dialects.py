@@ -1,4 +1,10 @@
-"""Reads LM responses of all supported APIs, and of DSPy, as an `Answer`. Does not call models."""
+"""Reads LM requests of all supported APIs, and of DSPy, as OpenAI chat messages. `answers` reads the responses.
+
+An HTTP request is stored unchanged as `{"dialect": D, "body": …}`. D is `chat` (OpenAI chat completions), `completions`
+(OpenAI text completions), `responses` (OpenAI Responses), `messages` (Anthropic) or `gemini` (Google; `model` and
+`stream` from the path are stored next to the body). A request without a dialect is DSPy's canonical request. Does not
+call models.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +40,8 @@ __all__ = [
     "part_texts",
     "tool_results",
 ]
+
+# -- Reads LM responses of all supported APIs, and of DSPy, as an `Answer`. Does not call models.
 
 
 def answer_of(dialect: str | None, body: Mapping[str, Any]) -> Answer:
@@ -238,12 +246,7 @@ def _parts_answer(body: Mapping[str, Any]) -> Answer:
     return answer
 
 
-# -- Reads LM requests of all supported APIs, and of DSPy, as OpenAI chat messages. `answers` reads the responses.
-#
-# An HTTP request is stored unchanged as `{"dialect": D, "body": …}`. D is `chat` (OpenAI chat completions),
-# `completions` (OpenAI text completions), `responses` (OpenAI Responses), `messages` (Anthropic) or `gemini` (Google;
-# `model` and `stream` from the path are stored next to the body). A request without a dialect is DSPy's canonical
-# request. Does not call models.
+# -- Dialects.
 
 
 DIALECTS = {

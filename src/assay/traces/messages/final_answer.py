@@ -1,4 +1,9 @@
-"""The prompts of a program's run: which of them continue it. Does not import DSPy."""
+"""Reads the final answer of a run from its LM calls. Used by the gateway, in-process recording and importers.
+
+The answer is the text of the last LM call, or the arguments of the tool call that ended the run: a tool that the model
+had to call, a tool with which agent libraries end runs, or, if the model may not answer with text, a tool that was not
+called before. If the last LM call requests other tools only, the run has no answer. Does not score.
+"""
 
 import ast
 import json
@@ -22,6 +27,9 @@ from assay.traces.messages import gemini
 from assay.traces.messages.dialects import Answer, Message, answer_of, chat_messages, chat_tools, part_texts
 from assay.traces.messages.parts import object_of
 from assay.traces.records import Transition
+
+# -- The prompts of a program's run: which of them continue it. Does not import DSPy.
+
 
 _FORM = re.compile(r"All interactions will be structured.*?(?=In adhering to this structure|\Z)", re.DOTALL)
 _MODULE_FIELDS = re.compile(  # fields that DSPy's modules add to a task's inputs: ReAct, ProgramOfThought, retrieval
@@ -230,11 +238,7 @@ def _tool_choice(request: Mapping[str, Any]) -> Any:
     return inner if isinstance(inner, Mapping) else choice
 
 
-# -- Reads the final answer of a run from its LM calls. Used by the gateway, in-process recording and importers.
-#
-# The answer is the text of the last LM call, or the arguments of the tool call that ended the run: a tool that the
-# model had to call, a tool with which agent libraries end runs, or, if the model may not answer with text, a tool that
-# was not called before. If the last LM call requests other tools only, the run has no answer. Does not score.
+# -- Final answer.
 
 
 NO_ANSWER = "the run ended without an answer: its last LM call asked for tools"

@@ -1,4 +1,7 @@
-"""Sends export requests to an OTLP/HTTP endpoint: encoding, headers, retries with backoff."""
+"""Sends the rollouts and metrics of a process as they come, in a thread of its own.
+
+Whatever the endpoint does, nothing that calls `ended` waits or fails: what cannot be sent is counted and logged.
+"""
 
 import base64
 import gzip
@@ -32,6 +35,9 @@ from assay.traces.otlp.metrics import metrics_request
 from assay.traces.otlp.spans import trace_request
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
+
+# -- Sends export requests to an OTLP/HTTP endpoint: encoding, headers, retries with backoff.
+
 
 PROTOBUF, JSON = "http/protobuf", "http/json"
 _RETRIED = (429, 502, 503, 504)  # OTLP/HTTP specification, "Retryable response codes"
@@ -232,9 +238,7 @@ def _after(value: str | None) -> float | None:
         return None
 
 
-# -- Sends the rollouts and metrics of a process as they come, in a thread of its own.
-#
-# Whatever the endpoint does, nothing that calls `ended` waits or fails: what cannot be sent is counted and logged.
+# -- Exporter.
 
 
 _LOG = logging.getLogger("assay.otlp")

@@ -1,13 +1,15 @@
-"""The metrics of a gateway and its agents: one table, from which `GET /metrics` and OTLP have names, units and texts.
-
-A change of a name or a meaning increases `names.VERSION`, which both send as the metric `assay.mapping.version`.
-"""
+"""Counts of a gateway and its agents as OTLP metrics, with the names of `metric_names`. Sends nothing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from assay.traces.otlp.spans import VERSION, attributes_of, resource, scope
+
+# -- The metrics of a gateway and its agents: one table, from which `GET /metrics` and OTLP have names, units and texts.
+#
+# A change of a name or a meaning increases `names.VERSION`, which both send as the metric `assay.mapping.version`.
+
 
 COUNTER, GAUGE, DURATION = "counter", "gauge", "histogram"
 _PROMETHEUS_UNITS = {"s": "seconds"}  # units in braces, such as {call}, are not part of a name
@@ -95,7 +97,7 @@ def points_of(stats: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[t
     return ((METRICS[key], points[key]) for key in METRICS if key in points)
 
 
-# -- Counts of a gateway and its agents as OTLP metrics, with the names of `metric_names`. Sends nothing.
+# -- Metrics.
 
 
 _CUMULATIVE = 2

@@ -1,9 +1,6 @@
-"""Names of attributes in OTLP. The export writes them, and `assay.traces.importers` reads them. Names of metrics are in
-`metric_names`; `VERSION` is that of both.
+"""Rollouts as OTLP spans: one trace of each, with a span of the agent, of each LM call and of each tool call.
 
-What the GenAI conventions of OpenTelemetry name has their names, so that other tools show it. The rest, with which an
-import restores the rollout exactly, has the prefix `assay.`. A change of meaning increases `VERSION`; a newer version
-is not imported.
+Ids are derived from the rollout's, so that a rollout that is sent twice is the same trace. Sends nothing.
 """
 
 import hashlib
@@ -16,6 +13,14 @@ from assay.support.values import json_text, json_value
 from assay.traces.messages.dialects import answer_to, chat_messages, chat_tools
 from assay.traces.messages.parts import part_texts
 from assay.traces.records import Rollout, ToolCall, Transition
+
+# -- Names of attributes in OTLP. The export writes them, and `assay.traces.importers` reads them. Names of metrics are
+# in `metric_names`; `VERSION` is that of both.
+#
+# What the GenAI conventions of OpenTelemetry name has their names, so that other tools show it. The rest, with which an
+# import restores the rollout exactly, has the prefix `assay.`. A change of meaning increases `VERSION`; a newer version
+# is not imported.
+
 
 VERSION = 1
 PREFIX, VERSION_KEY = "assay.", "assay.mapping.version"
@@ -124,9 +129,7 @@ def read(attributes: dict[str, Any], fields: dict[str, Field]) -> dict[str, Any]
     }
 
 
-# -- Rollouts as OTLP spans: one trace of each, with a span of the agent, of each LM call and of each tool call.
-#
-# Ids are derived from the rollout's, so that a rollout that is sent twice is the same trace. Sends nothing.
+# -- Spans.
 
 
 _INTERNAL, _CLIENT = 1, 3  # kinds of spans

@@ -92,6 +92,9 @@ def write_private(path: Path, content: bytes, *, new: bool = False) -> None:
         file.write(content)
 
 
+# -- Anonymizer.
+
+
 _SHAPES = re.compile(  # all surrogates and marks, and no real value
     r"(?P<secret>\[secret [a-z-]+\])|(?P<word>(?:Person|Place|Organisation|Address|Id) "
     r"[0-9a-f]{8}(?:-[0-9a-f]{8})*(?!\w))"

@@ -1,5 +1,16 @@
 # ruff: noqa: E501 (word lists and patterns)
-"""National identity and tax numbers: a label in the text, followed by a number that `python-stdnum` validates."""
+"""Telephone numbers, dates and streets of many countries, with `phonenumbers` and word lists.
+
+Extends `assay.traces.privacy.patterns`.
+
+- A numeric date matches in a sentence (a line of at least four words, no log timestamp) or as the whole value of a
+  labelled field or a JSON value. With a two-digit year it matches only in a sentence, after a word such as `on`.
+- A date with a written month and an ordinal number (`3rd of May, 1990`) matches everywhere.
+- A telephone number matches after a label, or in groups of digits if it is valid in its country's numbering plan and
+  cannot be a difference of integers (`11 - 797 - 682`) or an integer in thousands (`5 650 000`).
+
+Every search is bounded, so that the time is linear in the length of the text.
+"""
 
 import datetime
 from collections.abc import Iterator
@@ -9,6 +20,9 @@ from importlib import import_module
 import regex
 
 from assay.traces.privacy.patterns import EntityMatch, is_reckoned, normal
+
+# -- National identity and tax numbers: a label in the text, followed by a number that `python-stdnum` validates.
+
 
 _KINDS = {  # label in the text -> modules of stdnum
     "codice fiscale": ("it.codicefiscale",),
@@ -51,17 +65,7 @@ def _is_number(value: str, modules: tuple[str, ...]) -> bool:
     return any(import_module(f"stdnum.{name}").is_valid(value) for name in modules)
 
 
-# -- Telephone numbers, dates and streets of many countries, with `phonenumbers` and word lists.
-#
-# Extends `assay.traces.privacy.patterns`.
-#
-# - A numeric date matches in a sentence (a line of at least four words, no log timestamp) or as the whole value of a
-#   labelled field or a JSON value. With a two-digit year it matches only in a sentence, after a word such as `on`.
-# - A date with a written month and an ordinal number (`3rd of May, 1990`) matches everywhere.
-# - A telephone number matches after a label, or in groups of digits if it is valid in its country's numbering plan and
-#   cannot be a difference of integers (`11 - 797 - 682`) or an integer in thousands (`5 650 000`).
-#
-# Every search is bounded, so that the time is linear in the length of the text.
+# -- Forms.
 
 
 _PHONE = regex.compile(

@@ -1,4 +1,9 @@
-"""A personal value found in a text, and the normal form of its spellings. Contains no detectors."""
+"""Finds personal values and secrets by pattern, validated by check digits, lengths, ranges and context.
+
+Does not find names (`assay.traces.privacy.names` does). Texts of agents contain many numbers: a number matches only
+after a label, or if its format cannot be part of a calculation. Values reserved for documentation are ignored. Every
+search is bounded, so that the time is linear in the length of the text.
+"""
 
 import ipaddress
 import math
@@ -8,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+# -- A personal value found in a text, and the normal form of its spellings. Contains no detectors.
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +203,7 @@ def labelled_secrets(text: str, at: int) -> Iterator[EntityMatch]:
         yield EntityMatch("secret", start, end, kind)
 
 
-# -- Finds personal values and secrets by pattern, validated by check digits, lengths, ranges and context.
-#
-# Does not find names (`assay.traces.privacy.names` does). Texts of agents contain many numbers: a number matches only
-# after a label, or if its format cannot be part of a calculation. Values reserved for documentation are ignored. Every
-# search is bounded, so that the time is linear in the length of the text.
+# -- Patterns.
 
 
 # E-mail addresses: found by the @, extended to both sides

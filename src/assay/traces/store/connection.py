@@ -1,4 +1,4 @@
-"""Opening a database: creates the tables of a new store, and refuses a store whose tables are not those of `tables`."""
+"""Connections to the store's database: URL, opening, lock timeouts, transient errors. Does not read or write rows."""
 
 import sqlite3
 import time
@@ -13,6 +13,9 @@ from assay.errors import ConfigError, MissingExtra, NoStore, StoreError
 from assay.support.formats import check_format
 from assay.traces.store import tables as schema
 from assay.traces.store.location import REVISION, store_url
+
+# -- Opening a database: creates the tables of a new store, and refuses a store whose tables are not those of `tables`.
+
 
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _LOCK_POSTGRES = 0x6173736179  # key of the advisory lock: "assay" in ASCII
@@ -78,7 +81,7 @@ def _alone(engine: sa.Engine) -> Iterator[sa.Connection]:
             connection.invalidate()  # must not return to the pool with this isolation level; rolls back what is open
 
 
-# -- Connections to the store's database: URL, opening, lock timeouts, transient errors. Does not read or write rows.
+# -- Connection.
 
 
 _CONNECT_S = 10

@@ -1,10 +1,6 @@
-"""Finds texts that repeat what an erased person wrote. Reads and writes no store.
+"""Erasure of a person's data: rollouts, labels, remembered facts, and what other rows of the store repeat of them.
 
-Texts are compared by their letters and digits alone: case, spaces, punctuation, escapes of JSON and HTML and the
-Unicode form do not matter. A text repeats another one if `LETTERS` of them in a row are the same (`FEW_LETTERS` of a
-script without spaces between words), or if it holds all of a shorter text of `IDENTIFYING` letters (half of them in
-such a script), address or number (an `@`, or `DIGITS` digits). Other short texts, such as `yes` or a first name,
-identify nobody and are not searched.
+Does not touch files, and does not empty the response cache: `assay.runs.erasure` does.
 """
 
 import html
@@ -30,6 +26,15 @@ from assay.traces.store import tables as schema
 from assay.traces.store.connection import short_waits
 from assay.traces.store.sealing import SplitFinder, input_forms
 from assay.traces.store.upserts import upsert
+
+# -- Finds texts that repeat what an erased person wrote. Reads and writes no store.
+#
+# Texts are compared by their letters and digits alone: case, spaces, punctuation, escapes of JSON and HTML and the
+# Unicode form do not matter. A text repeats another one if `LETTERS` of them in a row are the same (`FEW_LETTERS` of a
+# script without spaces between words), or if it holds all of a shorter text of `IDENTIFYING` letters (half of them in
+# such a script), address or number (an `@`, or `DIGITS` digits). Other short texts, such as `yes` or a first name,
+# identify nobody and are not searched.
+
 
 ERASED = "[erased]"
 """Stands in place of an erased text."""
@@ -218,9 +223,7 @@ def _calls(connection: sa.Connection, without: sa.Select[Any]) -> Iterator[Any]:
         yield from connection.execute(query.execution_options(yield_per=_AT_ONCE))
 
 
-# -- Erasure of a person's data: rollouts, labels, remembered facts, and what other rows of the store repeat of them.
-#
-# Does not touch files, and does not empty the response cache: `assay.runs.erasure` does.
+# -- Erasure.
 
 
 _BATCH = 400  # rows of one statement

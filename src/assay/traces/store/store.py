@@ -1,4 +1,9 @@
-"""What calls cost, in queries. Cached answers cost nothing, and a failed call has no price."""
+"""The store: SQLite in WAL mode by default, PostgreSQL by a URL, the same schema and calls on both.
+
+One background thread commits the writes in batches, at least every 0.25 s; a rollout never waits for the disk. A killed
+process loses at most what was put in the last second, also while the database is locked or unreachable: rows then wait
+in a file (`assay.traces.store.writer`). Queries and writes of single rows are here too.
+"""
 
 import itertools
 import json
@@ -25,6 +30,9 @@ from assay.traces.store.rows import as_json, clean, rollout_of, rollout_row, tra
 from assay.traces.store.tables import transitions
 from assay.traces.store.upserts import make_changes, upsert
 from assay.traces.store.writer import Keeper, Rows, Spill, Writer, leftover_batches, spill_path
+
+# -- What calls cost, in queries. Cached answers cost nothing, and a failed call has no price.
+
 
 _columns = transitions.c
 PAID = sa.case((_columns.cached, 0.0), else_=sa.func.coalesce(_columns.cost_usd, 0.0))  # dollars
@@ -330,12 +338,7 @@ def _made_from(artifact: str, people: Sequence[str]) -> dict[str, Any]:
     return {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()}
 
 
-# -- The store: SQLite in WAL mode by default, PostgreSQL by a URL, the same schema and calls on both.
-#
-# One background thread commits the writes in batches, at least every 0.25 s; a rollout never waits for the disk. A
-# killed process loses at most what was put in the last second, also while the database is locked or unreachable: rows
-# then wait in a file (`assay.traces.store.writer`). Queries are in `assay.traces.store.store`, writes of single rows in
-# `assay.traces.store.store`.
+# -- Store.
 
 
 MAX_SPILL_BYTES = 1 << 30  # bytes that may wait in a file while the database is unreachable
