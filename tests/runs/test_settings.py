@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.agent import run_agent
 from assay.api.deploy.status import advance_deployment
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.fidelity import audit_user
-from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.api.loop.state import schedule_files
 from assay.api.model_comparison import compare as compare_models
@@ -77,10 +75,8 @@ EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written
     (close_rollouts, settings.TracesCloseSettings),
     (import_rollouts, settings.TracesImportSettings),
     (forget_subject, settings.TracesForgetSettings),
-    (to_label, settings.JudgeLabelSettings),
     (register, settings.RegisterSettings),
     (schedule_files, settings.LoopInstallSettings),
-    (run_agent, settings.AgentRunSettings),
 ]
 WITHOUT_SETTINGS = {assay.train: {"cache"}, compare_models: {"model", "split"}}
 
@@ -112,7 +108,7 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
 def test_keywords_in_a_signature_are_those_of_the_settings(function: Callable[..., Any], kind: type[Any]) -> None:
     parameters = inspect.signature(function).parameters
     for name, field in settings_of(kind).items():
-        if not field.declared.named and name != "rationale":  # a question of the command line
+        if not field.declared.named:
             assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
 
 

@@ -17,7 +17,6 @@ from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
 _COMMANDS = {
-    "agent": "Run an agent for `assay train` on another machine.",
     "collect": "Collect groups of scored rollouts.",
     "compare": "Compare two programs or artifacts, paired, task by task.",
     "compile": "Compile a program's prompts against a rubric.",

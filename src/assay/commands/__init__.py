@@ -9,8 +9,12 @@ from typing import Any
 __all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
 
 COMMANDS = {
+    "agent run": ("agent.RunAgent", "Execute tasks of a trainer with an agent."),
     "index": ("index.Index", "Index a folder of documents for agents that retrieve."),
     "init": ("init.Init", "Write a project: program, rubric, data and assay.toml."),
+    "judge lint": ("judge.Lint", "Report criteria that are likely mistakes."),
+    "judge label": ("judge.Label", "Label rollouts of the store for a judge."),
+    "judge forget": ("judge.ForgetRater", "Remove all labels of a rater from the store."),
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
     "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),
     "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
@@ -21,6 +25,7 @@ COMMANDS = {
     "trust remove": ("trust.RemoveTrust", "Remove trust."),
 }
 GROUPS = {
+    "agent": "Run an agent for a training (`assay train … --agent remote`) on another machine.",
     "models": "List and fetch language models.",
     "rubric": "List what a rubric can use.",
     "runs": "List and inspect runs of commands: compile, evaluate, tune, …",

@@ -12,7 +12,6 @@ from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
-    AgentRunSettings,
     CollectSettings,
     CompareSettings,
     CompileSettings,
@@ -24,7 +23,6 @@ from assay.runs.settings import (
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
-    JudgeLabelSettings,
     JudgeScoreSettings,
     LoopInstallSettings,
     RunSettings,
@@ -72,7 +70,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "deploy advance": (AdvanceSettings,),
     "loop pool": (PoolSettings,),
     "loop install": (LoopInstallSettings,),
-    "judge label": (JudgeLabelSettings,),
     "traces list": (TracesListSettings,),
     "traces rate": (TracesRateSettings,),
     "traces close": (TracesCloseSettings,),
@@ -80,7 +77,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "traces export": (TracesExportSettings,),
     "traces forget": (TracesForgetSettings,),
     "traces score": (TracesScoreSettings,),
-    "agent run": (AgentRunSettings,),
 }
 
 

@@ -25,7 +25,6 @@ from assay.runs.settings.judge import (
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
-    JudgeLabelSettings,
     JudgeScoreSettings,
 )
 from assay.runs.settings.loop import LoopInstallSettings
@@ -42,14 +41,13 @@ from assay.runs.settings.traces import (
     TracesRateSettings,
     TracesScoreSettings,
 )
-from assay.runs.settings.train import AgentRunSettings, TrainSettings
+from assay.runs.settings.train import TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
 from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
     "AdvanceSettings",
-    "AgentRunSettings",
     "CollectSettings",
     "CommonSettings",
     "CompareSettings",
@@ -62,7 +60,6 @@ __all__ = [
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",
-    "JudgeLabelSettings",
     "JudgeScoreSettings",
     "LoopInstallSettings",
     "OfRunSettings",
