@@ -16,8 +16,8 @@ from assay.errors import AssayError, ConfigError, Names, spoken
 from assay.support.terminal import echo
 
 if TYPE_CHECKING:
-    from assay.reports.report import Report
     from assay.support.options import Option
+    from assay.support.report import Report
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _COLUMN = 26  # width of the names of options in help, one for all groups; a longer name has a line of its own
@@ -206,6 +206,8 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
         echo(report.none, err=True)
     for line in lines:
         (echo_line if report.is_list else echo)(line)
+    for line in report.warnings():
+        echo(spoken(line, names), err=True)
 
 
 def _flag(options: Mapping[str, "Option"], name: str) -> str:
@@ -228,6 +230,7 @@ def _parameter(
         many = get_origin(option.type) is Sequence
         parameter = click.Argument(
             [option.name],
+            type=Choice(option.choices) if option.choices else None,
             required=required,
             nargs=-1 if many else 1,
             metavar=_positional(option, required=required, many=many),

@@ -11,10 +11,10 @@ from annotated_types import Ge, Le
 
 from assay.commands.groups import InStore, Reported, Trusting
 from assay.errors import ConfigError
-from assay.reports.report import Report
 from assay.support.names import check_name
 from assay.support.numbers import counted
 from assay.support.options import Flag, Positive, function_of
+from assay.support.report import Report
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

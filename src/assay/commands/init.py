@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 from assay.errors import AssayError, ConfigError
-from assay.reports.report import Report
 from assay.support.options import Flag, Settings, function_of
 from assay.support.places import write_whole
+from assay.support.report import Report
 
 _FILES = ("program.py", "rubric.yaml", "assay.toml")
 _TOPICS = ("the export", "the login", "the calendar", "the search", "the mobile app", "the report")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from assay.commands.groups import NoJson, Reported
-from assay.reports.report import Report
 from assay.support.options import Flag, Settings, function_of
+from assay.support.report import Report
 
 
 @dataclass(frozen=True)

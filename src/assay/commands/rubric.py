@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from assay.reports.report import Report
 from assay.support.options import Settings, function_of
+from assay.support.report import Report
 
 _GIVEN = frozenset({"task", "prediction", "rollout"})
 

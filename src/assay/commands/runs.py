@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from assay.commands.groups import InExistingStore
-from assay.reports.report import Report
 from assay.support.options import Flag, Positive, function_of
+from assay.support.report import Report
 
 _SUFFIXES = {"judge": " (verdicts of judges)", "check": " (calls of checks)", "outside": " (calls outside of a task)"}
 

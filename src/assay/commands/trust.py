@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import NoJson
 from assay.errors import ArtifactError
-from assay.reports.report import Report
 from assay.support.options import Flag, Settings, function_of
+from assay.support.report import Report
 
 if TYPE_CHECKING:
     from assay.sources.trust import Entry

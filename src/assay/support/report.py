@@ -25,6 +25,10 @@ class Report(ReportRepr):
         """What people see of the report, in order."""
         yield from ()
 
+    def warnings(self) -> Iterator[str]:
+        """What people are told besides, on standard error."""
+        yield from ()
+
     @property
     def failure(self) -> str:
         """Why the command line ends with code 1; empty if it does not."""
