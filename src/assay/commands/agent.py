@@ -9,8 +9,8 @@ from annotated_types import Ge
 
 from assay.commands.groups import Reported
 from assay.models.roles import check_address
-from assay.reports.report import Report
 from assay.support.options import Flag, Positive, function_of
+from assay.support.report import Report
 
 _KEY = "ASSAY_AGENT_KEY"
 

@@ -8,10 +8,10 @@ from urllib.parse import urlencode
 
 from assay.commands.groups import InStore, Trusting
 from assay.errors import ConfigError
-from assay.reports.report import Report
 from assay.runs.project_file import is_of_project
 from assay.support.numbers import counted
 from assay.support.options import Flag, Positive, Seed, function_of
+from assay.support.report import Report
 from assay.support.terminal import ask, echo, rich_console
 
 if TYPE_CHECKING:
