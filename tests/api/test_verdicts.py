@@ -9,11 +9,11 @@ import pytest
 from people_and_judges import GOOD, kind, options
 
 import assay
-from assay.api.export import export
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.score import score_rows
 from assay.api.traces import score_rollouts
+from assay.commands.export import export
 from assay.commands.judge import Label
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge

@@ -56,7 +56,6 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (train_offline, PolicySettings, options.OfflineOptions),
     (assay.train_sft, SFTSettings, options.SFTOptions),
     (compare_models, settings.EvaluateSettings, options.ComparisonOptions),
-    (assay.export, settings.ExportSettings, store_options.ExportOptions),
     (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
     (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
     (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
@@ -206,13 +205,15 @@ def test_the_nearest_valid_name_is_found() -> None:
 
 
 def test_choices_defined_twice_are_equal() -> None:
+    from assay.commands.export import Export
     from assay.judges.quality.agreement import MEASURES
     from assay.optimizers.finetuning.settings import RETURNS
     from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
+    from assay.support.options import options_of
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
     from assay.traces.store import sealing
 
-    assert set(RETURNS) == set(CREDIT_RETURNS) == set(settings_of(settings.ExportSettings)["returns"].declared.choices)
+    assert set(RETURNS) == set(CREDIT_RETURNS) == set(options_of(Export)["returns"].choices)
     assert SETTINGS_MEASURES == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
 

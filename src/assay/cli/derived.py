@@ -189,6 +189,8 @@ class _Run:
                 _show(report, names, as_json=as_json)
             except AssayError as error:
                 error.names = names
+                if error.report is not None:
+                    _show(error.report, names, as_json=as_json)
                 raise
             if report.failure:
                 raise _Failure(spoken(report.failure, names))
@@ -197,15 +199,20 @@ class _Run:
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     """Writes a report to standard output."""
     from assay.cli.shared import echo_line, print_json
+    from assay.cli.wording import in_flags
+    from assay.support.terminal import rich_console
 
     if as_json:
         print_json(report.to_dict())
         return
-    lines = [spoken(line, names) for line in report.lines()]
+    lines = list(report.lines())
     if not lines and report.none:
         echo(report.none, err=True)
     for line in lines:
-        (echo_line if report.is_list else echo)(line)
+        if isinstance(line, str):
+            (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))
+        else:
+            rich_console().print(line)
     for line in report.warnings():
         echo(spoken(line, names), err=True)
 
@@ -222,7 +229,8 @@ def _parameter(
 
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
-    shown = "" if default in (None, MISSING, False, (), [], {}) else f"default: {_default(option, default)}"
+    hidden = default in (None, MISSING, False, (), [], {}) or option.flag.name.startswith(" ")
+    shown = "" if hidden else f"default: {_default(option, default)}"
     extras = "; ".join(filter(None, (option.rule, shown)))
     text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")
     parameter: click.Parameter

@@ -22,7 +22,6 @@ _COMMANDS = {
     "compile": "Compile a program's prompts against a rubric.",
     "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
     "evaluate": "Score a program or an artifact.",
-    "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",
     "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",

@@ -17,6 +17,7 @@ from assay.support.terminal import ask, echo, rich_console
 if TYPE_CHECKING:
     from assay.judges.loading import AnyJudge
     from assay.judges.questions import ToLabel
+    from assay.rubrics.criteria import JudgeFields
     from assay.rubrics.lint import Finding
     from assay.traces.store import Store
 
@@ -165,7 +166,8 @@ class Label(Trusting, InStore):
         from assay.runs.loading import load_judge
         from assay.traces.store.listing import check_run
 
-        judge, spec = self.judge, {"scale": tuple(self.scale)} if self.scale else {}
+        judge = self.judge
+        spec: JudgeFields = {"scale": tuple(self.scale)} if self.scale else {}
         built = load_judge(judge, own_model=False, **spec) if isinstance(judge, str) else judge
         if isinstance(built, ListwiseJudge):
             raise ConfigError("a listwise judge has no labels of its own; label pairs or single outputs")

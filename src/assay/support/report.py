@@ -21,8 +21,8 @@ class Report(ReportRepr):
     def to_dict(self) -> dict[str, Any]:
         return {field.name: json_value(getattr(self, field.name)) for field in fields(self)}
 
-    def lines(self) -> Iterator[str]:
-        """What people see of the report, in order."""
+    def lines(self) -> Iterator[Any]:
+        """What people see of the report, in order: texts, and tables of Rich."""
         yield from ()
 
     def warnings(self) -> Iterator[str]:

@@ -19,7 +19,6 @@ from assay.runs.settings.deploy import (
     StartSettings,
     SuiteSettings,
 )
-from assay.runs.settings.export import ExportSettings
 from assay.runs.settings.judge import (
     FidelitySettings,
     JudgeAuditSettings,
@@ -53,7 +52,6 @@ __all__ = [
     "CompareSettings",
     "CompileSettings",
     "EvaluateSettings",
-    "ExportSettings",
     "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",
