@@ -17,12 +17,6 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import assay.api.collect
-import assay.api.compile
-import assay.api.export
-import assay.api.improve.run
-import assay.api.tune  # noqa: F401 - all of it loaded once, before the attempts are forked
-
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from rigs.chaos import JOBS, STOPS, TRAININGS, chaos, differences, serving, stopped

@@ -19,7 +19,7 @@ from typing import Any
 
 EXPORT = """
 import json, resource, sys, time
-from assay.api.export import export
+from assay.commands.export import export
 from assay.traces.export.settings import Gates
 clock = time.perf_counter()
 report = export("transitions", sys.argv[2], store=sys.argv[1], privacy=sys.argv[3], gates=Gates(min_clean=0))

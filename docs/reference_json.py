@@ -58,9 +58,13 @@ def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
             if any(isinstance(base, ast.Name) and base.id == "Report" for base in node.bases):
-                yield path, node.name, methods
+                yield path, node.name, [method for method in methods if list(_dicts(method))]
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
+
+
+def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:
+    return (node for node in ast.walk(method) if isinstance(node, ast.Dict))
 
 
 def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
@@ -68,7 +72,7 @@ def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
     nodes = list(ast.walk(method))
     if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
         yield from (item.name for item in dataclasses.fields(owner))
-    dictionaries = [node for node in nodes if isinstance(node, ast.Dict)]
+    dictionaries = list(_dicts(method))
     nested = {id(inner) for node in dictionaries for value in node.values for inner in ast.walk(value)}
     for node in dictionaries:
         if id(node) not in nested:

@@ -16,9 +16,9 @@ import pytest
 
 import assay
 from assay.api.judge.audit import audit_judge
-from assay.api.judge.label import to_label
 from assay.api.rollouts import close_rollouts, import_rollouts, list_rollouts, rate_rollout, rollouts_to_rate
 from assay.api.traces import score_rollouts
+from assay.commands.judge import Label
 from assay.errors import AssayError
 from assay.optimizers import RLTrainer
 from rigs.command_line import assay_command
@@ -229,8 +229,8 @@ CALLS = [
     "rate_rollout(None, 'id', math.inf)",
     "close_rollouts(None, idle_minutes=-1)",
     "import_rollouts(None, 'otlp', 'f', score='')",
-    "to_label('Is it right?', None, seed=-1)",
-    "to_label('Is it right?', None, scale='no,yes')",
+    "Label('Is it right?', seed=-1).waiting(None)",
+    "Label('Is it right?', scale='no,yes').waiting(None)",
     "RLTrainer(None, None, [1, 2], sed=1)",
 ]
 NAMES = {
@@ -245,7 +245,7 @@ NAMES = {
     "rate_rollout": rate_rollout,
     "rollouts_to_rate": rollouts_to_rate,
     "score_rollouts": score_rollouts,
-    "to_label": to_label,
+    "Label": Label,
 }
 PROGRAM = """
 import dspy

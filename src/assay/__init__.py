@@ -29,7 +29,7 @@ _WHERE = {
     "compile": "assay.api.compile",
     "compile_judge": "assay.api.judge.compile",
     "evaluate": "assay.commands.evaluate",
-    "export": "assay.api.export",
+    "export": "assay.commands.export",
     "improve": "assay.api.improve.run",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from assay.api.collect import collect
     from assay.api.compile import compile
     from assay.api.deployed import deployed
-    from assay.api.export import export
     from assay.api.improve.run import improve
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from assay.api.tune import parameter_impact, tune
     from assay.commands.compare import compare
     from assay.commands.evaluate import evaluate
+    from assay.commands.export import export
     from assay.commands.index import index
     from assay.commands.project import project_settings
     from assay.datasets import Task, load_tasks

@@ -7,6 +7,7 @@ caught would not stop the run.
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import chain, zip_longest
+from typing import Any
 
 __all__ = [
     "DISTRIBUTION",
@@ -79,6 +80,7 @@ class AssayError(Exception):
             line prints it.
     """
 
+    report: Any = None  # what a command shows before it ends with this error
     exit_code = 1  # of the command line; 2 for wrong usage, which includes a named file that cannot be used
 
     def __init__(self, *args: object, field: str = "", hint: str = "", flag: str = "") -> None:

@@ -8,9 +8,8 @@ import pytest
 from people_and_judges import GOOD, kind, label, options
 
 import assay
-from assay.api.judge.forget import forget_rater
-from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
+from assay.commands.judge import Label, forget_rater
 from assay.errors import ConfigError, DataError
 from assay.judges import Judge, PairwiseJudge, PointwiseJudge
 from assay.judges.questions import key_of
@@ -41,13 +40,13 @@ def filled(store: Path, count: int = 24) -> None:
 def test_undecided_outputs_are_queued_for_raters(tmp_path: Path) -> None:
     filled(tmp_path / "a.db")
     with Store(tmp_path / "a.db") as store:
-        _, waiting = to_label(GOOD, store, rater="ann", limit=100)
+        _, waiting = Label(GOOD, rater="ann", limit=100).waiting(store)
         assert len(waiting) == 46  # neither the sealed task, nor the judge's, nor the failed one
         assert waiting[0].fields.keys() == {"task_input", "output"}
         store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", fields=waiting[0].fields)
-        assert len(to_label(GOOD, store, rater="ann", limit=100)[1]) == 45
-        assert len(to_label(GOOD, store, rater="bob", limit=100)[1]) == 46
-        _, pairs = to_label(PairwiseJudge(), store, rater="ann", limit=100)
+        assert len(Label(GOOD, rater="ann", limit=100).waiting(store)[1]) == 45
+        assert len(Label(GOOD, rater="bob", limit=100).waiting(store)[1]) == 46
+        _, pairs = Label(PairwiseJudge(), rater="ann", limit=100).waiting(store)
         assert len(pairs) == 23
         assert all(pair.fields["output_a"] != pair.fields["output_b"] for pair in pairs)
 
@@ -100,7 +99,7 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
             ("yes", "why not"),
             ("no", "because"),
         ]
-        _, waiting = to_label("Is it a right answer?", store, rater="bob", limit=118)
+        _, waiting = Label("Is it a right answer?", rater="bob", limit=118).waiting(store)
         for entry in waiting:
             text = "yes" if "lovely" in str(entry.fields["output"]) else "no"
             store.put_label(
@@ -115,10 +114,10 @@ def test_terminal_labels_are_stored_compiled_and_forgotten(tmp_path: Path) -> No
     )
     assert report.sizes["train"] > 20
     assert report.outcome.agreement is not None
-    assert forget_rater("nobody", store=tmp_path / "a.db") == {"rater": "nobody", "removed": 0, "judges": []}
-    result = forget_rater("ann", store=tmp_path / "a.db")
+    assert forget_rater("nobody", store=tmp_path / "a.db").to_dict() == {"rater": "nobody", "removed": 0, "judges": []}
+    result = forget_rater("ann", store=tmp_path / "a.db").to_dict()
     assert (result["removed"], result["judges"]) == (3, [str(report.artifact)])
-    assert forget_rater("bob", store=tmp_path / "a.db")["judges"] == [str(report.artifact)]
+    assert forget_rater("bob", store=tmp_path / "a.db").to_dict()["judges"] == [str(report.artifact)]
     with pytest.raises(DataError, match="assay judge label"):
         assay.compile_judge(
             "Is it a right answer?", labels="store", lm=scripted_lm(kind, logprobs=True), store=tmp_path / "a.db"
@@ -145,7 +144,7 @@ def test_judge_of_other_fields_is_labelled_and_compiled_by_those_fields(tmp_path
                 Rollout(task_id=str(at), status="done", inputs={"question": f"q{at}"}, prediction={"answer": f"a{at}"})
             )
         store.flush()
-        _, waiting = to_label(judge, store, rater="me", limit=200)
+        _, waiting = Label(judge, rater="me", limit=200).waiting(store)
         assert {tuple(entry.fields) for entry in waiting} == {("question", "answer")}
         for at, entry in enumerate(waiting):
             store.put_label(

@@ -9,12 +9,12 @@ import pytest
 from people_and_judges import GOOD, kind, options
 
 import assay
-from assay.api.export import export
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
-from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.api.traces import score_rollouts
+from assay.commands.export import export
+from assay.commands.judge import Label
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.quality.audit import BASES
@@ -213,7 +213,7 @@ def test_labels_of_run_outputs_correct_the_run_means(tmp_path: Path) -> None:
 
     assert evaluated()["corrected"] == {}
     with Store(tmp_path / ".assay" / "a.db") as store:
-        judge, waiting = to_label(f"{tmp_path}/r.yaml:kind", store, rater="ann", limit=25)
+        judge, waiting = Label(f"{tmp_path}/r.yaml:kind", rater="ann", limit=25).waiting(store)
         for at, entry in enumerate(waiting):
             label = "yes" if at % 2 else "no"
             store.put_label(

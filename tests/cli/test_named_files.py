@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.api.judge.label import to_label
 from assay.api.rollouts import list_rollouts, rollouts_to_rate
+from assay.commands.judge import Label
 from assay.errors import DataError
 from assay.support.places import check_writable
 from assay.traces import Rollout, Store
@@ -20,7 +20,7 @@ def test_a_run_that_does_not_exist_is_named(tmp_path: Path) -> None:
             with pytest.raises(DataError, match="there is no run 'gone'; `assay runs list` shows the runs"):
                 call(store, run_id="gone")
         with pytest.raises(DataError, match="there is no run 'gone'"):
-            to_label("Is it 2?", store, run_id="gone")
+            Label("Is it 2?", run_id="gone").waiting(store)
 
 
 def test_a_file_that_can_be_written_is_left_as_it_is(own_folder: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 import assay
 from assay.api.judge.audit import audit_judge
-from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.api.traces import score_rollouts
+from assay.commands.judge import Label
 from assay.errors import ConfigError, RubricError
 from assay.judges import Jury, PairwiseJudge, PointwiseJudge, load_labels, resolver
 from assay.rubrics import Criterion, JudgeSpec, Rubric, load_rubric
@@ -189,7 +189,7 @@ def test_scores_labels_and_audits_show_the_expected_value(tmp_path: Path) -> Non
         opened.put_rollout(done)
         opened.put_rollout(Rollout(inputs={"question": "other"}, prediction={"answer": "1"}, status="done"))
     with Store(store) as opened:
-        _, waiting = to_label(judge, opened)
+        _, waiting = Label(judge).waiting(opened)
     assert [entry.fields for entry in waiting] == [dict(zip(SHOWS, ("6 * 7?", "999", "42"), strict=True))]
 
     def knows(request: Any) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 from leaning_judge import compiled, labels_file, leaning
 
 import assay
-from assay.api.judge.forget import forget_rater
+from assay.commands.judge import forget_rater
 from assay.errors import ConfigError, DataError, ModelError
 from assay.evaluation import SilentProgress
 from assay.judges import PointwiseJudge
@@ -141,7 +141,7 @@ def test_children_inherit_demonstrations_of_parents(tmp_path: Path) -> None:
             sizes={"train": 36, "val": 30, "gate": 30, "test": 30}, store=tmp_path / ".assay" / "a.db",
             out=tmp_path / f"child{at}",
         )  # fmt: skip
-        result = forget_rater("r0", store=tmp_path / ".assay" / "a.db")["judges"]
+        result = forget_rater("r0", store=tmp_path / ".assay" / "a.db").to_dict()["judges"]
         assert str(child.artifact) in result
         assert str(first.artifact) in result
         with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):

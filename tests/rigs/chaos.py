@@ -404,7 +404,7 @@ def _contents(rollout: Any) -> dict[str, Any]:
 
 def _exported(folder: Path) -> list[str]:
     """Rows of the transitions exports with `group` and `batch` advantages, as JSON without timings."""
-    from assay.api.export import export
+    from assay.commands.export import export
     from assay.traces.export.settings import Gates
 
     rows = []

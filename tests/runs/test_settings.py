@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.agent import run_agent
 from assay.api.deploy.status import advance_deployment
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.fidelity import audit_user
-from assay.api.judge.label import to_label
 from assay.api.judge.score import score_rows
 from assay.api.loop.state import schedule_files
 from assay.api.registry import register
@@ -55,7 +53,6 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
     (assay.train_sft, SFTSettings, options.SFTOptions),
-    (assay.export, settings.ExportSettings, store_options.ExportOptions),
     (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
     (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
     (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
@@ -74,10 +71,8 @@ EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written
     (close_rollouts, settings.TracesCloseSettings),
     (import_rollouts, settings.TracesImportSettings),
     (forget_subject, settings.TracesForgetSettings),
-    (to_label, settings.JudgeLabelSettings),
     (register, settings.RegisterSettings),
     (schedule_files, settings.LoopInstallSettings),
-    (run_agent, settings.AgentRunSettings),
 ]
 WITHOUT_SETTINGS = {assay.train: {"cache"}}
 
@@ -109,7 +104,7 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
 def test_keywords_in_a_signature_are_those_of_the_settings(function: Callable[..., Any], kind: type[Any]) -> None:
     parameters = inspect.signature(function).parameters
     for name, field in settings_of(kind).items():
-        if not field.declared.named and name != "rationale":  # a question of the command line
+        if not field.declared.named:
             assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
 
 
@@ -207,13 +202,15 @@ def test_the_nearest_valid_name_is_found() -> None:
 
 
 def test_choices_defined_twice_are_equal() -> None:
+    from assay.commands.export import Export
     from assay.judges.quality.agreement import MEASURES
     from assay.optimizers.finetuning.settings import RETURNS
     from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
+    from assay.support.options import options_of
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
     from assay.traces.store import sealing
 
-    assert set(RETURNS) == set(CREDIT_RETURNS) == set(settings_of(settings.ExportSettings)["returns"].declared.choices)
+    assert set(RETURNS) == set(CREDIT_RETURNS) == set(options_of(Export)["returns"].choices)
     assert SETTINGS_MEASURES == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
 

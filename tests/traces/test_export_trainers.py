@@ -146,6 +146,7 @@ def test_an_export_without_rows_names_the_excluded_rollouts_and_how_to_include_t
         assert part in str(caught.value), str(caught.value)
     with pytest.raises(DataError, match="leave out rated=True"):
         assay.export("sft", "out", store=store.url, gates=LOOSE, selection=Selection(rated=True))
+    Store(tmp_path / "empty.db").close()
     with pytest.raises(DataError, match="no rollout of an agent was selected"):
         assay.export("sft", "out", store=tmp_path / "empty.db", gates=LOOSE)
 

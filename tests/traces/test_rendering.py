@@ -243,7 +243,7 @@ def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
     add_rollout(store, agent("1 + 2?"))
     _, manifest = exported(store, "transitions")
     assert "template" not in manifest
-    with pytest.raises(ConfigError, match="tools would have no effect on kind='transitions'"):
+    with pytest.raises(ConfigError, match="tools: would have no effect on kind 'transitions'"):
         exported(store, "transitions", "out2", tools="text")
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import dspy
 
 from assay.errors import ConfigError
-from assay.evaluation import Progress, default_progress
+from assay.evaluation import Progress
 from assay.programs.foreign.agent import ForeignAgent
-from assay.programs.foreign.remote import RemoteRunner, TaskServer, work
+from assay.programs.foreign.remote import RemoteRunner
 from assay.programs.foreign.runners import CallableRunner, runner_of
 from assay.programs.loading import full_name
 from assay.runs.project_file import is_of_project
-from assay.runs.settings import AgentRunSettings, TrainSettings
+from assay.runs.settings import TrainSettings
 from assay.sources.modules import qualified_name
-from assay.support.keywords import takes
 from assay.traces import Store
 from assay.traces.gateway.policy import PolicyGateway
 from assay.traces.gateway.routes import Leases
@@ -79,30 +78,6 @@ def serving(
     finally:
         gateway.close()
         program.gateway = None
-
-
-@takes(AgentRunSettings)
-def run_agent(
-    agent: str, *, server: str, key: str, patience_s: float = 60.0, tasks: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, int]:  # fmt: skip
-    """Executes tasks of a trainer, one at a time, until it has gone. Returns counts by outcome.
-
-    Args:
-        agent: a command, or MODULE:CALLABLE.
-        server: address that the trainer printed.
-        key: the trainer's `agent_key`.
-        patience_s: seconds without the server after which it ends.
-        tasks: number of tasks after which it ends.
-    Raises:
-        ConfigError: the key or the address is wrong, or the agent cannot be started.
-        AssayError: the server was never reached.
-    """
-    settings = AgentRunSettings(server=server, patience_s=patience_s, tasks=tasks)
-    return work(
-        runner_of(agent, environment=True), TaskServer(settings.server, key), patience_s=settings.patience_s,
-        say=default_progress(progress).say, tasks=settings.tasks,
-    )  # fmt: skip
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -32,7 +32,7 @@ class _Failure(click.ClickException):
 
 def top_level() -> dict[str, str]:
     """The first words of the commands, with a line of help."""
-    lines = {words.split()[0]: COMMANDS[words][1] for words in COMMANDS}
+    lines = {words: COMMANDS[words][1] for words in COMMANDS if " " not in words}
     return lines | {words: text.partition("\n")[0] for words, text in GROUPS.items()}
 
 
@@ -70,6 +70,17 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[f"{self.name} {name}"][1]) for name in self.list_commands(ctx)])
+
+
+class PartlyDerived(click.Group):
+    """A group of which some commands are derived. It goes with the last of the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        derived = [words.partition(" ")[2] for words in COMMANDS if words.startswith(f"{self.name} ")]
+        return sorted([*super().list_commands(ctx), *derived])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or derived_command(f"{self.name} {cmd_name}")
 
 
 class _Command(click.Command):
@@ -193,6 +204,8 @@ class _Run:
                 output.finish(settings, report)
             except AssayError as error:
                 error.names = names
+                if error.report is not None:
+                    _show(error.report, names, as_json=as_json)
                 raise
             if report.failure:
                 raise _Failure(spoken(report.failure, names))
@@ -244,7 +257,8 @@ def _parameter(
 
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
-    shown = "" if default in (None, MISSING, False, (), [], {}) else f"default: {_default(option, default)}"
+    hidden = default in (None, MISSING, False, (), [], {}) or option.flag.name.startswith(" ")
+    shown = "" if hidden else f"default: {_default(option, default)}"
     extras = "; ".join(filter(None, (option.rule, shown)))
     text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")
     parameter: click.Parameter

@@ -17,11 +17,9 @@ from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
 _COMMANDS = {
-    "agent": "Run an agent for `assay train` on another machine.",
     "collect": "Collect groups of scored rollouts.",
     "compile": "Compile a program's prompts against a rubric.",
     "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
-    "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",
     "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",

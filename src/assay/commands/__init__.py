@@ -9,10 +9,18 @@ from typing import Any
 __all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
 
 COMMANDS = {
+    "agent run": ("agent.RunAgent", "Execute tasks of a trainer with an agent."),
     "compare": ("compare.Compare", "Compare two programs or artifacts, paired, task by task."),
     "evaluate": ("evaluate.Evaluate", "Score a program or an artifact."),
+    "export grpo": ("export.ExportGRPO", "Prompts and the rubric as a reward module for plain `trl grpo`."),
+    "export preferences": ("export.ExportPreferences", "Pairs of answers to the same prompt, for DPO or KTO."),
+    "export sft": ("export.ExportSFT", "Prompts and completions of good rollouts, one row per LM call."),
+    "export transitions": ("export.ExportTransitions", "Every LM call with token ids, logprobs, reward and advantage."),
     "index": ("index.Index", "Index a folder of documents for agents that retrieve."),
     "init": ("init.Init", "Write a project: program, rubric, data and assay.toml."),
+    "judge lint": ("judge.Lint", "Report criteria that are likely mistakes."),
+    "judge label": ("judge.Label", "Label rollouts of the store for a judge."),
+    "judge forget": ("judge.ForgetRater", "Remove all labels of a rater from the store."),
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
     "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),
     "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
@@ -23,6 +31,12 @@ COMMANDS = {
     "trust remove": ("trust.RemoveTrust", "Remove trust."),
 }
 GROUPS = {
+    "agent": "Run an agent for a training (`assay train … --agent remote`) on another machine.",
+    "export": """Write training data, checked by gates: sft, grpo, preferences, transitions.
+
+    An export that fails the gate of cleanliness or privacy is not written. Rollouts of the gate and test splits are
+    never exported, nor other rollouts with the same inputs.
+    """,
     "models": "List and fetch language models.",
     "rubric": "List what a rubric can use.",
     "runs": "List and inspect runs of commands: compile, evaluate, tune, …",

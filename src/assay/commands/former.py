@@ -12,17 +12,14 @@ from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
-    AgentRunSettings,
     CollectSettings,
     CompileSettings,
-    ExportSettings,
     FidelitySettings,
     ImpactSettings,
     ImproveSettings,
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
-    JudgeLabelSettings,
     JudgeScoreSettings,
     LoopInstallSettings,
     RunSettings,
@@ -40,11 +37,9 @@ from assay.runs.settings import (
     TuneSettings,
     ViewSettings,
 )
-from assay.runs.settings.export import OF_KIND, RowSettings
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
 from assay.support.settings import Setting, members_of_type, settings_of
 
-_EXPORTS = ("sft", "grpo", "preferences", "transitions")
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
@@ -55,7 +50,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
-    **{f"export {kind}": (ExportSettings,) for kind in _EXPORTS},
     "judge compile": (JudgeCompileSettings,),
     "judge audit": (JudgeAuditSettings,),
     "judge score": (JudgeScoreSettings,),
@@ -68,7 +62,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "deploy advance": (AdvanceSettings,),
     "loop pool": (PoolSettings,),
     "loop install": (LoopInstallSettings,),
-    "judge label": (JudgeLabelSettings,),
     "traces list": (TracesListSettings,),
     "traces rate": (TracesRateSettings,),
     "traces close": (TracesCloseSettings,),
@@ -76,7 +69,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "traces export": (TracesExportSettings,),
     "traces forget": (TracesForgetSettings,),
     "traces score": (TracesScoreSettings,),
-    "agent run": (AgentRunSettings,),
 }
 
 
@@ -93,8 +85,6 @@ def former_options(command: str) -> dict[str, Option]:
     if sized:
         options |= {key: option_of(key, Positive, None) for key in _size_keys(command, settings)}
     hidden: Sequence[str] = _NOT_OF_TRAIN if command.startswith("train ") else ()
-    if command.startswith("export "):
-        hidden = [name for name in settings_of(RowSettings) if name not in OF_KIND[command.split()[1]]]
     return {name: option for name, option in options.items() if name not in hidden}
 
 

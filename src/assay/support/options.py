@@ -47,7 +47,8 @@ class Flag:
     """What the command line and the project file need besides name, type, default and docstring of a field.
 
     Attributes:
-        name: the flag, where it is not the field's name; two with a slash for a switch (`--demos/--without-demos`).
+        name: the flag, where it is not the field's name; two with a slash for a switch
+            (`--demos/--without-demos`), of which the first may be blank.
         metavar: the word for its value in the help.
         env: an environment variable that sets it.
         path: the value may be a path, which the project file gives relative to itself.
@@ -195,7 +196,8 @@ class Option:
     @property
     def flag_name(self) -> str:
         """The setting as the command line writes it."""
-        name = self.flag.name.partition("/")[0] if self.type is bool else self.flag.name.rpartition("/")[2]
+        names = self.flag.name.strip(" /").split("/")
+        name = names[0 if self.type is bool else -1]
         return self.name.upper() if self.positional else name or f"--{self.name.replace('_', '-')}"
 
     @property

@@ -13,9 +13,9 @@ from typing import Any, Unpack
 
 from assay.api.collect import collect
 from assay.api.compile import compile as compile_program
-from assay.api.export import export
 from assay.api.sft import train_sft
 from assay.api.train import Retained, guards_of, train
+from assay.commands.export import export
 from assay.datasets import SPLITS
 from assay.datasets.rows import NO_ROWS
 from assay.deployment.artifact import is_artifact

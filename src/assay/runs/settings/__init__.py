@@ -17,13 +17,11 @@ from assay.runs.settings.deploy import (
     StartSettings,
     SuiteSettings,
 )
-from assay.runs.settings.export import ExportSettings
 from assay.runs.settings.judge import (
     FidelitySettings,
     JudgeAuditSettings,
     JudgeCompileSettings,
     JudgeDriftSettings,
-    JudgeLabelSettings,
     JudgeScoreSettings,
 )
 from assay.runs.settings.loop import LoopInstallSettings
@@ -40,25 +38,22 @@ from assay.runs.settings.traces import (
     TracesRateSettings,
     TracesScoreSettings,
 )
-from assay.runs.settings.train import AgentRunSettings, TrainSettings
+from assay.runs.settings.train import TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
 from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
     "AdvanceSettings",
-    "AgentRunSettings",
     "CollectSettings",
     "CommonSettings",
     "CompileSettings",
-    "ExportSettings",
     "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",
     "JudgeAuditSettings",
     "JudgeCompileSettings",
     "JudgeDriftSettings",
-    "JudgeLabelSettings",
     "JudgeScoreSettings",
     "LoopInstallSettings",
     "OfRunSettings",

@@ -1,4 +1,4 @@
-"""Settings of `judge compile`, `audit`, `score`, `drift`, `fidelity` and `label`."""
+"""Settings of `judge compile`, `audit`, `score`, `drift` and `fidelity`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,10 +6,9 @@ from typing import Any, ClassVar
 
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
-from assay.runs.settings.fields import RESUMED, api_base, limit_of, optimizer_of, selected, thinking_of
+from assay.runs.settings.fields import RESUMED, api_base, optimizer_of, selected, thinking_of
 from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings
-from assay.runs.settings.traces import OfRunSettings
-from assay.support.settings import LARGEST_SEED, named_setting, setting
+from assay.support.settings import named_setting, setting
 
 _SCALE = (
     "Labels of the scale from worst to best, separated by commas, for a judge given as a sentence. By default no,yes."
@@ -180,15 +179,3 @@ class JudgeCompileSettings(SearchSettings, ReflectionSettings):
     negatives: int = setting(
         0, "Number of attacks on train items to add to the training set, with the worst label.", ge=0
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeLabelSettings(OfRunSettings):
-    """Settings of `to_label`, and of the questions of `assay judge label`."""
-
-    rater: str | None = setting(None, "Name of the rater; by default your user name.")
-    task_id: str | None = selected("Only rollouts of this task.", flag="--task")
-    limit: int = limit_of("outputs to label")
-    rationale: bool = setting(False, "Ask for a reason as well; optimizers that reflect read it.")
-    seed: int = setting(0, "Seed of the order in which rollouts are shown.", ge=0, le=LARGEST_SEED)
-    scale: Sequence[str] | None = setting(None, _SCALE)

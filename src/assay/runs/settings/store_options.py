@@ -4,49 +4,7 @@ As `options`: each class has the fields of the settings class of the same name, 
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
-
-
-class ExportOptions(TypedDict, total=False):
-    """The keywords of `assay.export`."""
-
-    trust: bool
-    runs: Sequence[str]
-    programs: Sequence[str]
-    task_types: Sequence[str]
-    sources: Sequence[str]
-    tenants: Sequence[str]
-    require_consent: bool
-    rated: bool
-    min_transitions: int
-    min_clean: float
-    min_task_types: int
-    gated: bool
-    by: Sequence[str]
-    balance_temperature: float
-    most_copies: int
-    seed: int
-    privacy: str
-    privacy_key: str | Path | None
-    licence: str
-    min_quality: float
-    whole: bool
-    model: str
-    tools: str
-    demos: bool
-    agents: Sequence[str]
-    call: str
-    margin: float
-    unpaired: bool
-    returns: str
-    discount: float
-    advantage: str
-    group_by: str
-    by_outcome: bool
-    step_weight: float
-    outcome_weight: float
-    outcome: str
 
 
 class SimulateOptions(TypedDict, total=False):

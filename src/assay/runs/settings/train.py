@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.errors import ConfigError
-from assay.models.roles import check_address
 from assay.optimizers.finetuning.settings import PolicySettings
 from assay.runs.settings.shared import CurriculumSettings
-from assay.support.settings import Settings, named_setting, setting, settings_of
+from assay.support.settings import setting, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +54,6 @@ class TrainSettings(PolicySettings, CurriculumSettings):
     def policy(self) -> PolicySettings:
         """The settings of the weight update alone."""
         return PolicySettings(**{name: getattr(self, name) for name in settings_of(PolicySettings)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentRunSettings(Settings):
-    """Settings of `run_agent`. The key is not a setting: settings may be written down, and a key must not be."""
-
-    server: str = named_setting("Address that the trainer printed.", flag="--server", metavar="URL")
-    patience_s: float = setting(
-        60.0, "Seconds without the server after which the command ends.", ge=0, metavar="SECONDS"
-    )
-    tasks: int | None = setting(None, "Number of tasks after which the command ends.", ge=1, project=False)
-
-    def __post_init__(self) -> None:
-        check_address(self.server, "server")
-        super().__post_init__()
 
 
 # Training on an export ignores these: tasks and rewards are in the export, and no program runs.

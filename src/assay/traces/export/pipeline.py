@@ -7,19 +7,21 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from assay.errors import ConfigError
-from assay.support.reprs import ReportRepr, shortened
+from assay.support.numbers import counted
+from assay.support.report import Report
+from assay.support.reprs import shortened
 from assay.support.scrubbing import fields
 from assay.support.values import json_text
 from assay.traces.export.export_pass import ExportPass
 from assay.traces.export.files import trl_files
 from assay.traces.export.selection import Turn, check_named, count_drawn, sealed_tasks
-from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig, refuse_ungated
+from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig, gates_table, refuse_ungated, table_of
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt
@@ -36,8 +38,8 @@ __all__ = [
 ]
 
 
-@dataclass(repr=False)
-class ExportReport(ReportRepr):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ExportReport(Report):
     """Result of `export_traces`. `to_dict()` is the `--json` object."""
 
     path: Path
@@ -72,6 +74,38 @@ class ExportReport(ReportRepr):
             **fields_,
             "template": self.manifest.get("template"),
         }
+
+    def lines(self) -> Iterator[Any]:
+        data, manifest = self.to_dict(), self.manifest
+        yield gates_table(data["gates"])
+        if data["balance"]["method"] != "none":
+            before, after = data["balance"]["before"], data["balance"]["after"]
+            cells = [(cell, str(before[cell]), str(after.get(cell, 0))) for cell in before]
+            yield table_of(f"balance: {data['balance']['method']}", ("rollouts of", "before", "after"), cells)
+        title = f"{counted(self.rows, 'rows')} for {manifest['kind']} from {counted(data['rollouts'], 'rollouts')}"
+        yield table_of(title, (), list(_facts_of(data)))
+        privacy = data["privacy"]
+        yield from (f"note: {note}" for note in [*([privacy["note"]] if privacy.get("note") else []), *self.notes])
+        yield str(self.path)
+
+
+def _facts_of(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the rows are, and what is not in them."""
+    yield from ((f"rows of {kind}", str(count)) for kind, count in data["task_types"].items())
+    yield from ((f"left out: {reason}", str(count)) for reason, count in data["left_out"].items())
+    yield from ((f"calls with a problem: {problem}", str(count)) for problem, count in data["problems"].items())
+    if data["groups_without_spread"]:
+        yield "zero-variance groups (advantage 0)", str(data["groups_without_spread"])
+    overlap, privacy = data["overlap"], data["privacy"]
+    if overlap["shared"]:
+        text = f"{overlap['shared']} of {overlap['tasks']}"
+        yield f"tasks that share {overlap['ngram']} words with a sealed one", text
+    replaced = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
+    result = "not replaced" if privacy["engine"] == "off" else f"{replaced}; {privacy['state']}"
+    yield "personal data", f"{privacy['engine']}: {result}"
+    for language, types in privacy.get("recall", {}).items():
+        shares = (f"{name} {result['found']}/{result['planted']}" for name, result in types.items())
+        yield f"planted values found, {language}", ", ".join(shares)
 
 
 def is_export(folder: str | Path) -> bool:
@@ -136,7 +170,8 @@ def export_traces(
             ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return ExportReport(folder, written["data.jsonl"]["rows"], manifest, run.answers)
+    rows = written["data.jsonl"]["rows"]
+    return ExportReport(path=folder, rows=rows, manifest=manifest, answers=run.answers)
 
 
 def preview_export(store: Store, config: ExportConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any
 from assay.errors import AssayError, ConfigError, DataError
 from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.numbers import counted
+from assay.support.report import Report
 from assay.support.reprs import ReportRepr
 from assay.support.settings import one_of
+from assay.support.terminal import escaped
 from assay.traces.credit import RETURNS, returns
 from assay.traces.export.rendering import TOOL_FORMS
 from assay.traces.export.selection import Selection
@@ -125,7 +127,47 @@ class UngatedExport(AssayError, RuntimeError):
 
     def __init__(self, message: str, gates: list[dict[str, Any]]) -> None:
         super().__init__(message)
-        self.gates = gates
+        self.gates, self.report = gates, RefusedExport(gates=gates)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RefusedExport(Report):
+    """An export that was not written.
+
+    Attributes:
+        path: None.
+        rows: rows that were written: none.
+        gates: the result of every gate.
+    """
+
+    path: None = None
+    rows: int = 0
+    gates: list[dict[str, Any]]
+
+    def lines(self) -> Iterator[Any]:
+        yield gates_table(self.gates)
+
+
+def gates_table(gates: Sequence[Mapping[str, Any]]) -> Any:
+    """The gates with their values, as a table."""
+    rows = [(g["gate"], format_value(g["value"]), format_value(g["required"]), _gate_text(g)) for g in gates]
+    return table_of("gates", ("gate", "value", "required", ""), rows)
+
+
+def _gate_text(gate: Mapping[str, Any]) -> str:
+    if not gate["passed"]:
+        return f"{'FAILED' if gate['enforced'] else 'WARNING'}: {gate['missing']}"
+    return f"passed; WARNING: {gate['warning']}" if gate.get("warning") else "passed"
+
+
+def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    """A table of Rich; without columns it has no head."""
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left", show_header=bool(columns))
+    for row in rows:
+        table.add_row(*map(escaped, row))
+    return table
 
 
 _CURES = {  # advice by exclusion reason
@@ -163,7 +205,8 @@ def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
         )
         raise UngatedExport(
             f"the data does not pass the gates; nothing was written. {text}. "
-            "Correct the data, select other rollouts (runs, programs), or change a threshold (min_clean, privacy)",
+            "Correct the data, select other rollouts (`runs`, `programs`), or change a threshold (`min_clean`, "
+            "`privacy`)",
             manifest["gates"],
         )
 

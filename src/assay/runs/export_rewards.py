@@ -1,102 +1,26 @@
-"""Public API for `assay export`: training data from the store, behind gates."""
+"""The reward of a GRPO export."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from assay.errors import ConfigError, DataError
-from assay.evaluation import Progress, default_progress
+from assay.errors import DataError
 from assay.evaluation.stored import task_of
 from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource, importable_name
 from assay.rubrics.trl_reward import completion_fields, undecided_checks
 from assay.runs.loading import load_rubric
-from assay.runs.rubric_files import portable_rubric
-from assay.runs.settings.export import BalanceSettings, ExportSettings, GateSettings, RowSettings, SelectionSettings
-from assay.runs.settings.store_options import ExportOptions
-from assay.sources.trust import trusts
-from assay.support.keywords import takes
-from assay.support.settings import settings_of
-from assay.traces import Rollout, Store
-from assay.traces.export.pipeline import ExportConfig, ExportReport, export_traces
-from assay.traces.export.selection import Selection, Turn
-from assay.traces.export.settings import Balance, Gates
+from assay.traces import Rollout
+from assay.traces.export.selection import Turn
 
 
-@takes(ExportSettings)
-@trusts
-def export(
-    kind: str,
-    out: str | Path,
-    *,
-    store: str | Path | None = None,
-    rubric: RubricSource | None = None,
-    progress: Progress | None = None,
-    selection: Selection | None = None,
-    gates: Gates | None = None,
-    balance: Balance | str = "none",
-    **options: Unpack[ExportOptions],
-) -> ExportReport:
-    """Exports training data of one `kind` from the store into the new folder `out`.
-
-    Args:
-        kind: `sft`, `grpo`, `preferences` or `transitions`.
-        rubric: for `grpo`: name or file of the rubric that scores completions.
-        selection, gates, balance: objects that replace the settings of the same parts.
-        options: the fields of `assay.runs.settings.ExportSettings`.
-    Raises:
-        ConfigError: a setting that this kind of export has no use for.
-        DataError: nothing fits, or a gate failed; nothing was written.
-    """
-    for name, config_object, parts in (
-        ("selection", selection, SelectionSettings),
-        ("gates", gates, GateSettings),
-        ("balance", balance, BalanceSettings),
-    ):
-        if not isinstance(config_object, str | None) and (
-            repeated := sorted(settings_of(parts).keys() & options.keys())
-        ):
-            raise ConfigError(
-                f"{name}={config_object!r} and {', '.join(repeated)} set the same fields: give one of them"
-            )
-    values: dict[str, Any] = dict(options)
-    if isinstance(balance, str):
-        values["balance"] = balance
-    settings = ExportSettings(**values)
-    settings.check_kind(kind)
-    if rubric is not None and kind != "grpo":
-        raise ConfigError(f"rubric={rubric!r} would have no effect on kind={kind!r}: it requires kind='grpo'")
-    gates = gates or settings.gates
-    if settings.privacy == "off":  # an explicit choice, so the gate must not refuse it
-        gates = replace(gates, privacy="off")
-    balanced = settings.balanced if isinstance(balance, str) else balance
-    rows = {name: getattr(settings, name) for name in settings_of(RowSettings)}
-    rows["privacy_key"] = None if settings.privacy_key is None else Path(settings.privacy_key)
-    rows["agents"] = tuple(settings.agents)
-    config = ExportConfig(kind=kind, selection=selection or settings.selection, gates=gates, balance=balanced, **rows)
-    progress = default_progress(progress)
-    reward = None if rubric is None else _Reward(importable_name(rubric))
-    with Store(store) as opened:
-        report = export_traces(
-            opened,
-            out,
-            config,
-            rubric=None if reward is None else portable_rubric(reward.source),
-            check_reward=None if reward is None else reward.check,
-            bar=lambda total: progress.bar(f"export {kind}", total),
-        )
-    if reward is not None:
-        report.notes = [*reward.notes, *_not_in_reward(reward.rubric)]
-    return report
-
-
-class _Reward:
+class ExportReward:
     """The reward of a GRPO export, tried on exported answers. `notes` name the checks that it leaves out."""
 
-    def __init__(self, source: str) -> None:
-        self.source, self.rubric = source, load_rubric(source)
+    def __init__(self, rubric: RubricSource) -> None:
+        self.source = importable_name(rubric)
+        self.rubric = load_rubric(self.source)
         self.notes: list[str] = []
 
     def check(self, manifest: Mapping[str, Any], answers: Sequence[tuple[Rollout, Turn]]) -> list[str]:
@@ -173,11 +97,12 @@ def _stored(task: Any, prediction: Any, *, grade: float | None) -> float | None:
     return grade
 
 
-def _not_in_reward(rubric: Rubric) -> list[str]:
-    """Notes on criteria that `reward.py` computes only with a judge model, or not at all."""
+def notes_of(reward: ExportReward) -> list[str]:
+    """Notes on criteria that `reward.py` leaves out, or computes only with a judge model."""
+    rubric = reward.rubric
     judged = [c.name for c in rubric.finals if c.judge is not None and rubric.decider(c.name) is None]
     steps = [c.name for c in rubric.criteria if c.scope == "step"]
-    notes = []
+    notes = [*reward.notes]
     if judged:
         notes.append(
             "reward.py asks the model named by the environment variable ASSAY_JUDGE_MODEL about "

@@ -1,0 +1,298 @@
+"""`assay export`: training data from the store, behind gates."""
+
+from collections.abc import Sequence
+from dataclasses import field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from assay.commands.groups import InExistingStore, Reported, Trusting
+from assay.errors import ConfigError
+from assay.models.defaults import DEFAULT_WEIGHTS
+from assay.support.options import Flag, OneOf, Positive, Seed, Settings, Share, function_of, options_of
+
+if TYPE_CHECKING:
+    from assay.traces.export.pipeline import ExportReport
+    from assay.traces.export.selection import Selection
+    from assay.traces.export.settings import Balance, Gates
+else:
+    Balance = ExportReport = Gates = Selection = Any  # so that the types can be read without the heavy packages
+
+_OF_BALANCE = {
+    "by": ("down", "over", "temperature"),
+    "balance_temperature": ("temperature",),
+    "most_copies": ("over",),
+}
+
+
+class Selecting(Settings):
+    """Selection of rollouts."""
+
+    runs: Annotated[Sequence[str], Flag(name="--run")] = ()
+    """Only rollouts of this run; repeatable."""
+    programs: Annotated[Sequence[str], Flag(name="--program")] = ()
+    """Only rollouts of this program, by its full name as in assay traces list; repeatable."""
+    task_types: Annotated[Sequence[str], Flag(name="--task-type")] = ()
+    """Only rollouts of this task type; repeatable."""
+    sources: Annotated[Sequence[str], Flag(name="--source")] = ()
+    """Only rollouts of this source, such as program, gateway or otlp; repeatable."""
+    tenants: Annotated[Sequence[str], Flag(name="--tenant")] = ()
+    """Tenant whose rollouts are exported; repeatable. Rollouts of other tenants are left out."""
+    require_consent: bool = False
+    """Only rollouts with recorded consent."""
+    rated: bool = False
+    """Only rollouts with a human rating."""
+    selection: Annotated[Selection | None, Flag(key=False, shown=False)] = None
+    """An object in place of these settings."""
+
+    @property
+    def selected(self) -> Selection:
+        from assay.traces.export.selection import Selection
+
+        return _given(self, Selecting, "selection", Selection) or Selection(
+            runs=tuple(self.runs), programs=tuple(self.programs), task_types=tuple(self.task_types),
+            sources=tuple(self.sources), tenants=tuple(self.tenants), require_consent=self.require_consent,
+            rated=self.rated,
+        )  # fmt: skip
+
+
+class Gating(Settings):
+    """Gates: what the data must fulfil before anything is written."""
+
+    min_transitions: Annotated[int, Ge(0)] = 5000
+    """Gate: minimum number of transitions; 0 turns it off."""
+    min_clean: Share = 0.95
+    """Gate: minimum share of clean transitions."""
+    min_task_types: Annotated[int, Ge(0)] = 5
+    """Gate: minimum number of task types; 0 turns it off."""
+    gated: bool = False
+    """Enforce all gates. By default too few transitions or task types only cause a warning."""
+    gates: Annotated[Gates | None, Flag(key=False, shown=False)] = None
+    """An object in place of these settings."""
+
+    @property
+    def thresholds(self) -> Gates:
+        from assay.traces.export.settings import Gates
+
+        return _given(self, Gating, "gates", Gates) or Gates(
+            min_transitions=self.min_transitions, min_clean=self.min_clean, min_task_types=self.min_task_types,
+            gated=self.gated,
+        )  # fmt: skip
+
+
+class Balancing(Settings):
+    """Balance."""
+
+    balance: Annotated[str | Balance, OneOf(("none", "down", "over", "temperature"))] = "none"
+    """How rollouts are balanced over the groups of `by`. In Python also an object in place of these settings."""
+    by: Annotated[Sequence[str], Flag(metavar="A,B", commas=True)] = ("task_type",)
+    """Fields to balance by: task_type, difficulty, outcome."""
+    balance_temperature: Share = 0.5
+    """Exponent for `balance` temperature: 1 keeps the shares, 0 makes them equal."""
+    most_copies: Positive = 3
+    """Maximum number of copies of a rollout, for `balance` over."""
+    seed: Seed = 0
+    """Seed of the random number generators."""
+
+    def check(self) -> None:
+        for name, methods in _OF_BALANCE.items():
+            if isinstance(self.balance, str) and self.balance not in methods and self.changed(name):
+                raise ConfigError(
+                    f"would have no effect with `balance` {self.balance!r}: it requires "
+                    f"{' or '.join(map(repr, methods))}",
+                    field=name,
+                )
+
+    @property
+    def balanced(self) -> Balance:
+        from assay.traces.export.settings import Balance
+
+        if not isinstance(self.balance, str):
+            return _given(self, Balancing, "balance", Balance)
+        return Balance(
+            method=self.balance, by=tuple(self.by), temperature=self.balance_temperature,
+            most_copies=self.most_copies, seed=self.seed,
+        )  # fmt: skip
+
+
+def _given(settings: Settings, group: Any, name: str, kind: type[Any]) -> Any:
+    """The object that is given in place of the settings of a group; None if there is none."""
+    value = getattr(settings, name)
+    if value is None:
+        return None
+    if not isinstance(value, kind):
+        raise ConfigError(f"must be a {kind.__name__}, not {value!r}", field=name)
+    if also := [key for key in settings.changed(*options_of(group)) if key != name]:
+        raise ConfigError(f"sets the same fields as {', '.join(also)}: give one of them", field=name)
+    return value
+
+
+class OutOfStore(Trusting, Selecting, Gating, Balancing, InExistingStore, Reported):
+    """Export."""
+
+    out: Annotated[str | Path, Flag(metavar="DIR", key=False)]
+    """Folder to write; it must not exist."""
+    privacy: Literal["auto", "patterns", "names", "presidio", "off"] = "auto"
+    """Personal data to replace. patterns: e-mail addresses, numbers and the like; names: also names of people, which
+    needs dspy-assay[privacy]; presidio: names by Presidio alone; auto: names if that extra is installed, otherwise
+    patterns; off: none."""
+    privacy_key: Annotated[str | Path | None, Flag(metavar="FILE")] = None
+    """Key file outside the export. With it the replacements are the same in every export, and can be reversed."""
+    licence: str = "not stated"
+    """Licence of the data, written into the manifest."""
+
+    def check(self) -> None:
+        if self.privacy == "off" and self.privacy_key is not None:
+            raise ConfigError("would have no effect with `privacy` 'off'", field="privacy_key")
+
+    def exported(self, kind: str, rubric: Any = None) -> "ExportReport":
+        """Writes the rows of a kind."""
+        from assay.runs.export_rewards import ExportReward, notes_of
+        from assay.runs.rubric_files import portable_rubric
+        from assay.traces.export.pipeline import ExportConfig, export_traces
+
+        gates = self.thresholds
+        if self.privacy == "off":  # an explicit choice, so the gate must not refuse it
+            gates = replace(gates, privacy="off")
+        objects = {"kind": kind, "selection": self.selected, "gates": gates, "balance": self.balanced}
+        rows = {item.name: getattr(self, item.name) for item in fields(ExportConfig) if hasattr(self, item.name)}
+        rows |= {"privacy_key": None if self.privacy_key is None else Path(self.privacy_key), **objects}
+        config = ExportConfig(**rows | {"agents": tuple(rows.get("agents", ()))})
+        progress, reward = self.reporter, None if rubric is None else ExportReward(rubric)
+        with self.opened() as store:
+            report = export_traces(
+                store, self.out, config,
+                rubric=None if reward is None else portable_rubric(reward.source),
+                check_reward=None if reward is None else reward.check,
+                bar=lambda total: progress.bar(f"export {kind}", total),
+            )  # fmt: skip
+        return report if reward is None else replace(report, notes=notes_of(reward))
+
+
+class Target(Settings):
+    """Model to be trained."""
+
+    model: Annotated[str, Flag(metavar="NAME")] = DEFAULT_WEIGHTS
+    """Model to train: a hub name, a folder, embedded/NAME or embedded:FILE. Its chat template renders the rows."""
+    tools: Literal["auto", "native", "text"] = "auto"
+    """How tool calls are written. text: in the messages; native: as fields; auto: as text if the chat template ignores
+    tools, otherwise as fields."""
+
+
+class Rewarded(Settings):
+    """Good rollouts."""
+
+    min_quality: Share = 0.8
+    """Minimum rating or score of a good rollout."""
+    agents: Annotated[Sequence[str], Flag(name="--agent")] = ()
+    """Only LM calls of this agent, by the name that the program gave it; repeatable."""
+
+
+class Credited(Rewarded):
+    """Rewards of LM calls."""
+
+    returns: Literal["to_go", "episode", "step", "uniform"] = "to_go"
+    """How the reward of a rollout is assigned to its LM calls."""
+    discount: Share = 1.0
+    """Discount factor of later rewards, per LM call."""
+    group_by: Literal["group", "task"] = "group"
+    """Group of rollouts. group: as collected; task: all rollouts of a task, of any run."""
+    step_weight: float = 1.0
+    """Weight of step rewards in the return."""
+    outcome_weight: float = 1.0
+    """Weight of the outcome in the return."""
+    outcome: Literal["human", "score"] = "human"
+    """Outcome of a rollout. human: the human rating if there is one, otherwise the score; score: the score."""
+
+
+class ExportSFT(OutOfStore, Target, Rewarded):
+    """Prompts and completions of good rollouts, one row per LM call."""
+
+    whole: bool = False
+    """Write one row per conversation, as messages, instead of one row per LM call."""
+    demos: Annotated[bool, Flag(name=" /--without-demos")] = True
+    """Whether the demonstrations stay in the prompts of a compiled program. Without them the model learns to work
+    without them."""
+
+    def run(self) -> "ExportReport":
+        return self.exported("sft")
+
+
+class ExportGRPO(OutOfStore, Target):
+    """Prompts, the columns that the rubric reads, and the rubric as a reward module for plain `trl grpo`."""
+
+    rubric: Annotated[Any, Flag(metavar="R", key=False)]
+    """A rubric's name or YAML file, by which completions are scored."""
+    call: Literal["last", "first", "all"] = "last"
+    """Which LM call of a rollout becomes a row."""
+
+    def run(self) -> "ExportReport":
+        return self.exported("grpo", self.rubric)
+
+
+class ExportPreferences(OutOfStore, Target, Credited):
+    """Pairs of answers to the same prompt, from groups, for DPO (or `unpaired` for KTO)."""
+
+    margin: Annotated[float, Ge(0)] = 0.1
+    """Minimum difference between the returns of the two answers of a pair."""
+    unpaired: bool = False
+    """Write rows for KTO: single completions with a label."""
+
+    def run(self) -> "ExportReport":
+        return self.exported("preferences")
+
+
+class ExportTransitions(OutOfStore, Credited):
+    """Every LM call with token ids, logprobs, reward, return and advantage, as JSON lines and Parquet."""
+
+    advantage: Literal["group", "batch", "none"] = "group"
+    """Baseline of the returns: the mean of the group, or of the whole export (batch). With none, every advantage is
+    0."""
+    by_outcome: bool = False
+    """Compute advantages separately for good and other rollouts of a group."""
+
+    def run(self) -> "ExportReport":
+        return self.exported("transitions")
+
+
+_KINDS: dict[str, Any] = {
+    "sft": ExportSFT, "grpo": ExportGRPO, "preferences": ExportPreferences, "transitions": ExportTransitions,
+}  # fmt: skip
+
+
+class _Named(Settings):
+    kind: Literal["sft", "grpo", "preferences", "transitions"] = field(kw_only=False)
+    out: str | Path = field(kw_only=False)
+
+
+class Export(ExportSFT, ExportGRPO, ExportPreferences, ExportTransitions, _Named):
+    """Exports training data of one `kind` from the store into the new folder `out`.
+
+    Args:
+        kind: `sft`, `grpo`, `preferences` or `transitions`.
+        rubric: for `grpo`: name or file of the rubric that scores completions.
+        selection, gates, balance: objects that replace the settings of the same parts.
+    Raises:
+        ConfigError: a setting that this kind of export has no use for.
+        DataError: nothing fits, or a gate failed; nothing was written.
+        StoreError: there is no store.
+    """
+
+    out: str | Path = field(kw_only=False)
+    rubric: Any = None
+
+    def check(self) -> None:
+        own = options_of(_KINDS[self.kind])
+        for name in self.changed(*options_of(Export)):
+            if name not in own and name != "kind":
+                kinds = ", ".join(kind for kind, known in _KINDS.items() if name in options_of(known))
+                raise ConfigError(f"would have no effect on kind {self.kind!r}, only on {kinds}", field=name)
+        if self.kind == "grpo" and self.rubric is None:
+            raise ConfigError("is required by kind 'grpo': it scores the completions", field="rubric")
+
+    def run(self) -> "ExportReport":
+        return self.exported(self.kind, self.rubric)
+
+
+export = function_of(Export, "export")
