@@ -141,7 +141,7 @@ class _Run:
 
     def __call__(self, **values: Any) -> None:
         from assay.cli.options import stdout_apart
-        from assay.cli.shared import Console
+        from assay.cli.shared import Console, require_coverage
         from assay.commands.project import demand_trust
         from assay.sources.trust import trusting
         from assay.support.options import options_of
@@ -176,6 +176,8 @@ class _Run:
                 stack.enter_context(settings.scope())
                 report = settings.run()
                 _show(report, names, as_json=as_json)
+                if "min_coverage" in options_of(self.output):
+                    require_coverage(report.to_dict(), least=output.min_coverage)
             except AssayError as error:
                 error.names = names
                 raise
@@ -192,7 +194,7 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
         return
     lines = [spoken(line, names) for line in report.lines()]
     if not lines and report.none:
-        echo(report.none, err=True)
+        echo(spoken(report.none, names), err=True)
     for line in lines:
         (echo_line if report.is_list else echo)(line)
     for line in report.warnings():

@@ -69,7 +69,7 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-def require_coverage(data: Any) -> None:
+def require_coverage(data: Any, *, least: float | None = None) -> None:
     """Raises `LowCoverage` if a report in `data` has a coverage below `--min-coverage`. Call it after the report is
     printed.
 
@@ -77,7 +77,7 @@ def require_coverage(data: Any) -> None:
     """
     from assay.errors import LowCoverage
 
-    least = float(click.get_current_context().meta.get("min_coverage", 0.9))
+    least = float(click.get_current_context().meta.get("min_coverage", 0.9)) if least is None else least
     low = [report for report in _coverages(data) if report["coverage"] < least]
     if low:
         worst = min(low, key=lambda report: float(report["coverage"]))

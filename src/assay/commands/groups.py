@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.support.options import Flag, Settings
+from assay.support.options import Flag, Settings, Share
 
 if TYPE_CHECKING:
     from assay.evaluation import Progress
@@ -18,6 +18,13 @@ class Output(Settings):
 
     json: bool = False
     """One JSON object on standard output, nothing else."""
+
+
+class CoverageOutput(Output):
+    """Output."""
+
+    min_coverage: Share = 0.9
+    """Smallest share of tasks on which each criterion must be scored; below it the exit code is 1."""
 
 
 class NoJson(Settings):
