@@ -16,9 +16,9 @@ import pytest
 
 import assay
 from assay.api.judge.audit import audit_judge
-from assay.api.rollouts import close_rollouts, import_rollouts, list_rollouts, rate_rollout, rollouts_to_rate
-from assay.api.traces import score_rollouts
 from assay.commands.judge import Label
+from assay.commands.scoring import score_rollouts
+from assay.commands.traces import close_rollouts, import_rollouts, list_rollouts, rate_rollouts
 from assay.errors import AssayError
 from assay.optimizers import RLTrainer
 from rigs.command_line import assay_command
@@ -217,20 +217,20 @@ CALLS = [
     "assay.export('sft', 'new', privacy='off', privacy_key='k')",
     "assay.export('sft', 'new', balance_temperature=0.3)",
     "assay.export('sft', 'new', balance='down', most_copies=2)",
-    "score_rollouts('math_qa', runs='r1')",
-    "score_rollouts('math_qa', threads=0)",
-    "score_rollouts('math_qa', task_timeout=math.nan)",
-    "score_rollouts('math_qa', judge_model=' ')",
-    "score_rollouts('math_qa', judge_api_base='http://x')",
-    "list_rollouts(None, limit=-1)",
-    "list_rollouts(None, failure='toool')",
-    "list_rollouts(None, min_score=0.8, max_score=0.2)",
-    "rollouts_to_rate(None, limit='5')",
-    "rate_rollout(None, 'id', math.inf)",
-    "close_rollouts(None, idle_minutes=-1)",
-    "import_rollouts(None, 'otlp', 'f', score='')",
-    "Label('Is it right?', seed=-1).waiting(None)",
     "Label('Is it right?', scale='no,yes').waiting(None)",
+    "Label('Is it right?', seed=-1).waiting(None)",
+    "close_rollouts(idle_minutes=-1)",
+    "import_rollouts('otlp', 'f', score='')",
+    "list_rollouts(failure='toool')",
+    "list_rollouts(limit=-1)",
+    "list_rollouts(min_score=0.8, max_score=0.2)",
+    "rate_rollouts('id', math.inf)",
+    "rate_rollouts(limit='5')",
+    "score_rollouts(rubric='math_qa', judge_api_base='http://x')",
+    "score_rollouts(rubric='math_qa', judge_model=' ')",
+    "score_rollouts(rubric='math_qa', runs='r1')",
+    "score_rollouts(rubric='math_qa', task_timeout=math.nan)",
+    "score_rollouts(rubric='math_qa', threads=0)",
     "RLTrainer(None, None, [1, 2], sed=1)",
 ]
 NAMES = {
@@ -242,8 +242,7 @@ NAMES = {
     "close_rollouts": close_rollouts,
     "import_rollouts": import_rollouts,
     "list_rollouts": list_rollouts,
-    "rate_rollout": rate_rollout,
-    "rollouts_to_rate": rollouts_to_rate,
+    "rate_rollouts": rate_rollouts,
     "score_rollouts": score_rollouts,
     "Label": Label,
 }

@@ -269,7 +269,7 @@ def test_traces_stats_is_light(tmp_path: Path) -> None:
         f"import sys; sys.argv = ['assay', 'traces', 'stats', '--store', {str(tmp_path / 's.db')!r}]\n"
         "from assay.cli.main import group\ntry:\n    group()\nexcept SystemExit as end:\n    assert not end.code"
     )
-    assert loaded_by(code) & {"dspy", "torch", "litellm", "sqlalchemy", "optuna", "numpy", "rich", "pydantic"} == set()
+    assert loaded_by(code) & {"dspy", "torch", "litellm", "sqlalchemy", "optuna", "numpy", "rich"} == set()
 
 
 def test_the_store_needs_no_dspy() -> None:

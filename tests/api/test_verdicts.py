@@ -12,9 +12,9 @@ import assay
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.score import score_rows
-from assay.api.traces import score_rollouts
 from assay.commands.export import export
 from assay.commands.judge import Label
+from assay.commands.scoring import score_rollouts
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.quality.audit import BASES
@@ -319,6 +319,9 @@ def test_judge_commands_record_no_agent_rollouts(tmp_path: Path) -> None:
     audit_judge(GOOD, **options(tmp_path))
     with Store(tmp_path / ".assay" / "a.db") as store:
         assert {rollout.source for rollout in store.rollouts(limit=None)} == {"judge"}
-    assert score_rollouts(tmp_path / "r.yaml", store=tmp_path / ".assay" / "a.db", again=True)["scored"] == 0
+    assert (
+        score_rollouts(rubric=tmp_path / "r.yaml", store=tmp_path / ".assay" / "a.db", again=True).to_dict()["scored"]
+        == 0
+    )
     with pytest.raises(DataError, match="nothing to export"):
         export("sft", out=tmp_path / "out", store=tmp_path / ".assay" / "a.db")

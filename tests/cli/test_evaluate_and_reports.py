@@ -288,14 +288,14 @@ def test_empty_lists_name_the_filters_and_the_known_programs(tmp_path: Path) -> 
     )  # with the header
     none = CliRunner().invoke(group, ["traces", "list", "--program", "half", "--phase", "gate", "--min-score", "0.5"])
     assert (none.exit_code, none.stdout) == (0, "")
-    filters = "phase gate, program half, min score 0.5"
+    filters = "program half, phase gate, min score 0.5"
     assert (
         none.stderr
         == f"no rollout matches the filters: {filters} (verdicts of judges are listed with --source judge)\n"
     )
     unknown = CliRunner().invoke(group, ["traces", "list", "--program", "triage"])
     assert isinstance(unknown.exception, ConfigError)
-    assert str(unknown.exception).endswith("there are p.py:half")
+    assert "p.py:half" in str(unknown.exception)
 
 
 def test_evaluate_run_shows_its_settings_and_no_verdicts_as_tasks(tmp_path: Path) -> None:

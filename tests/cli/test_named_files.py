@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.api.rollouts import list_rollouts, rollouts_to_rate
 from assay.commands.judge import Label
+from assay.commands.traces import list_rollouts, rate_rollouts
 from assay.errors import DataError
 from assay.support.places import check_writable
 from assay.traces import Rollout, Store
@@ -15,10 +15,10 @@ def test_a_run_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with Store(tmp_path / "a.db") as store:
         store.put_rollout(Rollout(run_id="abcd"))
         store.flush()
-        assert list_rollouts(store, run_id="abcd")
-        for call in (list_rollouts, rollouts_to_rate):
+        assert list_rollouts(run_id="abcd", store=store.url).rollouts
+        for call in (list_rollouts, rate_rollouts):
             with pytest.raises(DataError, match="there is no run 'gone'; `assay runs list` shows the runs"):
-                call(store, run_id="gone")
+                call(run_id="gone", store=store.url)
         with pytest.raises(DataError, match="there is no run 'gone'"):
             Label("Is it 2?", run_id="gone").waiting(store)
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 from production import artifact, two_versions
 
-from assay.api.traces import forget_subject
 from assay.cli.main import group
+from assay.commands.traces import forget_subject
 from assay.deployment.deployments import Deployments
 from assay.deployment.plan import Metric, Plan, Step
 from assay.deployment.registry import set_flag
@@ -39,13 +39,13 @@ def test_by_default_versions_are_named_and_nothing_changes(own_folder: Path) -> 
     with Store() as store:
         deployments = of_ann(store, own_folder)
         aliases = deployments.registry.aliases("support")
-        rows = {row["version"]: row for row in forget_subject("ann")["versions"]}
+        rows = {row["version"]: row for row in forget_subject("ann").to_dict()["versions"]}
         assert set(rows) == {"support@2", "other@1"}
         assert rows["support@2"]["aliases"] == ["best"]
         assert not any(row["retired"] or row["is_champion"] for row in rows.values())
         assert deployments.registry.aliases("support") == aliases
         deployments.start("support@2", PLAN)
-    with pytest.raises(ConfigError, match="versions='delete' must be one of name, retire"):
+    with pytest.raises(ConfigError, match="must be one of name, retire"):
         forget_subject("ann", versions="delete")
 
 
@@ -54,7 +54,8 @@ def test_a_retired_version_leaves_aliases_deployments_pins_and_preferences(own_f
         deployments = of_ann(store, own_folder)
         registry, deployment = deployments.registry, deployments.start("support@2", PLAN)
         set_flag(store.engine, "support", "pin:tenant:acme", 2)
-        row = next(row for row in forget_subject("ann", versions="retire")["versions"] if row["version"] == "support@2")
+        rows = forget_subject("ann", versions="retire").versions
+        row = next(row for row in rows if row["version"] == "support@2")
         assert (row["retired"], row["deployment"]) == (True, deployment.id)
         assert deployments.get(deployment.id).state.status == "rolled_back"
         assert registry.aliases("support") == {"champion": 1}
@@ -67,7 +68,7 @@ def test_a_retired_version_leaves_aliases_deployments_pins_and_preferences(own_f
         ):  # fmt: skip
             with pytest.raises(DeploymentError, match=r"is retired|no version 'best'"):
                 refused()
-        assert forget_subject("ann", versions="retire")["versions"][1]["aliases"] == []  # again: nothing more
+        assert forget_subject("ann", versions="retire").to_dict()["versions"][1]["aliases"] == []  # again: nothing more
         assert list(registry.retired("support")) == [2]
         output = CliRunner().invoke(group, ["registry", "show", "support@2"]).output
         assert "best removed" in output
@@ -106,12 +107,12 @@ def test_an_erasure_of_one_tenant_leaves_the_others(own_folder: Path) -> None:
             store.put_rollout(rollout)
             store.put_transition(rollout.id, Transition(t=0, model="m", request=request, output="!"))
         store.flush()
-        assert forget_subject(" ann", tenant="acme")["removed"] == 1
+        assert forget_subject(" ann", tenant="acme").to_dict()["removed"] == 1
         assert sorted(str(rollout.tenant) for rollout in store.rollouts()) == ["None", "other"]
         assert all(store.rollout(rollout.id).transitions[0].request == request for rollout in store.rollouts())
         forgotten = store.forgotten()
         assert forgotten.covers(ANN, "acme")
         assert not forgotten.covers(ANN, "other")
         assert not forgotten.covers(ANN, None)
-        assert forget_subject("ann")["removed"] == 2
+        assert forget_subject("ann").to_dict()["removed"] == 2
         assert store.forgotten().covers(ANN, "other")

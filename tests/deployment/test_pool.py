@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from production import two_versions
 
 from assay.api.loop.run import collect_pool
-from assay.api.traces import forget_subject
 from assay.cli.main import group
+from assay.commands.traces import forget_subject
 from assay.datasets.splits import load_splits, split_of
 from assay.datasets.tasks import task_key
 from assay.deployment.pool import PoolReport, manifest_path, read_manifest
@@ -93,7 +93,7 @@ def test_personal_data_is_replaced_and_the_split_stays_that_of_the_recorded_inpu
     assert report.gates[-1]["passed"]
     again = pool(store, "again.jsonl", privacy="patterns", against="pool.jsonl")
     assert again.new_tasks == 0  # one key for all pools: the same surrogates
-    assert str(Path("pool.jsonl").absolute()) in forget_subject("anna 3")["made_from_them"]
+    assert str(Path("pool.jsonl").absolute()) in forget_subject("anna 3").to_dict()["made_from_them"]
     assert pool(store, privacy="patterns").tasks == 19
 
 

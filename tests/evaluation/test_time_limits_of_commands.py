@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.drift import replay_anchors
 from assay.api.judge.score import score_rows
-from assay.api.traces import score_rollouts
 from assay.cli.main import group
+from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, FailureKind, ModelError
 from assay.rubrics import Criterion, Rubric
 from assay.testing import scripted_lm
@@ -97,11 +97,11 @@ def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
                 Rollout(task_id=str(at), inputs={"question": str(at)}, prediction={"answer": str(at)}, status="done")
             )
     rubric = Rubric("r", [Criterion(name="odd", check=check)])
-    report = score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0.5)
+    report = score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0.5).to_dict()
     assert (report["scored"], report["unscored"]) == (3, 1)
     assert "the check of 'odd' took longer" in report["undecided"]["odd"]["reason"]
     with pytest.raises(ConfigError, match="task_timeout"):
-        score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0)
+        score_rollouts(rubric=rubric, store=tmp_path / "s.db", task_timeout=0)
 
 
 LIMITED = [

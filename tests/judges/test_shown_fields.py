@@ -11,8 +11,8 @@ import pytest
 import assay
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.score import score_rows
-from assay.api.traces import score_rollouts
 from assay.commands.judge import Label
+from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, RubricError
 from assay.judges import Jury, PairwiseJudge, PointwiseJudge, load_labels, resolver
 from assay.rubrics import Criterion, JudgeSpec, Rubric, load_rubric
@@ -207,7 +207,7 @@ def test_stored_rollouts_are_scored_again_with_their_expected_values(tmp_path: P
             opened.put_rollout(
                 Rollout(inputs=TASK["inputs"], expected=TASK["expected"], prediction={"answer": answer}, status="done")
             )
-    score_rollouts(rubric, store=tmp_path / "s.db", again=True)
+    score_rollouts(rubric=rubric, store=tmp_path / "s.db", again=True)
     with Store(tmp_path / "s.db") as opened:
         scores = {r.prediction["answer"]: r.score for r in opened.rollouts() if r.source == "program" and r.prediction}
     assert scores["42"] > 0.9

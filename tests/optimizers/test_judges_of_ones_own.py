@@ -12,7 +12,7 @@ from aiohttp import web
 
 import assay
 import assay.api.judge.compile as judging
-import assay.api.traces
+import assay.commands.scoring
 from assay.api.judge.audit import audit_judge
 from assay.api.judge.score import score_rows
 from assay.runs.loading import load_judge
@@ -262,5 +262,8 @@ def test_rubric_uses_a_compiled_judges_server_unless_overridden(project: Path, m
         assert len(other_requests) >= 3
         assert not requests
 
-        assert assay.api.traces.score_rollouts(project / "r.yaml", store=db, again=True)["scored"] > 0
+        assert (
+            assay.commands.scoring.score_rollouts(rubric=project / "r.yaml", store=db, again=True).to_dict()["scored"]
+            > 0
+        )
         assert set(requests) == {"Bearer sk-judge-4712"}

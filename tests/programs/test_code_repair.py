@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dspy.utils.exceptions import ContextWindowExceededError
 
 import assay
-from assay.cli.traces.show import show_command
+from assay.cli.main import group
 from assay.datasets.tasks import make_task
 from assay.errors import ConfigError, DataError, FailureKind, LoopStopped, ProgramError, SandboxError
 from assay.models.calls import failure_of_program, is_agent_failure
@@ -140,7 +140,7 @@ def test_each_run_of_the_tests_is_a_recorded_tool_call_with_its_isolation(record
     ]
     assert all(tool.isolation in ("bubblewrap", "landlock") for tool in [first, *later])
     assert recorded[0].unrecorded.reason is None, "a sandbox calls no model"
-    result = CliRunner().invoke(show_command, [rollout.id, "--store", str(tmp_path / "assay.db")])
+    result = CliRunner().invoke(group, ["traces", "show", rollout.id, "--store", str(tmp_path / "assay.db")])
     assert result.output.count(f") [isolation {first.isolation}] = ") == 3
 
 

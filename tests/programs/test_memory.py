@@ -11,7 +11,7 @@ import dspy
 import pytest
 import sqlalchemy as sa
 
-from assay.api.traces import forget_subject
+from assay.commands.traces import forget_subject
 from assay.datasets import load_tasks
 from assay.errors import ConfigError
 from assay.programs import Converse, DocumentIndex, Memory, ToolUser
@@ -105,7 +105,7 @@ def test_erasure_of_a_person_removes_facts_of_their_rollouts_and_about_them(url:
             memory.remember("ADA", "owes Bob ten euros")
             memory.remember("Bob", "likes coffee")
         store.flush()
-    report = forget_subject("ada", store=url)
+    report = forget_subject("ada", store=url).to_dict()
     assert (report["removed"], report["facts_removed"]) == (1, 4)
     memory = Memory(url)
     assert memory.history("Ada") == []
@@ -136,7 +136,7 @@ def test_erasure_reaches_rollouts_without_a_subject_in_which_facts_were_recalled
         rollout("neither", None, [])
         store.flush()
         ids = {rollout.task_id: rollout.id for rollout in store.rollouts()}
-    report = forget_subject("ada", store=url)
+    report = forget_subject("ada", store=url).to_dict()
     assert (report["removed"], report["facts_removed"]) == (1, 1)
     assert report["quoting_facts"] == sorted(ids[task] for task in ("of Bob", "of Bob by name", "in a prompt"))
     with Store(url) as store:
@@ -149,7 +149,7 @@ def test_erasure_names_facts_about_others_that_have_the_name(url: str) -> None:
         memory.remember("Zoë Lovelace", "likes tea in the morning")
         kept = memory.remember("Bob", "has a colleague, ZOE\u0308  LOVELACE, who is allergic")
         memory.remember("Bob", "reads Zoë Lovelacean novels")
-    report = forget_subject("zoë lovelace", store=url)
+    report = forget_subject("zoë lovelace", store=url).to_dict()
     assert (report["facts_removed"], report["naming_facts"]) == (1, [kept.id])
 
 
@@ -183,7 +183,7 @@ def test_a_name_is_the_same_person_in_both_unicode_forms(tmp_path: Path) -> None
         assert [fact.text for fact in memory.recall("phone", subject=composed)] == ["555-9876"]
         for name in (composed, decomposed):
             store.put_rollout(Rollout(task_id="t", inputs={"question": name}, data_subject=name))
-    report = forget_subject(decomposed, store=tmp_path / "s.db")
+    report = forget_subject(decomposed, store=tmp_path / "s.db").to_dict()
     assert (report["removed"], report["facts_removed"]) == (2, 2)
     with Store(tmp_path / "s.db") as store:
         assert all(store.forgotten().covers(subject_digest(name), None) for name in (composed, decomposed))
@@ -196,7 +196,7 @@ def test_a_person_is_found_by_the_hash_that_earlier_versions_stored(tmp_path: Pa
     with Store(tmp_path / "s.db") as store:
         store.put_artifact("/somewhere", [stored])
         store.put_rollout(Rollout(task_id="t", inputs={"question": "?"}, data_subject=name))
-    assert "/somewhere" in forget_subject("Jos\u00e9", store=tmp_path / "s.db")["made_from_them"]
+    assert "/somewhere" in forget_subject("Jos\u00e9", store=tmp_path / "s.db").to_dict()["made_from_them"]
     with Store(tmp_path / "s.db") as store:
         assert store.forgotten().covers(stored, None)
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import assay
 from assay.api.deployed import LoadedVersion
 from assay.api.record import opened_store
-from assay.api.traces import score_rollouts
 from assay.cli.main import group
+from assay.commands.scoring import score_rollouts
 from assay.datasets import Task, load_tasks
 from assay.deployment import save_artifact
 from assay.errors import DataError
@@ -112,7 +112,7 @@ def test_typed_answers_are_right_stored_as_json_and_right_when_scored_again(rows
         }  # fmt: skip
         assert stored[0].inputs["picture"] == {"url": URI}
         assert stored[0].inputs["history"]["messages"][0]["question"] == "who?"
-        score_rollouts(right(), store=store.url, again=True)
+        score_rollouts(rubric=right(), store=store.url, again=True)
         store.flush()
     with Store() as store:
         assert {row.id: row.score for row in store.rollouts() if row.id in before} == before

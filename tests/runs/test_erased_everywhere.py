@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 import assay
 from assay.api.pages import write_evaluation_page
-from assay.api.traces import forget_subject
+from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task
 from assay.deployment import load_artifact
 from assay.deployment.registry import Registry
@@ -84,7 +84,7 @@ def test_no_file_of_a_project_holds_an_erased_text_after_compile_evaluate_and_re
     with Store() as store:
         Registry(store.engine).register("support", made.artifact)
     assert str((made.artifact / "program.json").relative_to(own_folder)) in files_with(ANN)
-    report = forget_subject("Person 0")
+    report = forget_subject("Person 0").to_dict()
     assert files_with(ANN) == []
     assert str(made.artifact) in report["made_from_them"]
     assert str(made.artifact / "program.json") in map(str, map(Path.absolute, map(Path, report["emptied"]["files"])))
@@ -99,7 +99,7 @@ def test_no_file_of_a_project_holds_an_erased_text_after_compile_evaluate_and_re
         assert all(BOB in rollout.inputs["question"] for rollout in others)
         assert any(ERASED in str(rollout.prediction) for rollout in others)
     assert json.loads(Path("d.jsonl").read_text().splitlines()[0])["inputs"]["question"] == ANN  # the user's own file
-    assert forget_subject("Person 0")["emptied"] == {"rows": {}, "files": []}
+    assert forget_subject("Person 0").to_dict()["emptied"] == {"rows": {}, "files": []}
 
 
 @pytest.mark.parametrize("form", ["inputs", "prompt of the gateway", "spelling"])
@@ -112,7 +112,7 @@ def test_a_task_of_the_person_is_erased_where_its_rollout_names_no_data_subject(
         store.put_rollout(rollout)
         store.put_transition(rollout.id, Transition(t=0, model="m", request={"messages": [ANN]}, output=ANN))
         store.flush()
-    report = forget_subject("Ann Sömmer")
+    report = forget_subject("Ann Sömmer").to_dict()
     assert report["not_searched"]["tasks_without_texts"] == 0
     assert report["emptied"]["rows"] == {"rollouts": 1, "transitions": 1}
     assert files_with(ANN) == files_with(ANN.upper()) == []
@@ -150,7 +150,7 @@ def test_rows_of_others_lose_what_repeats_the_person_and_keep_the_rest(own_folde
         mine = Rollout(task_id="ann", inputs={"question": ANN, "kind": "yes", "more": BOB}, data_subject="Ann")
         store.put_rollout(mine)
         store.flush()
-    report = forget_subject("ann")
+    report = forget_subject("ann").to_dict()
     assert files_with("4711") == []
     assert files_with(BOB) != []
     assert (report["removed"], report["not_searched"]["short_texts"], report["not_searched"]["shared_texts"]) == (
@@ -219,7 +219,7 @@ def test_a_short_sentence_is_found_where_it_is_repeated_whole(own_folder: Path, 
         for rollout in (mine, whole, part):
             store.put_rollout(rollout)
         store.flush()
-        report = forget_subject("ann")
+        report = forget_subject("ann").to_dict()
         assert store.rollout(whole.id).prediction == {"answer": ERASED}
         assert store.rollout(part.id).prediction == {"answer": text[:5]}
     assert report["not_searched"]["short_texts"] == 0
@@ -250,7 +250,7 @@ def test_nothing_of_the_person_is_left_in_postgresql(own_folder: Path, empty_pos
             store.put_transition(rollout.id, transition)
         store.put_rollout(Rollout(task_id="ann", inputs={"question": ANN}, data_subject="Ann"))
         store.flush()
-        report = forget_subject("ann", store=url)
+        report = forget_subject("ann", store=url).to_dict()
         with store.engine.connect() as connection:
             left = [str(row) for table in schema.metadata.sorted_tables for row in connection.execute(sa.select(table))]
     assert [row for row in left if "4711" in row] == []
@@ -278,7 +278,7 @@ def test_a_text_that_several_tasks_or_other_people_wrote_is_not_erased_from_them
             rollout.data_subject = name
             store.put_rollout(rollout)
         store.flush()
-    report = forget_subject("Ann")
+    report = forget_subject("Ann").to_dict()
     assert (report["removed"], report["emptied"]["rows"], report["not_searched"]["shared_texts"]) == (1, {}, 1)
 
 
@@ -291,7 +291,7 @@ def test_cached_answers_that_repeat_the_person_are_erased(own_folder: Path) -> N
     with Store() as store:
         store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
         store.flush()
-    assert forget_subject("ann")["cached_answers_removed"] == 1
+    assert forget_subject("ann").to_dict()["cached_answers_removed"] == 1
     assert files_with("4711") == []
 
 
@@ -320,7 +320,7 @@ def test_files_of_all_formats_below_assay_are_emptied_and_others_named(own_folde
         store.put_artifact(str(Path("mine").absolute()), [])
         store.put_rollout(Rollout(task_id="a", inputs={"question": ANN}, data_subject="Ann"))
         store.flush()
-    report = forget_subject("ann")
+    report = forget_subject("ann").to_dict()
     names = {"a.jsonl", "a.json", "a.md", "a.html", "a.parquet", "a.db"}
     assert {Path(path).name for path in report["emptied"]["files"]} == names
     assert {Path(path).name for path in report["holding"]} == names
@@ -386,7 +386,7 @@ def test_everything_derived_is_named_over_any_number_of_steps(own_folder: Path) 
             "evaluate-3": {"program": "p.py", "model": "embedded/m+unrelated"},
         }.items():
             store.put_run(run, kind="evaluate", config=config, status="done", started_at=1.0)
-    report = forget_subject("ann")
+    report = forget_subject("ann").to_dict()
     derived = {export, first, second, unfinished, on_merged, later, third, artifact, child}
     assert {Path(path).absolute() for path in report["made_from_them"]} == {path.absolute() for path in derived}
     assert report["runs_on_them"] == ["evaluate-1", "evaluate-2"]
@@ -401,7 +401,7 @@ def test_a_report_page_outside_of_the_folder_is_named_and_emptied(own_folder: Pa
     evaluated = assay.evaluate("p.py:One", rubric="r.yaml", data="d.jsonl", lm=lm, split="train")
     write_evaluation_page("page.html", evaluated, program="p")
     assert "4711" in Path("page.html").read_text()
-    report = forget_subject("Person 0")
+    report = forget_subject("Person 0").to_dict()
     page = str(Path("page.html").absolute())
     assert page in report["made_from_them"]
     assert page in report["emptied"]["files"]
@@ -449,7 +449,7 @@ def test_labels_facts_of_others_and_jobs_lose_the_text_and_documents_are_named(o
             values = {**row, "question": "q", "rollout_id": "x", "created_at": 1.0}
             connection.execute(schema.labels.insert().values(values))
     assay.index("docs")
-    report = forget_subject("ann")
+    report = forget_subject("ann").to_dict()
     assert report["emptied"]["rows"] == {"facts": 1, "labels": 1, "runs": 1}
     assert report["holding"] == [str(Path("docs/case.md").absolute())]
     with Store() as store:
@@ -477,7 +477,7 @@ def test_a_training_that_stopped_is_named_by_its_export_and_by_the_folder_of_its
     (first / "merged").mkdir()
     with pytest.raises(AssayError):
         train_sft(other, "second", SFTSettings(model=str(first / "merged"), eval_fraction=0.0))
-    report = forget_subject("ann")
+    report = forget_subject("ann").to_dict()
     assert set(report["made_from_them"]) == {str(export), str(first), str(second)}
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from assay.api.traces import score_rollouts
 from assay.cli.main import group
+from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, ModelError
 from assay.runs.loading import load_rubric
 from assay.runs.rescoring import threads_for
@@ -107,7 +107,7 @@ def test_failing_judge_stops_scoring_at_once_and_names_the_flag(refusing: str) -
         ModelError,
         match=r"judge 'Is it kind\?' \(openai/gone\): .*failed to connect.*preflight=False skips this check",
     ) as caught:
-        score_rollouts("kind.yaml", store="s.db", judge_model="openai/gone", judge_api_base=refusing)
+        score_rollouts(rubric="kind.yaml", store="s.db", judge_model="openai/gone", judge_api_base=refusing)
     assert "--no-preflight" in (caught.value.flag or "")
     assert set(scores().values()) == {None}
     judge = ["--judge-model", "openai/gone", "--judge-api-base", refusing]
@@ -116,7 +116,9 @@ def test_failing_judge_stops_scoring_at_once_and_names_the_flag(refusing: str) -
 
 
 def test_preflight_skips_criteria_that_are_not_scored(judging: Judging) -> None:
-    report = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    report = score_rollouts(
+        rubric="kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url
+    ).to_dict()
     assert (report["scored"], report["mean"], report["coverage"]) == (12, 1.0, 1.0)
     assert judging.calls == 13, "once with token probabilities, which this server has none of"
 
@@ -133,14 +135,16 @@ def test_preflight_uses_the_first_rollout_with_an_answer(judging: Judging) -> No
                     started_at=float(n),
                 )
             )
-    report = score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    report = score_rollouts(
+        rubric="kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url
+    ).to_dict()
     assert (report["scored"], judging.calls) == (17, 13)
 
 
 @pytest.mark.slow
 def test_rollouts_are_scored_on_as_many_threads_as_the_engine_supports(judging: Judging) -> None:
     judging.delay_s = 1.5
-    score_rollouts("kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
+    score_rollouts(rubric="kind.yaml", store="s.db", judge_model="openai/m", judge_api_base=judging.url)
     assert judging.most == 8
     judging.most = 0
     judge = ["--judge-model", "openai/m", "--judge-api-base", judging.url]
@@ -153,8 +157,8 @@ def test_rollouts_are_scored_on_as_many_threads_as_the_engine_supports(judging: 
 
 def test_code_checks_run_serially_and_zero_threads_are_refused() -> None:
     assert threads_for(load_rubric("checked.yaml")) == 1
-    with pytest.raises(ConfigError, match="threads=0 must be at least 1"):
-        score_rollouts("checked.yaml", store="s.db", threads=0)
+    with pytest.raises(ConfigError, match="threads: must be greater than or equal to 1"):
+        score_rollouts(rubric="checked.yaml", store="s.db", threads=0)
 
 
 def test_scores_are_written_in_rollout_order(
@@ -172,7 +176,7 @@ def test_scores_are_written_in_rollout_order(
         original(store, rollout, **fields)
 
     monkeypatch.setattr(Store, "put_rollout", put_and_record)
-    report = score_rollouts("checked.yaml", store="s.db", threads=6)
+    report = score_rollouts(rubric="checked.yaml", store="s.db", threads=6).to_dict()
     assert written == [f"r{n:02}" for n in reversed(range(12))]
     assert report["mean"] == sum(range(12)) / 16 / 12
     assert scores() == {f"r{n:02}": n / 16 for n in range(12)}
@@ -188,7 +192,7 @@ def test_interrupt_keeps_finished_scores() -> None:
     )
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        score_rollouts("checked.yaml", store="s.db", threads=2)
+        score_rollouts(rubric="checked.yaml", store="s.db", threads=2)
     assert signal.getsignal(signal.SIGINT) is before
     result = scores()
     assert (result["r11"], result["r10"], result["r09"]) == (1.0, 1.0, None)
@@ -196,9 +200,9 @@ def test_interrupt_keeps_finished_scores() -> None:
 
 
 def test_scores_of_another_rubric_are_named_with_the_replace_flag() -> None:
-    first = score_rollouts("checked.yaml", store="s.db")
+    first = score_rollouts(rubric="checked.yaml", store="s.db").to_dict()
     Path("other.yaml").write_text("name: other\ncriteria:\n- {name: yes, check: 'checks.py:yes'}\n")
-    report = score_rollouts("other.yaml", store="s.db")
+    report = score_rollouts(rubric="other.yaml", store="s.db").to_dict()
     assert (report["skipped"], report["skipped_of_other_rubrics"]) == (12, {first["rubric"]: 12})
     done = CliRunner().invoke(group, ["traces", "score", "--rubric", "other.yaml", "--store", "s.db"])
     assert (
@@ -207,4 +211,4 @@ def test_scores_of_another_rubric_are_named_with_the_replace_flag() -> None:
     )
     same = CliRunner().invoke(group, ["traces", "score", "--rubric", "checked.yaml", "--store", "s.db"])
     assert "other rubrics" not in same.stdout
-    assert score_rollouts("other.yaml", store="s.db", again=True)["skipped_of_other_rubrics"] == {}
+    assert score_rollouts(rubric="other.yaml", store="s.db", again=True).to_dict()["skipped_of_other_rubrics"] == {}

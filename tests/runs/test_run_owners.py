@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import assay
 from assay.api.record import opened_store
 from assay.api.run import predictor
-from assay.api.traces import forget_subject
 from assay.cli.main import group
+from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
@@ -66,7 +66,7 @@ def test_a_row_of_run_has_the_owner_that_evaluate_stores_and_is_erased_with_them
     done = CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL])
     assert done.exit_code == 0
     assert [owner_of(rollout) for rollout in stored()] == [OWNERS]
-    report = forget_subject("Ada Quux")
+    report = forget_subject("Ada Quux").to_dict()
     assert (report["removed"], report["not_searched"]["tasks_without_texts"]) == (1, 0)
     assert stored() == []
 
@@ -111,7 +111,7 @@ def test_an_erasure_names_the_files_of_predictions_and_those_that_hold_the_text(
     Path("d.jsonl").write_text(json.dumps(ROWS["flat"]) + "\n")
     words = ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL]
     assert CliRunner().invoke(group, [*words, "--out", "p.jsonl"]).exit_code == 0
-    report = forget_subject("Ada Quux")
+    report = forget_subject("Ada Quux").to_dict()
     out, data = (str(Path(name).absolute()) for name in ("p.jsonl", "d.jsonl"))
     assert report["made_from_them"] == [out]
     assert sorted(report["holding"]) == [data, out]
@@ -124,7 +124,7 @@ def test_an_erasure_names_what_a_stopped_run_has_written() -> None:
         predict(ROWS["flat"], where="d.jsonl:1")
         outputs[1].write_text("{}\n")
         raise KeyboardInterrupt
-    assert forget_subject("Ada Quux")["made_from_them"] == [str(outputs[1].absolute())]
+    assert forget_subject("Ada Quux").to_dict()["made_from_them"] == [str(outputs[1].absolute())]
 
 
 def test_an_erasure_names_the_data_files_of_jobs_and_exported_traces() -> None:
@@ -135,7 +135,7 @@ def test_an_erasure_names_the_data_files_of_jobs_and_exported_traces() -> None:
     assay.evaluate("p.py:Repeat", rubric="r.yaml", data="d.jsonl", split="val", lm=scripted_lm(str))
     exported = CliRunner().invoke(group, ["traces", "export", "otlp", "spans.jsonl", "--tenant", "acme"])
     assert exported.exit_code == 0
-    report = forget_subject("Ada Quux")
+    report = forget_subject("Ada Quux").to_dict()
     spans, data = (str(Path(name).absolute()) for name in ("spans.jsonl", "d.jsonl"))
     assert spans in report["made_from_them"]
     assert {spans, data} <= set(report["holding"])
@@ -146,4 +146,4 @@ def test_running_the_rows_of_a_data_set_leaves_its_people_known() -> None:
     with Store() as store:
         store.put_artifact(str(Path("d.jsonl").resolve()), [subject_digest("Ada Quux")])
     assert CliRunner().invoke(group, ["run", "p.py:Repeat", "--file", "d.jsonl", *MODEL]).exit_code == 0
-    assert forget_subject("Ada Quux")["made_from_them"] == [str(Path("d.jsonl").absolute())]
+    assert forget_subject("Ada Quux").to_dict()["made_from_them"] == [str(Path("d.jsonl").absolute())]

@@ -21,16 +21,8 @@ from assay.api.judge.fidelity import audit_user
 from assay.api.judge.score import score_rows
 from assay.api.loop.state import schedule_files
 from assay.api.registry import register
-from assay.api.rollouts import (
-    close_rollouts,
-    export_rollouts,
-    import_rollouts,
-    list_rollouts,
-    rollouts_to_rate,
-)
 from assay.api.run import run
 from assay.api.serve import serve
-from assay.api.traces import forget_subject, score_rollouts
 from assay.api.train import train_offline
 from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
@@ -59,18 +51,11 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
     (audit_user, settings.FidelitySettings, options.FidelityOptions),
     (run, settings.RunSettings, options.RunOptions),
-    (score_rollouts, settings.TracesScoreSettings, store_options.TracesScoreOptions),
-    (export_rollouts, settings.TracesExportSettings, store_options.TracesExportOptions),
-    (list_rollouts, settings.TracesListSettings, store_options.TracesListOptions),
     (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
     (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
     (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
 EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
-    (rollouts_to_rate, settings.TracesRateSettings),
-    (close_rollouts, settings.TracesCloseSettings),
-    (import_rollouts, settings.TracesImportSettings),
-    (forget_subject, settings.TracesForgetSettings),
     (register, settings.RegisterSettings),
     (schedule_files, settings.LoopInstallSettings),
 ]
@@ -91,7 +76,7 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
         if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
     }
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert "trust" in parameters or function in (train_offline, list_rollouts, export_rollouts, serve)
+    assert "trust" in parameters or function in (train_offline, serve)
     for name, field in declared.items():
         assert name in parameters, name
         if name not in own_parameters:

@@ -20,9 +20,9 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 import assay
-from assay.api.rollouts import export_rollouts
 from assay.cli.main import group
 from assay.commands.init import init_project
+from assay.commands.traces import export_rollouts
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, StoreError, WriteFailed
 from assay.models.meter import NO_PRICE
 from assay.runs.ending import advised
@@ -366,9 +366,9 @@ def test_an_export_of_spans_that_the_disk_does_not_take_is_not_there_in_part(tmp
             store.put_rollout(Rollout(id=f"r{number:03}", program="p", status="done", started_at=1.0, ended_at=2.0))
     with Store(tmp_path / "s.db") as store:
         with largest_file(40_000), pytest.raises(WriteFailed, match=r"spans\.jsonl cannot be written"):
-            export_rollouts(store, "otlp", place)
+            export_rollouts("otlp", place, store=store.url)
         assert sorted(path.name for path in tmp_path.glob("*spans*")) == []
-        assert export_rollouts(store, "otlp", place).rollouts == 200
+        assert export_rollouts("otlp", place, store=store.url).rollouts == 200
     assert place.stat().st_size > 40_000
 
 

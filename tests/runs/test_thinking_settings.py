@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 import assay
 from assay.api.judge.score import score_rows
-from assay.api.traces import score_rollouts
 from assay.api.tune import tune
 from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
 from assay.commands.project import project_settings
+from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, ProjectError
 from assay.models import Thinking, get_lm
 from assay.programs import Classify
@@ -286,7 +286,7 @@ def test_stored_rollouts_are_scored_with_the_judges_budget(project: dict[str, An
     assay.evaluate(Notes(), **{**project, "api_base": vllm.url, "sizes": {"val": 1}})
     vllm.budgets()
     judge = {"judge_model": "openai/m", "judge_api_base": vllm.url}
-    score_rollouts("judged.yaml", again=True, judge_thinking="32", **judge)
+    score_rollouts(rubric="judged.yaml", again=True, judge_thinking="32", **judge)
     assert set(vllm.budgets()) == {32}
-    with pytest.raises(ConfigError, match="judge_thinking=32 would have no effect without judge_model"):
-        score_rollouts("judged.yaml", judge_thinking=32)
+    with pytest.raises(ConfigError, match="judge_thinking: would have no effect without judge_model"):
+        score_rollouts(rubric="judged.yaml", judge_thinking=32)

@@ -14,7 +14,7 @@ from collected_answers import run
 
 import assay
 from assay.api.record import opened_store
-from assay.api.traces import forget_subject
+from assay.commands.traces import forget_subject
 from assay.datasets.tasks import task_key
 from assay.errors import ConfigError
 from assay.testing import scripted_lm
@@ -222,7 +222,7 @@ def test_erasure_names_the_artifacts_made_from_a_persons_data(program: str) -> N
         prompt_format="json",
         sizes={"gate": 2, "test": 2},
     )
-    erased = forget_subject("ann", store=".assay/assay.db")
+    erased = forget_subject("ann", store=".assay/assay.db").to_dict()
     assert erased["removed"] > 0
     assert erased["made_from_them"] == [str(report.artifact)]
 

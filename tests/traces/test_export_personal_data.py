@@ -7,7 +7,7 @@ import pytest
 from export_rows import LOOSE, add_rollout, chat, exported, response_of, turn
 from export_rows import store as store
 
-from assay.api.traces import forget_subject
+from assay.commands.traces import forget_subject
 from assay.datasets.tasks import Task, task_key
 from assay.errors import ConfigError
 from assay.traces import Store, ToolCall, Transition
@@ -57,11 +57,11 @@ def test_an_erased_person_is_in_no_later_export_and_earlier_exports_are_named(st
     rows, _ = exported(store, "transitions")
     assert {row["task"] for row in rows} == {"t-1", "t-2"}
     assert "Smith" not in (Path("out") / "manifest.json").read_text()
-    erased = forget_subject(" ann  smith", store=store.url)
+    erased = forget_subject(" ann  smith", store=store.url).to_dict()
     assert (erased["removed"], erased["made_from_them"]) == (1, [str(Path("out").absolute())])
     rows, _ = exported(store, "transitions", "out2")
     assert {row["task"] for row in rows} == {"t-2"}
-    assert forget_subject("ann smith", store=store.url)["removed"] == 0
+    assert forget_subject("ann smith", store=store.url).to_dict()["removed"] == 0
     add_rollout(store, turn(0, "a", "b"), task="t-3", data_subject="Ann Smith")  # of a run that was under way
     rows, manifest = exported(store, "transitions", "out3")
     assert {row["task"] for row in rows} == {"t-2"}

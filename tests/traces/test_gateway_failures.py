@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from assay.cli.traces import command as traces_command
+from assay.cli.main import group
 from assay.errors import FailureKind
 from assay.traces import Store, Transition
 from assay.traces.gateway.server import Gateway
@@ -333,7 +333,7 @@ def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planne
     )
     assert transition.response is not None
     assert transition.response["body"]["choices"][0]["message"] == message
-    result = CliRunner().invoke(traces_command, ["show", rollout.id, "--store", store.url])
+    result = CliRunner().invoke(group, ["traces", "show", rollout.id, "--store", store.url])
     assert "  reasoning: Better not.\n  -> I cannot help with that. (refusal)\n" in result.output
 
 

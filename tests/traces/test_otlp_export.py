@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from importing_rows import read
 
-from assay.api.rollouts import export_rollouts, import_rollouts
+from assay.commands.traces import export_rollouts, import_rollouts
 from assay.datasets import Task
 from assay.errors import ConfigError, DataError, FailureKind
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
@@ -82,15 +82,15 @@ def test_exported_rollouts_are_imported_as_they_were(tmp_path: Path, name: str) 
             for transition in rollout.transitions:
                 store.put_transition(rollout.id, transition)
         store.flush()
-        report = export_rollouts(store, "otlp", tmp_path / name).to_dict()
+        report = export_rollouts("otlp", tmp_path / name, store=store.url).to_dict()
         assert (report["rollouts"], report["transitions"], report["withheld"]) == (2, 3, 0)
-        imported = import_rollouts(other, "otlp", tmp_path / name)
+        imported = import_rollouts("otlp", tmp_path / name, store=other.url)
         assert (imported.rollouts, imported.transitions, imported.skipped) == (2, 3, 0)
         for rollout in rollouts:
             stored = other.rollout(rollout.id)
             assert replace(stored, run_id="") == store.rollout(rollout.id)
-        assert import_rollouts(other, "otlp", tmp_path / name).unchanged == 2
-        assert import_rollouts(store, "otlp", tmp_path / name).unchanged == 2  # where they came from
+        assert import_rollouts("otlp", tmp_path / name, store=other.url).unchanged == 2
+        assert import_rollouts("otlp", tmp_path / name, store=store.url).unchanged == 2  # where they came from
 
 
 def test_other_tools_read_messages_tools_tokens_and_scores_by_the_conventions(tmp_path: Path) -> None:
@@ -139,18 +139,18 @@ def test_sealed_rollouts_and_those_of_tenants_or_without_consent_are_left_out(tm
             store.put_rollout(Rollout(program="p", inputs={"q": f"? {at}"}, **{**plain, **more}))
         store.flush()
         for tenants, exported in (((), 1), (("acme",), 2)):
-            report = export_rollouts(store, "otlp", tmp_path / f"{exported}.jsonl", tenants=tenants)
+            report = export_rollouts("otlp", tmp_path / f"{exported}.jsonl", tenants=tenants, store=store.url)
             assert (report.rollouts, report.withheld) == (exported, 5 - exported)
         with pytest.raises(ConfigError, match="no effect with a file"):
-            export_rollouts(store, "otlp", tmp_path / "t.jsonl", endpoint="http://x")
+            export_rollouts("otlp", tmp_path / "t.jsonl", endpoint="http://x", store=store.url)
         with pytest.raises(ConfigError, match="already exists and is not overwritten"):
-            export_rollouts(store, "otlp", tmp_path / "1.jsonl")
+            export_rollouts("otlp", tmp_path / "1.jsonl", store=store.url)
         with pytest.raises(ConfigError, match=r"cannot be written: Is a directory"):
-            export_rollouts(store, "otlp", tmp_path)
+            export_rollouts("otlp", tmp_path, store=store.url)
         with pytest.raises(DataError, match="there is no run 'gone'"):
-            export_rollouts(store, "otlp", tmp_path / "new.jsonl", run_id="gone")
+            export_rollouts("otlp", tmp_path / "new.jsonl", run_id="gone", store=store.url)
         with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT"):
-            export_rollouts(store, "otlp")
+            export_rollouts("otlp", store=store.url)
 
 
 @pytest.mark.parametrize("thorough", [True, False])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from assay.api.rollouts import export_rollouts
 from assay.api.serve import Serving, serve
+from assay.commands.traces import export_rollouts
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store
 from assay.traces.gateway.routes import metrics_text
@@ -85,7 +85,7 @@ def test_stored_rollouts_are_sent_in_batches_with_the_variables_of_the_environme
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"{address}/")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20c2VjcmV0c2VjcmV0, x-team=a")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-        report = export_rollouts(store, "otlp")
+        report = export_rollouts("otlp", store=store.url)
     assert (report.rollouts, report.path) == (70, f"{address}/v1/traces")
     assert (len(collector.spans), collector.requests) == (70, 4)  # two batches, two tries more
     assert collector.headers[0]["Authorization"] == "Basic c2VjcmV0c2VjcmV0"

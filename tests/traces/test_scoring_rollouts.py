@@ -11,8 +11,8 @@ from collected_answers import program as program
 
 import assay
 from assay.api.record import opened_store
-from assay.api.traces import score_rollouts
 from assay.cli.main import group
+from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError
 from assay.traces import Rollout, Store, ToolCall, Transition
 
@@ -54,15 +54,15 @@ def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None
         "- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
     )
     opened_store("s.db")[0].flush()
-    scored = score_rollouts("r2.yaml", store="s.db")
+    scored = score_rollouts(rubric="r2.yaml", store="s.db").to_dict()
     assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
         "scored": 1,
         "unscored": 0,
         "skipped": 0,
         "mean": 1.0,
     }
-    assert score_rollouts("r2.yaml", store="s.db")["skipped"] == 1
-    assert score_rollouts("r2.yaml", store="s.db", again=True)["scored"] == 1
+    assert score_rollouts(rubric="r2.yaml", store="s.db").to_dict()["skipped"] == 1
+    assert score_rollouts(rubric="r2.yaml", store="s.db", again=True).to_dict()["scored"] == 1
     with Store("s.db") as store:
         rollout = store.rollout(run.rollout.id)
     assert (rollout.score, rollout.rubric[:3], rollout.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
@@ -86,7 +86,7 @@ def test_scoring_reports_the_number_of_running_rollouts(program: str) -> None:
                     prediction={"answer": "7"},
                 )
             )
-    assert {name: score_rollouts("r.yaml", store="s.db")[name] for name in ("scored", "running")} == {
+    assert {name: score_rollouts(rubric="r.yaml", store="s.db").to_dict()[name] for name in ("scored", "running")} == {
         "scored": 1,
         "running": 2,
     }
@@ -113,7 +113,7 @@ def test_a_rollout_that_a_rubric_cannot_decide_keeps_its_score(program: str) -> 
                     rubric="old@1",
                 )
             )
-    scored = score_rollouts("r3.yaml", store="s.db", again=True)
+    scored = score_rollouts(rubric="r3.yaml", store="s.db", again=True).to_dict()
     assert (scored["scored"], scored["unscored"], scored["coverage"]) == (0, 2, 0.0)
     assert re.match(r"task '[0-9a-f]{16}' has no expected", scored["undecided"]["right"]["reason"])
     with Store("s.db") as store:
@@ -129,7 +129,7 @@ def test_a_failure_of_the_model_is_not_scored_as_the_agents(program: str) -> Non
         rollout = Rollout(status="done", transitions=[broken], inputs={"question": "q"})
         store.put_rollout(rollout)
         store.put_transition(rollout.id, broken)
-    scored = score_rollouts("r.yaml", store="s.db")
+    scored = score_rollouts(rubric="r.yaml", store="s.db").to_dict()
     assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {
         "scored": 0,
         "unscored": 1,

@@ -9,7 +9,7 @@ from shown_tasks import job as job
 from shown_tasks import question, task
 
 import assay
-from assay.api.traces import forget_subject
+from assay.commands.traces import forget_subject
 from assay.errors import ConfigError, DataError, MissingExtra
 from assay.models.cache import ResponseCache
 from assay.models.lora.adapters import find_adapter, keep_adapter
@@ -115,7 +115,7 @@ def test_an_erased_person_is_in_no_prompt_cache_or_later_export(job: dict[str, A
         if task(at) in json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
     )
     cache = Path(".assay/cache/responses.db")
-    erased = forget_subject(f" person  {at}", store=job["store"])
+    erased = forget_subject(f" person  {at}", store=job["store"]).to_dict()
     assert str(made.artifact) in erased["made_from_them"]
     assert erased["prompts_emptied"] > 0
     assert erased["cached_answers_removed"] > 0
@@ -123,7 +123,7 @@ def test_an_erased_person_is_in_no_prompt_cache_or_later_export(job: dict[str, A
         for rollout in store.rollouts():
             assert all(question(at) not in json.dumps(call.request) for call in store.rollout(rollout.id).transitions)
     assert cache.is_file()
-    assert forget_subject(f"Person {at}", store=job["store"])["cached_answers_removed"] == 0
+    assert forget_subject(f"Person {at}", store=job["store"]).to_dict()["cached_answers_removed"] == 0
     assay.collect(str(made.artifact), n=1, **job)  # the artifact still shows them
     try:
         _, customers = exported_rows(job["store"], selection=BOTH)
@@ -190,8 +190,8 @@ def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any
     cache = ResponseCache(place)
     cache.put("ab" * 32, {"response": {}})
     cache.close()
-    assert forget_subject("nobody", store=job["store"])["unowned_answers_removed"] == 0
-    at = next(at for at in range(12) if forget_subject(f"Person {at}", store=job["store"])["removed"])
+    assert forget_subject("nobody", store=job["store"]).to_dict()["unowned_answers_removed"] == 0
+    at = next(at for at in range(12) if forget_subject(f"Person {at}", store=job["store"]).to_dict()["removed"])
     cache = ResponseCache(place)
     assert at >= 0
     assert cache.get("ab" * 32) is None
@@ -212,5 +212,5 @@ def test_erasure_names_adapters_trained_on_an_export_and_their_successors(embedd
     keep_adapter("apart", trained.path, base="smollm2-135m")
     named: list[str] = []
     for at in range(12):
-        named += forget_subject(f"Person {at}", store=job["store"])["made_from_them"]
+        named += forget_subject(f"Person {at}", store=job["store"]).to_dict()["made_from_them"]
     assert set(named) == {str(report.path), str(first.path), str(find_adapter("after").path)}

@@ -11,7 +11,7 @@ from aiohttp import web
 from click.testing import CliRunner
 from exact_answers import as_turn
 
-from assay.cli.traces import command as traces_command
+from assay.cli.main import group
 from assay.datasets import Task
 from assay.errors import FailureKind
 from assay.evaluation.stored import grade_rollout
@@ -224,7 +224,7 @@ def test_named_items_are_shown_with_their_texts(tmp_path: Path) -> None:
         for call in conversation():
             store.put_transition(rollout.id, call)
         store.flush()
-    shown = CliRunner().invoke(traces_command, ["show", "r1", "--store", store.url])
+    shown = CliRunner().invoke(group, ["traces", "show", "r1", "--store", store.url])
     assert shown.output.count("assistant: a1") == 1
     assert "user: \n" not in shown.output
     (_, second) = turns_of(conversation(), None, Budget())

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 import dspy
 
 from assay.api.record import opened_store, record
-from assay.api.traces import named_judge
 from assay.datasets import Task
 from assay.datasets.tasks import known_outputs, own_containers, task_key
 from assay.deployment.artifact import check_pinned, load_artifact
@@ -32,7 +31,7 @@ from assay.rubrics import Rubric
 from assay.rubrics.criteria import OutOfRange
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
-from assay.runs.rescoring import threads_for
+from assay.runs.rescoring import named_judge, threads_for
 from assay.runs.settings import StoredJudgeSettings
 from assay.runs.settings.store_options import StoredJudgeOptions
 from assay.sources.trust import trusts

@@ -235,7 +235,7 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
         return
     lines = list(report.lines())
     if not lines and report.none:
-        echo(report.none, err=True)
+        echo(spoken(report.none, names), err=True)
     for line in lines:
         if isinstance(line, str):
             (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))

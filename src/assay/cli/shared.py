@@ -68,7 +68,7 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-def require_coverage(data: Any) -> None:
+def require_coverage(data: Any, *, least: float | None = None) -> None:
     """Raises `LowCoverage` if a report in `data` has a coverage below `--min-coverage`. Call it after the report is
     printed.
 

@@ -26,6 +26,15 @@ COMMANDS = {
     "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
     "runs list": ("runs.ListRuns", "List the newest runs, one per line."),
     "runs show": ("runs.ShowRun", "Show one run: its settings, rollouts by phase and result."),
+    "traces list": ("traces.ListRollouts", "List the newest rollouts, one per line."),
+    "traces show": ("traces.ShowRollout", "Show one rollout with every LM call."),
+    "traces stats": ("traces.CountRollouts", "Counts, tokens and dollars of the recorded rollouts."),
+    "traces rate": ("traces.RateRollouts", "Rate one rollout from 0 to 1, or all that have no rating."),
+    "traces close": ("traces.CloseRollouts", "End the rollouts that a killed gateway left open."),
+    "traces score": ("scoring.ScoreRollouts", "Score stored rollouts by a rubric."),
+    "traces forget": ("traces.ForgetSubject", "Delete the data of one person."),
+    "traces import": ("traces.ImportRollouts", "Import OpenTelemetry spans, or an export of Langfuse or MLflow."),
+    "traces export": ("traces.ExportRollouts", "Export rollouts as OpenTelemetry spans."),
     "trust list": ("trust.ListTrusted", "List what is trusted."),
     "trust add": ("trust.AddTrust", "Trust the content of artifacts and files as it is now."),
     "trust remove": ("trust.RemoveTrust", "Remove trust."),
@@ -40,6 +49,7 @@ GROUPS = {
     "models": "List and fetch language models.",
     "rubric": "List what a rubric can use.",
     "runs": "List and inspect runs of commands: compile, evaluate, tune, …",
+    "traces": "List, inspect, rate, score, import, export and delete recorded rollouts.",
     "trust": """Manage which artifacts that others have compiled may run their code, and which project files are read.
 
     An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded

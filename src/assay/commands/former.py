@@ -26,13 +26,6 @@ from assay.runs.settings import (
     ServeSettings,
     SimulateSettings,
     StartSettings,
-    TracesCloseSettings,
-    TracesExportSettings,
-    TracesForgetSettings,
-    TracesImportSettings,
-    TracesListSettings,
-    TracesRateSettings,
-    TracesScoreSettings,
     TrainSettings,
     TuneSettings,
     ViewSettings,
@@ -62,13 +55,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "deploy advance": (AdvanceSettings,),
     "loop pool": (PoolSettings,),
     "loop install": (LoopInstallSettings,),
-    "traces list": (TracesListSettings,),
-    "traces rate": (TracesRateSettings,),
-    "traces close": (TracesCloseSettings,),
-    "traces import": (TracesImportSettings,),
-    "traces export": (TracesExportSettings,),
-    "traces forget": (TracesForgetSettings,),
-    "traces score": (TracesScoreSettings,),
 }
 
 

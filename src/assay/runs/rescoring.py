@@ -1,4 +1,4 @@
-"""Scores rollouts of the store by a rubric, for `assay.score_rollouts`.
+"""Scores rollouts of the store by a rubric, for `assay traces score`, deployments and loops.
 
 Judges run on several threads. Scores are written and counted in the order of the rollouts.
 """
@@ -6,47 +6,113 @@ Judges run on several threads. Scores are written and counted in the order of th
 import contextvars
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any
 
 from assay.datasets import Task
-from assay.errors import ConfigError
+from assay.evaluation import Progress, default_progress
 from assay.evaluation.progress import Advance
 from assay.evaluation.stored import Graded, grade_rollout, task_of
-from assay.models import LanguageModel, Meter
-from assay.models.limits import LAST_CALLS_S
+from assay.models import Call, LanguageModel, Meter, get_lm
+from assay.models.limits import LAST_CALLS_S, limited
+from assay.models.roles import Endpoint
 from assay.rubrics import Rubric, ScoreResult
+from assay.rubrics.loading import RubricSource
 from assay.rubrics.scoring import coverage_report
+from assay.runs.ending import cancelled_by_signals
+from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
+from assay.runs.opening import budgeted
 from assay.runs.preflight import preflight_scoring
+from assay.runs.scoring_settings import ScoringSettings
 from assay.traces import Recorder, Rollout, Store
+from assay.traces.records import NOT_AGENTS
+from assay.traces.store.listing import check_run
 
 _AHEAD = 4  # rollouts in progress per thread: how far others may run ahead of a slow one
 _READ_S = 0.2  # for judges to read their last answers
 _UNKNOWN = 4  # concurrent calls to a user's own client, which does not state its concurrency
 
 
-def threads_for(rubric: Rubric, threads: int | None = None) -> int:
-    """Number of rollouts that are scored at the same time.
+def named_judge(
+    settings: Any, meter: Meter, *, observers: Sequence[Callable[[Call], None]] = ()
+) -> LanguageModel | None:
+    """The model that settings, such as `StoredJudge`, name for a rubric's judges."""
+    if (model := settings.judge_model) is None:
+        return None
+    endpoint = Endpoint(settings.judge_api_base, settings.judge_api_key_env)
+    lm = get_lm(
+        model, temperature=JUDGE_TEMPERATURE, meter=meter, observers=list(observers), price=settings.price,
+        **endpoint.client(model),
+    )  # fmt: skip
+    return budgeted(lm, settings.judge_thinking, "judge_thinking")
+
+
+def score_stored(
+    store: Store,
+    rubric: RubricSource,
+    settings: ScoringSettings,
+    *,
+    runs: Sequence[str] = (),
+    agent: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Scores stored rollouts by a rubric, with step rewards. Returns the fields of a `ScoringReport`.
 
     Args:
-        threads: the number to use. None: the smallest concurrency of the judges' engines; 1 if no criterion has a
-            judge.
+        runs: only rollouts of these runs.
+        agent: only rollouts of this agent's versions.
     Raises:
-        ConfigError: `threads` is below 1.
+        ConfigError: a criterion needs a judge and no model is named for it.
+        DataError: there is no run of one of these names.
+        ModelError: a judge did not answer.
     """
-    if threads is not None:
-        if threads < 1:
-            raise ConfigError(f"threads={threads!r} must be at least 1", flag="--threads")
-        return threads
+    meter = Meter()
+    judge = named_judge(settings, meter)
+    measure, progress = load_rubric(rubric, judge_model=judge), default_progress(progress)
+    measure.require_judges()
+    at_once, name = settings.threads or threads_for(measure), f"{measure.name}@{measure.version}"
+    with cancelled_by_signals(meter), limited(settings.task_timeout):
+        for run_id in runs:
+            check_run(store, run_id)
+        states = _states(store, list(runs) or [None], agent)
+        ended = {key: scored_by for key, (status, scored_by) in states.items() if status in ("done", "failed")}
+        pending = [rollout_id for rollout_id, scored_by in ended.items() if settings.again or scored_by is None]
+        with progress.bar(f"score: {measure.name}", len(pending)) as advance:
+            scoring = _Rescoring(measure, store, advance, meter)
+            waiting = (store.rollout(rollout_id) for rollout_id in pending)
+            scoring.run(waiting, threads=at_once, preflight=settings.preflight)
+    skipped = [] if settings.again else [scored_by for scored_by in ended.values() if scored_by is not None]
+    known, usage = judge is not None or not measure.needs_judge, meter.usage  # judges with models of their own
+    spent = {"calls": usage.calls, "tokens": usage.tokens, "cost_usd": usage.known_cost_usd}
+    return {
+        **scoring.report(),
+        "rubric": name,
+        "skipped": len(skipped),
+        "skipped_of_other_rubrics": dict(Counter(rubric for rubric in skipped if rubric != name)),
+        "running": sum(status == "running" for status, _ in states.values()),
+        **(spent if known else dict.fromkeys(spent)),
+    }
+
+
+def _states(opened: Store, runs: Sequence[str | None], agent: str | None) -> dict[str, tuple[str, str | None]]:
+    """Status of each rollout, and the rubric that scored it."""
+    stored = (r for run in runs for r in opened.rollouts(run_id=run) if r.source not in ("outside", *NOT_AGENTS))
+    chosen = (r for r in stored if agent is None or (r.version or "").startswith(f"{agent}@"))
+    return {r.id: (r.status, r.rubric if r.score is not None else None) for r in chosen}
+
+
+def threads_for(rubric: Rubric) -> int:
+    """How many rollouts are scored at the same time: the smallest concurrency of the judges' engines; 1 if no criterion
+    has a judge."""
     lms = [lm for c in rubric.criteria if (lm := getattr(rubric.decider(c.name), "lm", None)) is not None]
     return min(
         (lm.recording.backend.concurrency if isinstance(lm, LanguageModel) else _UNKNOWN for lm in lms), default=1
     )
 
 
-class Rescoring:
+class _Rescoring:
     """Scores rollouts, writes the scores and counts them.
 
     Args:

@@ -9,7 +9,6 @@ from typing import Any, Unpack
 
 from assay.api.deploy.replay import replay
 from assay.api.judge.drift import replay_anchors
-from assay.api.traces import named_judge, score_rollouts
 from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.plan import JUDGE_DRIFT, Hook, Watch
@@ -30,6 +29,8 @@ from assay.errors import BudgetExceeded, ConfigError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
 from assay.models import Meter
 from assay.runs.loading import load_rubric
+from assay.runs.rescoring import named_judge, score_stored
+from assay.runs.scoring_settings import ScoringSettings
 from assay.runs.settings import AdvanceSettings
 from assay.runs.settings.store_options import StoredJudgeOptions
 from assay.sources.trust import trusts
@@ -231,7 +232,8 @@ def advance_deployment(
             return status_of(deployments, current.id, moment)
         measure = None
         if rubric is not None:
-            scores = score_rollouts(rubric, store=store, agent=current.agent, progress=progress, **options)
+            scoring = ScoringSettings(**{name: getattr(settings, name) for name in ("judge_model", *settings.OF_JUDGE)})
+            scores = score_stored(opened, rubric, scoring, agent=current.agent, progress=progress)
             for name, gap in scores["undecided"].items():
                 default_progress(progress).say(
                     f"{name} was not decided on {gap['n']} of {gap['of']}: {gap['reason']}. Checks that compare "

@@ -13,7 +13,6 @@ from assay.api.deploy.start import start_deployment
 from assay.api.deploy.status import advance_deployment, advanced
 from assay.api.improve.run import improve
 from assay.api.loop.state import loop_file
-from assay.api.traces import score_rollouts
 from assay.datasets import Task
 from assay.datasets.splits import load_tasks
 from assay.deployment.decisions import RUNNING
@@ -28,6 +27,8 @@ from assay.errors import BudgetExceeded, ConfigError, DataError, DeploymentError
 from assay.evaluation.progress import Progress, default_progress
 from assay.reports.markdown import with_interval
 from assay.runs.opening import artifact_place, home_of
+from assay.runs.rescoring import score_stored
+from assay.runs.scoring_settings import ScoringSettings
 from assay.runs.settings import AdvanceSettings
 from assay.runs.settings.loop import LoopSettings
 from assay.runs.settings.store_options import PoolOptions
@@ -356,10 +357,9 @@ class _Run:
 
     def _score(self) -> None:
         """Scores rollouts of production that have no score."""
-        score_rollouts(
-            self.settings.rubric, store=self.store, agent=self.agent, progress=self.progress,
-            **(self.settings.scoring or {}),
-        )  # fmt: skip
+        scoring = ScoringSettings(**(self.settings.scoring or {}))
+        with Store(self.store) as store:
+            score_stored(store, self.settings.rubric, scoring, agent=self.agent, progress=self.progress)
 
     def _report(self, action: str, reason: str, at: Position | None = None, *, dry_run: bool = False) -> LoopRunReport:
         active = self.deployments.active(self.agent)

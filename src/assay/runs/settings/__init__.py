@@ -30,13 +30,6 @@ from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSet
 from assay.runs.settings.traces import (
     OfRunSettings,
     StoredJudgeSettings,
-    TracesCloseSettings,
-    TracesExportSettings,
-    TracesForgetSettings,
-    TracesImportSettings,
-    TracesListSettings,
-    TracesRateSettings,
-    TracesScoreSettings,
 )
 from assay.runs.settings.train import TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
@@ -66,13 +59,6 @@ __all__ = [
     "StartSettings",
     "StoredJudgeSettings",
     "SuiteSettings",
-    "TracesCloseSettings",
-    "TracesExportSettings",
-    "TracesForgetSettings",
-    "TracesImportSettings",
-    "TracesListSettings",
-    "TracesRateSettings",
-    "TracesScoreSettings",
     "TrainSettings",
     "TuneSettings",
     "ViewSettings",

@@ -92,35 +92,6 @@ class PoolOptions(TypedDict, total=False):
     against: str | None
 
 
-class TracesListOptions(TypedDict, total=False):
-    """The keywords of `assay.api.rollouts.list_rollouts`."""
-
-    run_id: str | None
-    task_id: str | None
-    split: str | None
-    status: str | None
-    phase: str | None
-    program: str | None
-    source: str | None
-    failure: str | None
-    min_score: float | None
-    max_score: float | None
-    since: str | None
-    limit: int
-
-
-class TracesExportOptions(TypedDict, total=False):
-    """The keywords of `assay.api.rollouts.export_rollouts`."""
-
-    run_id: str | None
-    program: str | None
-    phase: str | None
-    since: str | None
-    tenants: Sequence[str]
-    content: bool
-    endpoint: str | None
-
-
 class StoredJudgeOptions(TypedDict, total=False):
     """The keywords of `assay.api.deploy.status.advance_deployment` and `assay.deployed` that name a model of judges."""
 
@@ -130,19 +101,3 @@ class StoredJudgeOptions(TypedDict, total=False):
     judge_api_key_env: str | None
     judge_thinking: int | str | None
     price: str | None
-
-
-class TracesScoreOptions(TypedDict, total=False):
-    """The keywords of `assay.api.traces.score_rollouts`."""
-
-    trust: bool
-    judge_model: str | None
-    judge_api_base: str | None
-    judge_api_key_env: str | None
-    judge_thinking: int | str | None
-    price: str | None
-    runs: Sequence[str]
-    again: bool
-    threads: int | None
-    task_timeout: float
-    preflight: bool

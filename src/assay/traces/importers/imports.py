@@ -7,7 +7,7 @@ that memory is bounded by the largest trace. Does not fetch traces from servers.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from assay.datasets.tasks import task_key
 from assay.errors import DataError, FailureKind
-from assay.support.reprs import ReportRepr
+from assay.support.report import Report
 from assay.support.settings import one_of
 from assay.traces.importers import genai, langfuse, mlflow, otlp
 from assay.traces.importers.chat import as_inputs
@@ -141,15 +141,22 @@ def _kind_of(row: Mapping[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ImportReport(ReportRepr):
+class ImportReport(Report):
     """Result of an import.
 
-    Args:
-        unchanged: Rollouts that were already in the store.
-        duplicates: Rows that were in the file twice.
-        repeated: The first 20 of them.
-        skipped: Number of other parts that were not imported.
-        reasons: The first 20 reasons for skipped parts.
+    Attributes:
+        run_id: id of the run in the store.
+        kind: `otlp`, `langfuse` or `mlflow`.
+        rollouts: imported rollouts.
+        unchanged: rollouts that were already in the store.
+        transitions: imported LM calls.
+        tool_calls: imported tool calls.
+        scored: rollouts with a score.
+        rated: rollouts with a human rating.
+        duplicates: rows that were in the file twice.
+        repeated: the first 20 of them.
+        skipped: number of other parts that were not imported.
+        reasons: the first 20 reasons for skipped parts.
     """
 
     run_id: str
@@ -165,8 +172,13 @@ class ImportReport(ReportRepr):
     skipped: int = 0
     reasons: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def lines(self) -> Iterator[str]:
+        shown = {name: value for name, value in vars(self).items() if name not in ("reasons", "repeated")}
+        yield from (f"{name:18} {value}" for name, value in shown.items())
+
+    def warnings(self) -> Iterator[str]:
+        yield from (f"duplicate: {place}" for place in self.repeated)
+        yield from (f"skipped: {reason}" for reason in self.reasons)
 
 
 def import_traces(store: Store, kind: str, path: str | Path, *, score: str | None = None) -> ImportReport:

@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import islice
@@ -26,9 +26,10 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from assay.errors import AssayError, ConfigError, MissingExtra, UnknownRollout
+from assay.support.numbers import counted
 from assay.support.package import __version__
 from assay.support.places import check_writable, writing
-from assay.support.reprs import ReportRepr
+from assay.support.report import Report
 from assay.support.scrubbing import add_secrets, error_text
 from assay.traces.export.restrictions import Leaving
 from assay.traces.otlp.metrics import metrics_request
@@ -384,11 +385,13 @@ class Exporter:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TracesExportReport(ReportRepr):
+class TracesExportReport(Report):
     """What was exported.
 
     Attributes:
         path: the file, or the address of the endpoint.
+        rollouts: rollouts that were exported.
+        transitions: their LM calls.
         withheld: rollouts that were left out: sealed, of other tenants or erased people, without consent, or with
             prompts that show such a task.
     """
@@ -398,8 +401,10 @@ class TracesExportReport(ReportRepr):
     transitions: int
     withheld: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def lines(self) -> Iterator[str]:
+        withheld = f"; {counted(self.withheld, 'rollouts')} left out (split, tenant or consent)"
+        exported = f"{counted(self.rollouts, 'rollouts')} with {counted(self.transitions, 'LM calls')}: {self.path}"
+        yield exported + (withheld if self.withheld else "")
 
 
 def export_traces(
