@@ -17,7 +17,7 @@ from assay.support.terminal import echo
 
 if TYPE_CHECKING:
     from assay.support.options import Option
-    from assay.support.report import Report
+    from assay.support.report import Report, Table
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _COLUMN = 26  # width of the names of options in help, one for all groups; a longer name has a line of its own
@@ -240,9 +240,19 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
         if isinstance(line, str):
             (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))
         else:
-            rich_console().print(line)
+            rich_console().print(_drawn(line))
     for line in report.warnings():
         echo(spoken(line, names), err=True)
+
+
+def _drawn(table: "Table") -> Any:
+    """A table of a report, for a terminal."""
+    from rich.table import Table as Drawn
+
+    drawn = Drawn(*table.header, title=table.title, title_justify="left", show_header=bool(table.header))
+    for row in table.rows:
+        drawn.add_row(*row, style="bold" if row[0] in table.strong else None)
+    return drawn
 
 
 def _flag(options: Mapping[str, "Option"], name: str) -> str:

@@ -12,7 +12,7 @@ from assay.errors import ConfigError
 from assay.runs.groups import JobSettings, OneSplit, Source, State
 from assay.support.numbers import counted
 from assay.support.options import Flag, function_of, options_of
-from assay.support.report import Report
+from assay.support.report import Report, Table
 
 if TYPE_CHECKING:
     from assay.evaluation import Gain
@@ -65,7 +65,7 @@ class CompareReport(Report):
         }
         return {**sides, **about, **spent, "stopped": self.a.stopped or self.b.stopped}
 
-    def lines(self) -> Iterator[Any]:
+    def lines(self) -> Iterator[str | Table]:
         from assay.datasets.rows import near_notes
         from assay.reports.markdown import models_text, with_interval
         from assay.runs.ending import advised
@@ -94,24 +94,21 @@ class CompareReport(Report):
         if data["test_openings"]:
             yield openings_line(data["test_openings"])
 
-    def _table(self, data: dict[str, Any]) -> Any:
-        from rich.table import Table
-
+    def _table(self, data: dict[str, Any]) -> Table:
         from assay.reports.markdown import figure, graded, tool_rows
 
         a, b = data["a"], data["b"]
-        table = Table("", "a", "b", title=f"{data['split']}, {counted(b['n'], 'tasks')}", title_justify="left")
-        table.add_row("program", a["program"], b["program"])
-        if a["state"] or b["state"]:
-            table.add_row("state", a["state"] or "–", b["state"] or "–")
-        table.add_row("model", a["model"], b["model"])
-        table.add_row("score", figure(a["score"]), figure(b["score"]), style="bold")
-        for name in b["criteria"]:
-            table.add_row(f"  {name}", graded(a, name), graded(b, name))
-        for row in tool_rows([a, b]):
-            table.add_row(*row)
-        table.add_row("failed, unscored", f"{a['failed']}, {a['unscored']}", f"{b['failed']}, {b['unscored']}")
-        return table
+        rows = [
+            ("program", a["program"], b["program"]),
+            *([("state", a["state"] or "–", b["state"] or "–")] if a["state"] or b["state"] else []),
+            ("model", a["model"], b["model"]),
+            ("score", figure(a["score"]), figure(b["score"])),
+            *((f"  {name}", graded(a, name), graded(b, name)) for name in b["criteria"]),
+            *tool_rows([a, b]),
+            ("failed, unscored", f"{a['failed']}, {a['unscored']}", f"{b['failed']}, {b['unscored']}"),
+        ]
+        title = f"{data['split']}, {counted(b['n'], 'tasks')}"
+        return Table(title=title, header=("", "a", "b"), rows=rows, strong=("score",))
 
 
 class ComparisonOutput(WithPage, JobOutput):

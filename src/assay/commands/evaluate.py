@@ -8,7 +8,7 @@ from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trustin
 from assay.errors import AssayError, BudgetExceeded, ModelError
 from assay.runs.groups import OneSplit, ProgramJob
 from assay.support.options import Flag, Share, function_of
-from assay.support.report import Report
+from assay.support.report import Report, Table
 
 if TYPE_CHECKING:
     from assay.datasets import Task
@@ -55,7 +55,7 @@ class EvaluationReport(Report):
             **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
-    def lines(self) -> Iterator[Any]:
+    def lines(self) -> Iterator[str | Table]:
         from assay.datasets.rows import near_notes
         from assay.reports.markdown import failure_lines, gap_lines, models_text
         from assay.runs.ending import advised
@@ -79,32 +79,29 @@ class EvaluationReport(Report):
         for note in [*data["notes"], *near_notes(data["data"]), *stopped]:
             yield f"note: {note}"
 
-    def _table(self, data: Mapping[str, Any]) -> Any:
-        from rich.table import Table
-
+    def _table(self, data: Mapping[str, Any]) -> Table:
         from assay.reports.markdown import graded, thinking_row, tool_rows, type_label
         from assay.support.numbers import calls_text, counted, figure, price
 
         result = data["result"]
+        score = "– (nothing could be scored)"
+        if result["score"] is not None:
+            score = "{:.3f}  95 % [{:.3f}, {:.3f}]".format(result["score"], *result["interval"])
+        types = result["task_types"] if len(result["task_types"]) > 1 else {}
+        thinking = result["thinking"]
+        rows = [
+            ("score", score),
+            *((f"  {name}", graded(result, name)) for name in result["criteria"]),
+            *((f"  {type_label(kind)}", figure(mean)) for kind, mean in types.items()),
+            *tool_rows([result]),
+            ("failed runs, unscored", f"{result['failed']}, {result['unscored']}"),
+            ("LM calls, with the preflight's", calls_text(data["calls"], data["cached"])),
+            *([("thinking tokens a run", thinking_row(thinking))] if thinking is not None else []),
+            ("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}"),
+        ]
         finished = f"{counted(result['n'], 'tasks')}{' finished' if data['stopped'] else ''}"
-        table = Table(title=f"{self.program} on {data['split']}, {finished}", title_justify="left", show_header=False)
-        if result["score"] is None:
-            table.add_row("score", "– (nothing could be scored)")
-        else:
-            low, high = result["interval"]
-            table.add_row("score", f"{result['score']:.3f}  95 % [{low:.3f}, {high:.3f}]", style="bold")
-        for name in result["criteria"]:
-            table.add_row(f"  {name}", graded(result, name))
-        for kind, mean in result["task_types"].items() if len(result["task_types"]) > 1 else ():
-            table.add_row(f"  {type_label(kind)}", figure(mean))
-        for row in tool_rows([result]):
-            table.add_row(*row)
-        table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
-        table.add_row("LM calls, with the preflight's", calls_text(data["calls"], data["cached"]))
-        if (thinking := result["thinking"]) is not None:
-            table.add_row("thinking tokens a run", thinking_row(thinking))
-        table.add_row("tokens, dollars", f"{data['tokens']:,}, {price(data['cost_usd'])}")
-        return table
+        title = f"{self.program} on {data['split']}, {finished}"
+        return Table(title=title, rows=rows, strong=() if result["score"] is None else ("score",))
 
 
 class EvaluationOutput(WithPage, Planned, JobOutput):

@@ -3,12 +3,29 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of a report, which the terminal, Markdown and HTML draw.
+
+    Attributes:
+        title: the line above it.
+        rows: the cells of each row, the name of the row first.
+        header: a cell for each column; none for a table of names and values.
+        strong: names of the rows that stand out.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    header: Sequence[str] = ()
+    strong: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -21,8 +38,8 @@ class Report(ReportRepr):
     def to_dict(self) -> dict[str, Any]:
         return {field.name: json_value(getattr(self, field.name)) for field in fields(self)}
 
-    def lines(self) -> Iterator[Any]:
-        """What people see of the report, in order: texts, and tables of Rich."""
+    def lines(self) -> Iterator[str | Table]:
+        """What people see of the report, in order."""
         yield from ()
 
     def warnings(self) -> Iterator[str]:

@@ -14,14 +14,14 @@ from typing import Any, BinaryIO
 
 from assay.errors import ConfigError
 from assay.support.numbers import counted
-from assay.support.report import Report
+from assay.support.report import Report, Table
 from assay.support.reprs import shortened
 from assay.support.scrubbing import fields
 from assay.support.values import json_text
 from assay.traces.export.export_pass import ExportPass
 from assay.traces.export.files import trl_files
 from assay.traces.export.selection import Turn, check_named, count_drawn, sealed_tasks
-from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig, gates_table, refuse_ungated, table_of
+from assay.traces.export.settings import ADVANTAGES, KINDS, ExportConfig, gates_table, refuse_ungated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt
@@ -75,15 +75,17 @@ class ExportReport(Report):
             "template": self.manifest.get("template"),
         }
 
-    def lines(self) -> Iterator[Any]:
+    def lines(self) -> Iterator[str | Table]:
         data, manifest = self.to_dict(), self.manifest
         yield gates_table(data["gates"])
         if data["balance"]["method"] != "none":
             before, after = data["balance"]["before"], data["balance"]["after"]
             cells = [(cell, str(before[cell]), str(after.get(cell, 0))) for cell in before]
-            yield table_of(f"balance: {data['balance']['method']}", ("rollouts of", "before", "after"), cells)
+            yield Table(
+                title=f"balance: {data['balance']['method']}", header=("rollouts of", "before", "after"), rows=cells
+            )
         title = f"{counted(self.rows, 'rows')} for {manifest['kind']} from {counted(data['rollouts'], 'rollouts')}"
-        yield table_of(title, (), list(_facts_of(data)))
+        yield Table(title=title, rows=list(_facts_of(data)))
         privacy = data["privacy"]
         yield from (f"note: {note}" for note in [*([privacy["note"]] if privacy.get("note") else []), *self.notes])
         yield str(self.path)

@@ -12,10 +12,9 @@ from typing import Any
 from assay.errors import AssayError, ConfigError, DataError
 from assay.models.defaults import DEFAULT_WEIGHTS
 from assay.support.numbers import counted
-from assay.support.report import Report
+from assay.support.report import Report, Table
 from assay.support.reprs import ReportRepr
 from assay.support.settings import one_of
-from assay.support.terminal import escaped
 from assay.traces.credit import RETURNS, returns
 from assay.traces.export.rendering import TOOL_FORMS
 from assay.traces.export.selection import Selection
@@ -144,30 +143,20 @@ class RefusedExport(Report):
     rows: int = 0
     gates: list[dict[str, Any]]
 
-    def lines(self) -> Iterator[Any]:
+    def lines(self) -> Iterator[str | Table]:
         yield gates_table(self.gates)
 
 
-def gates_table(gates: Sequence[Mapping[str, Any]]) -> Any:
+def gates_table(gates: Sequence[Mapping[str, Any]]) -> Table:
     """The gates with their values, as a table."""
     rows = [(g["gate"], format_value(g["value"]), format_value(g["required"]), _gate_text(g)) for g in gates]
-    return table_of("gates", ("gate", "value", "required", ""), rows)
+    return Table(title="gates", header=("gate", "value", "required", ""), rows=rows)
 
 
 def _gate_text(gate: Mapping[str, Any]) -> str:
     if not gate["passed"]:
         return f"{'FAILED' if gate['enforced'] else 'WARNING'}: {gate['missing']}"
     return f"passed; WARNING: {gate['warning']}" if gate.get("warning") else "passed"
-
-
-def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """A table of Rich; without columns it has no head."""
-    from rich.table import Table
-
-    table = Table(*columns, title=title, title_justify="left", show_header=bool(columns))
-    for row in rows:
-        table.add_row(*map(escaped, row))
-    return table
 
 
 _CURES = {  # advice by exclusion reason
