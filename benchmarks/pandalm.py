@@ -42,27 +42,32 @@ def rows(file: Path, count: int, seed: int) -> list[dict[str, str]]:
     return items
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("file", type=Path)
-parser.add_argument("--pairs", type=int, default=999)
-parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-parser.add_argument("--model", default="embedded/smollm2-135m")
-parser.add_argument("--optimizer", default="calibrate")
-arguments = parser.parse_args()
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--pairs", type=int, default=999)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--model", default="embedded/smollm2-135m")
+    parser.add_argument("--optimizer", default="calibrate")
+    arguments = parser.parse_args()
 
-for seed in arguments.seeds:
-    with tempfile.TemporaryDirectory() as folder:
-        labels = Path(folder) / "labels.jsonl"
-        labels.write_text("\n".join(json.dumps(row) for row in rows(arguments.file, arguments.pairs, seed)))
-        data = assay.compile_judge(
-            PairwiseJudge(),
-            labels=str(labels),
-            model=arguments.model,
-            seed=seed,
-            salt=f"seed {seed}",
-            optimizer=arguments.optimizer,
-            store=Path(folder) / ".assay" / "a.db",
-            progress=Lines(),
-        ).to_dict()
-    fields = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
-    print(json.dumps({"pairs": arguments.pairs, "seed": seed, **{name: data[name] for name in fields}}), flush=True)
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            labels = Path(folder) / "labels.jsonl"
+            labels.write_text("\n".join(json.dumps(row) for row in rows(arguments.file, arguments.pairs, seed)))
+            data = assay.compile_judge(
+                PairwiseJudge(),
+                labels=str(labels),
+                model=arguments.model,
+                seed=seed,
+                salt=f"seed {seed}",
+                optimizer=arguments.optimizer,
+                store=Path(folder) / ".assay" / "a.db",
+                progress=Lines(),
+            ).to_dict()
+        fields = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
+        print(json.dumps({"pairs": arguments.pairs, "seed": seed, **{name: data[name] for name in fields}}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

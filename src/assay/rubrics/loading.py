@@ -566,8 +566,17 @@ def _judge_of(entry: CriterionFile, folder: Path | None) -> JudgeSpec | None:
 
 
 def _resolve_use(judge: JudgeFile, folder: Path | None) -> JudgeFile:
-    """Makes the path in `use` relative to the rubric's folder."""
-    return judge.model_copy(update={"use": str((folder or Path()) / judge.use)}) if judge.use else judge
+    """Makes the path in `use` relative to the rubric's folder; a shipped judge has a path of its own."""
+    if not judge.use:
+        return judge
+    path = shipped_judge(judge.use) or (folder or Path()) / judge.use
+    return judge.model_copy(update={"use": str(path)})
+
+
+def shipped_judge(name: str) -> Path | None:
+    """File of a shipped judge, such as `sentiment`; None for any other name."""
+    path = CONTENT / "judges" / f"{name}.yaml"
+    return path if name.isidentifier() and path.is_file() else None
 
 
 def import_check(path: str, folder: Path | None = None) -> Check:
