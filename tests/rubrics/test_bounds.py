@@ -73,17 +73,6 @@ def test_toml_with_a_dotted_key_of_thousands_of_parts_is_refused_at_once(own_fol
     assert done.stdout.startswith("RubricError r.toml: a key has more than 16 dotted parts")
 
 
-@pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
-def test_dots_in_toml_strings_and_comments_are_allowed(own_folder: Path, quote: str) -> None:
-    dots = ".".join("abcdefghijklmnopqrstuvwxyz")
-    Path("r.toml").write_text(
-        f"# it's {dots}\n[[criteria]]\nname = 'a'\ntext = {quote}Is {dots} # 1.2 said?{quote} # {dots}\nweight = 1.5\n"
-    )
-    judge = load_rubric("r.toml").criteria[0].judge
-    assert judge is not None
-    assert dots in judge.text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
@@ -155,20 +144,6 @@ def test_bounded_patterns_match_like_unbounded_ones() -> None:
     assert checks.json_schema(TASK, {"answer": "ab"}, None, schema=schema).value == 1.0
     wrong = checks.json_schema(TASK, {"answer": "ac"}, None, schema=schema)
     assert (wrong.value, wrong.reason) == (0.0, "$.answer: 'ac' does not match '^[ab]+$'.")
-
-
-@pytest.mark.parametrize(
-    "more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}], ids=range(3)
-)
-@pytest.mark.timeout(120)
-def test_a_property_pattern_with_unbounded_backtracking_is_unscored(
-    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(schemas, "MATCH_TIMEOUT_S", 0.2)
-    with pytest.raises(NoGrade, match="took more than"):
-        checks.json_schema(
-            TASK, {"a" * 26 + "!": "x"}, None, schema={"patternProperties": {"^(a|a)*$": {"type": "string"}}, **more}
-        )
 
 
 def fits(schema: dict[str, Any], answer: Any) -> Grade:

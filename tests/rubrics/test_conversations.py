@@ -1,12 +1,11 @@
 """Checks of conversations: completion, and signals of the user's next message."""
 
-import math
 from typing import Any
 
 import pytest
 
 from assay.datasets.tasks import make_task
-from assay.rubrics import Criterion, Grade, NoGrade, Rubric, load_rubric
+from assay.rubrics import Criterion, Grade, NoGrade, Rubric
 from assay.rubrics.conversations import (
     completed,
     filled,
@@ -147,16 +146,6 @@ def test_a_judge_grades_a_turn_with_the_users_reaction() -> None:
     ).step_rewards(TASK, rollout)
     assert rewards == [{"helps": pytest.approx(0.025)}]
     assert predictions == [{"output": "Yes?", "earlier": "Hi", "reaction": "A table."}]
-
-
-def test_the_shipped_rubric_weighs_completion_and_takes_rewards_of_turns() -> None:
-    rubric = load_rubric("converse")
-    messages = [{"role": "user", "content": "a"}, {"role": "agent", "content": "b"}] * 2
-    done = {"outcome": {"day": "Friday", "people": "4"}, "ended": "done", "messages": messages}
-    assert rubric.score(TASK, done).value == 1.0
-    half = {**done, "outcome": {"day": "Friday"}}
-    assert rubric.score(TASK, half).value == pytest.approx(0.1)  # 1 * 0.5 of 5
-    assert math.isnan(rubric.score(TASK, half).grades["turns_used"])
 
 
 USER = {

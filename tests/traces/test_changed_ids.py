@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 
 from assay.traces import Rollout, Store
@@ -52,39 +51,11 @@ def results(**texts: str) -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in texts.items()]
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        [called("c1", "c2", "c3"), *results(c3="r3", c1="r1", c2="r2")],
-        [called("x1", "x2", "x3"), *results(x1="r1", x2="r2", x3="r3")],
-        [called("x1", "x2", "x3"), *results(x3="r3", x1="r1", x2="r2")],
-        [called("c1", "c2", "c3"), *results(x1="r1", x2="r2", x3="r3")],
-        [called("c1", "x2", "x3"), *results(c1="r1", x2="r2", x3="r3")],
-    ],
-)
-def test_results_belong_to_their_calls_in_order_where_ids_changed(tmp_path: Path, later: list[dict[str, Any]]) -> None:
-    rollout = run_of(tmp_path, asked(), asked(*later))
-    assert [(tool.name, tool.result) for tool in rollout.tools] == [("f", "r1"), ("g", "r2"), ("f", "r3")]
-
-
 def test_every_turn_gets_its_own_results(tmp_path: Path) -> None:
     first = [called("x1", "x2", "x3"), *results(x1="r1", x2="r2", x3="r3")]
     second = [*first, called("y1", "y2", "y3"), *results(y1="s1", y2="s2", y3="s3")]
     rollout = run_of(tmp_path, asked(), asked(*first, more=1), asked(*second))
     assert [tool.result for tool in rollout.tools] == ["r1", "r2", "r3", "s1", "s2", "s3"]
-
-
-def test_results_in_the_format_of_anthropic_are_matched_in_order(tmp_path: Path) -> None:
-    uses = [
-        {"type": "tool_use", "id": f"x{at}", "name": name, "input": {"a": 1} if name == "f" else {}}
-        for at, (_, name, _) in enumerate(CALLS)
-    ]
-    back = [{"type": "tool_result", "tool_use_id": f"x{at}", "content": f"r{at}"} for at in range(3)]
-    later = [{"role": "assistant", "content": uses}, {"role": "user", "content": back}]
-    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("f", "g")]
-    more = {"max_tokens": 9, "tools": tools}
-    rollout = run_of(tmp_path, {**asked(), **more}, {**asked(*later), **more}, path="/v1/messages")
-    assert [tool.result for tool in rollout.tools] == ["r0", "r1", "r2"]
 
 
 def test_a_result_that_is_missing_stays_missing(tmp_path: Path) -> None:

@@ -204,19 +204,6 @@ def test_settings_have_their_names_in_chat() -> None:
         )
 
 
-def test_reasoning_is_a_thought_and_its_tokens_are_counted_separately() -> None:
-    message = {"role": "assistant", "content": "42", "reasoning_content": "Six sevens."}
-    usage = {"prompt_tokens": 5, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
-    body = to_dialect("gemini", {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}, "m")
-    answer = answer_of("gemini", body)
-    assert (answer.text, answer.reasoning, answer.completion_tokens, answer.thinking_tokens) == (
-        "42",
-        "Six sevens.",
-        9,
-        6,
-    )
-
-
 @pytest.mark.model
 def test_the_embedded_model_itself_answers_in_this_dialect(embedded: str, tmp_path: Path) -> None:
     with Store(tmp_path / "s.db") as store:

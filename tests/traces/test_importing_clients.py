@@ -43,25 +43,6 @@ def logfire_stream(
 # -- logfire
 
 
-def test_a_stream_that_logfire_recorded_is_one_call(tmp_path: Path) -> None:
-    question = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
-    called = [{"type": "tool_call", "id": "c0", "name": "add", "arguments": {"a": 1}}]
-    answered = [
-        *question,
-        {"role": "assistant", "parts": called},
-        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c0", "response": "3"}]},
-    ]
-    spans = [
-        *logfire_stream(2, 0, question, called),
-        *logfire_stream(4, 5, answered, [{"type": "text", "content": "It is 3."}]),
-    ]
-    run = imported(tmp_path, [span(1, {"logfire.span_type": "span"}, parent=0, name="agent"), *spans])
-    assert [(t.prompt_tokens, t.completion_tokens, t.latency_ms) for t in run.transitions] == [(10, 3, 2000.0)] * 2
-    assert answer_of(run, 0)["tool_calls"] == [call("c0", a=1)]
-    assert answer_of(run, 1)["content"] == "It is 3."
-    assert [(tool.name, tool.result) for tool in run.tools] == [("add", "3")]
-
-
 def test_concurrent_and_interrupted_logfire_streams_are_separate_calls(tmp_path: Path) -> None:
     question = [{"role": "user", "parts": [{"type": "text", "content": "1+2?"}]}]
     (first_span, first_log), (second_span, second_log) = (

@@ -19,7 +19,6 @@ from assay.testing import scripted_lm
 from assay.traces import Store, acting_as
 from assay.traces.credit import AgentBaselines, Baseline, returns
 from assay.traces.export.settings import Gates
-from assay.traces.places import current_agent
 
 
 class Team(dspy.Module):  # type: ignore[misc]
@@ -100,17 +99,6 @@ def test_agents_are_refused_for_rows_of_whole_rollouts(store: Path, tmp_path: Pa
             exported(kind, store, tmp_path / kind, agents=["planner"], **options)
 
 
-def test_names_are_checked_and_nested() -> None:
-    with acting_as("planner"):
-        with acting_as("helper"):
-            assert current_agent() == "helper"
-        assert current_agent() == "planner"
-    assert current_agent() == ""
-    for wrong in ("", " ", "x" * 65, "a\nb", 3):
-        with pytest.raises(ConfigError, match="name="), acting_as(wrong):  # type: ignore[arg-type]
-            pass
-
-
 # Credit
 
 
@@ -128,20 +116,6 @@ def test_each_agent_is_compared_with_itself() -> None:
     baselines.add(second, of_second)
     assert baselines.advantages(first, of_first) == [0.5, 0.5]
     assert baselines.advantages(second, of_second) == [-0.5, -0.5, -0.5]
-
-
-def test_a_step_reward_of_one_agent_is_no_baseline_of_the_other() -> None:
-    """The planner's step reward of 0.4 is in its own return, and in no return of the solver after it.
-
-    Returns to go: 0.4 + 1 = 1.4 and 1 in the first rollout, 1 and 1 in the second one. The planner's mean is 1.2, so it
-    has +0.2 and -0.2; the solver's returns are equal, so it has exactly 0.
-    """
-    baselines = AgentBaselines(lambda: Baseline(leave_one_out=False, scale=False))
-    first, second, agents = returns([0.4, 1.0]), returns([0.0, 1.0]), ["planner", "solver"]
-    for credited in (first, second):
-        baselines.add(credited, agents)
-    assert baselines.advantages(first, agents) == pytest.approx([0.2, 0.0])
-    assert baselines.advantages(second, agents) == pytest.approx([-0.2, 0.0])
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

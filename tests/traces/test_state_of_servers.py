@@ -178,17 +178,6 @@ def test_what_is_not_on_record_leaves_the_rollout_unscored(more: dict[str, Any])
     assert (rollout.score, rollout.failure) == (None, FailureKind.RECORD)
 
 
-def test_items_of_every_kind_are_resolved_and_tool_calls_keep_their_results() -> None:
-    call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": "{}"}
-    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
-    first = {"dialect": "responses", "body": {"input": [{**user("one"), "id": "in_1", "type": "message"}]}}
-    result = {"type": "function_call_output", "call_id": "c1", "output": "3"}
-    second = {"dialect": "responses", "body": {"input": [named("in_1"), named("rs_1"), named("fc_1"), result]}}
-    _, full = full_requests([(first, response("resp_1", thought, call)), (second, {})])
-    assert full is not None
-    assert [m["role"] for m in chat_messages(full)] == ["user", "assistant", "tool"]
-
-
 @pytest.mark.parametrize("kept", [{"conversation": "conv_1"}, {"previous_response_id": "resp_1"}])
 def test_a_call_that_continues_an_unfinished_response_is_not_on_record(kept: dict[str, Any]) -> None:
     first = {"dialect": "responses", "body": {"input": "one", "background": True, "conversation": "conv_1"}}

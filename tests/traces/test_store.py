@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pydantic
 import pytest
 import sqlalchemy as sa
 
@@ -252,23 +251,6 @@ def test_a_files_statistics_are_those_of_the_store(tmp_path: Path) -> None:
     assert file_stats(tmp_path / "s.db") is None  # a newer store: opening it says so
 
 
-def test_changes_of_a_row_in_one_batch_are_all_made(store: Store) -> None:
-    rollout = Rollout(id="r", inputs={"q": "?"}, human_rating=0.5)
-    store.put_rollout(rollout)
-    rollout.prediction, rollout.human_rating = {"answer": "42"}, None
-    store.put_changes(rollout, without=["inputs"])
-    rollout.inputs, rollout.prediction, rollout.status = {}, {}, "done"
-    store.put_changes(rollout, without=["inputs", "prediction"])
-    store.flush()
-    stored = store.rollout("r")
-    assert (stored.inputs, stored.prediction, stored.status, stored.human_rating) == (
-        {"q": "?"},
-        {"answer": "42"},
-        "done",
-        0.5,
-    )
-
-
 @pytest.mark.postgres
 def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str) -> None:
     with Store(postgres_url) as store, store.engine.connect() as connection:
@@ -279,25 +261,6 @@ def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str
             .all()
         )
     assert any("rollouts_by_prefix" in line and "Scan" in line for line in plan)
-
-
-def test_a_row_that_is_written_again_is_built_once(store: Store) -> None:
-    conversions: list[str] = []
-
-    class Counted(pydantic.BaseModel):
-        @pydantic.model_serializer()
-        def told(self) -> str:
-            conversions.append("row")
-            return "told"
-
-    rollout = Rollout(inputs={"what": Counted()})
-    store.put_rollout(rollout, interim=True)
-    rollout.status = "done"
-    store.put_rollout(rollout)
-    store.flush()
-    assert conversions == ["row"]
-    stored = store.rollout(rollout.id)
-    assert (stored.status, stored.inputs) == ("done", {"what": "told"})
 
 
 def test_an_interim_row_has_the_fields_at_the_time_of_the_call(store: Store) -> None:
