@@ -154,7 +154,7 @@ def test_a_program_compared_with_an_artifact_uses_the_artifacts_model(
         requests.append((program, options.get("model")))
         return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}), called={"model": options.get("model")})
 
-    monkeypatch.setattr("assay.api.compare.evaluate", evaluated)
+    monkeypatch.setattr("assay.commands.compare.evaluate", evaluated)
     measured = json.loads((folder / "manifest.json").read_text())["model"]
     report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
     assert requests == [("p.py:P", measured), (str(folder), measured)]
