@@ -65,15 +65,14 @@ def trained(**options: Any) -> Any:
     return assay.train("triage.py:Triage", **{"data": "data.jsonl", "name": "x", "rename": {}, **SMALL, **options})
 
 
-@pytest.mark.model
-def test_check_without_grades_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+def test_check_without_grades_stops_training_before_weights_are_loaded(place: Path, model_name: str) -> None:
     with pytest.raises(RubricError, match="criterion 'right' could not be graded") as caught:
-        trained(rubric="r.yaml", model=embedded)
+        trained(rubric="r.yaml", model=model_name)
     assert "--rename label=intent" in caught.value.flag
     with pytest.raises(WeightsLoadedError):
-        trained(rubric="r.yaml", model=embedded, preflight=False)
+        trained(rubric="r.yaml", model=model_name, preflight=False)
     with pytest.raises(WeightsLoadedError):
-        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+        trained(rubric="r.yaml", model=model_name, rename={"label": "intent"})
 
 
 def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
@@ -81,28 +80,26 @@ def test_a_folder_without_a_model_cannot_be_trained(tmp_path: Path) -> None:
         load_policy(str(tmp_path))
 
 
-@pytest.mark.model
-def test_settings_without_effect_on_a_training_are_noted(place: Path, embedded: str) -> None:
+def test_settings_without_effect_on_a_training_are_noted(place: Path, model_name: str) -> None:
     lines: list[str] = []
     progress = SilentProgress()
     progress.say = lines.append  # type: ignore[method-assign]
     options = {"preflight": False, "sizes": {"train": 20, "gate": 5}, "progress": progress}
     judge = {"judge_model": "openai/x"}
     with pytest.raises(ConfigError, match="judge_model='openai/x' would have no effect"):
-        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"}, **options, **judge)
+        trained(rubric="r.yaml", model=model_name, rename={"label": "intent"}, **options, **judge)
     for monitor, model in ((None, {}), ("judged.yaml", judge)):
         lines.clear()
         with pytest.raises(WeightsLoadedError):
-            trained(rubric="r.yaml", monitor=monitor, model=embedded, rename={"label": "intent"}, **options, **model)
+            trained(rubric="r.yaml", monitor=monitor, model=model_name, rename={"label": "intent"}, **options, **model)
         notes = [line.split(" has no effect")[0] for line in lines if "no effect" in line]
         assert notes == ["note: sizes={'gate': 5}"]
 
 
-@pytest.mark.model
-def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+def test_unreachable_judge_stops_training_before_weights_are_loaded(place: Path, model_name: str) -> None:
     for watched in ({"rubric": "judged.yaml"}, {"rubric": "r.yaml", "monitor": "judged.yaml"}):
         with pytest.raises(ModelError, match="judge of 'nice' scored none"):
-            trained(model=embedded, rename={"label": "intent"}, **watched, **DEAD)
+            trained(model=model_name, rename={"label": "intent"}, **watched, **DEAD)
 
 
 @pytest.mark.slow

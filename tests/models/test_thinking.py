@@ -168,11 +168,10 @@ def test_a_provider_without_a_token_budget_names_the_effort_words() -> None:
         get_lm("openai/gpt-4o", api_key="k", num_retries=0)("hello", thinking="low")
 
 
-@pytest.mark.model
-def test_an_embedded_model_without_thinking_tags_is_refused(embedded: str) -> None:
+def test_an_embedded_model_without_thinking_tags_is_refused(model_name: str) -> None:
     for thinking in (64, "low", "off"):
         with pytest.raises(ConfigError, match="no thinking tags"):
-            get_lm(embedded, thinking=thinking)("hello")
+            get_lm(model_name, thinking=thinking)("hello")
 
 
 def test_a_custom_engine_must_declare_that_it_thinks() -> None:

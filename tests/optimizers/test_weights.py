@@ -346,7 +346,7 @@ def find_weights(path: Path) -> np.ndarray:
     return np.concatenate([value.ravel() for value in load_file(str(path / "adapter_model.safetensors")).values()])
 
 
-def test_missing_checkpoint_and_too_long_rows_are_reported(embedded: str, tmp_path: Path) -> None:
+def test_missing_checkpoint_and_too_long_rows_are_reported(model_name: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(4)])
     with pytest.raises(ConfigError, match="nothing to resume"):
         train_sft(path, "x", SFTSettings(), resume=True)
