@@ -88,16 +88,6 @@ def test_defaults_are_the_documented_ones() -> None:
     assert list(AgentParameters().model_dump().values()) == [2000, 0.7, 10, 0.5, 3]
 
 
-def test_temperature_reaches_every_call() -> None:
-    observed = []
-    lm = scripted_math()
-    script = lm.scripted.script
-    lm.scripted.script = lambda request: (observed.append(request.config.temperature), script(request))[1]
-    run(math(temperature=1.3), lm)
-    assert set(observed) == {1.3}
-    assert len(observed) == 4  # decide, call, decide, answer
-
-
 def test_max_steps_1_answers_without_a_tool() -> None:
     prediction = run(math(max_steps=1), scripted_math())
     assert prediction.steps == []
@@ -130,27 +120,6 @@ def test_a_forced_decision_is_demonstrated() -> None:
         agent(question="1 + 1?")
         actions = [output.action for predictor, _, output in dspy.settings.trace if predictor is agent.decide]
     assert actions == ["calculator", "answer"]
-
-
-def test_reasoning_depth_raises_the_budget_and_then_adds_reviews() -> None:
-    def budget(depth: int) -> tuple[int, int]:
-        lengths = []
-        lm = scripted_math()
-        script = lm.scripted.script
-
-        def watch(request: Any) -> str:
-            thought = request.config.response_format["schema"]["properties"].get("thought")
-            lengths.append(thought["maxLength"] if thought else 0)
-            return script(request)
-
-        lm.scripted.script = watch
-        run(math(reasoning_depth=depth), lm)
-        return max(lengths), len(lengths)
-
-    budgets = [budget(depth) for depth in range(1, 11)]
-    assert [length for length, _ in budgets] == sorted({length for length, _ in budgets})
-    assert budgets[0] == (0, 4)
-    assert [calls for _, calls in budgets] == [4] * 5 + [5] * 5  # one review from depth 6 on
 
 
 def test_the_oldest_observations_are_dropped_first_and_the_task_never(embedded: str) -> None:

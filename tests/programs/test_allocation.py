@@ -73,20 +73,6 @@ def test_programs_say_whether_their_model_gives_probabilities(logprobs: bool) ->
     assert len(calls) == (2 if logprobs else 1)
 
 
-@pytest.mark.parametrize("program", [Classify(["happy", "sad"], thinking=64), MathQA(thinking=64)])
-def test_a_server_that_ignores_the_request_for_probabilities_does_not_end_thinking(program: Any) -> None:
-    thoughts: list[bool] = []
-
-    def answer(request: Any) -> Any:
-        thoughts.append("thought" in request.config.response_format["schema"]["properties"])
-        return '{"thought": "a thought", "label": "sad", "action": "answer", "answer": "2"}'
-
-    program.policy = ThinkingPolicy(probe_margin=0.5)
-    with dspy.context(lm=scripted_lm(answer, logprobs=True)):
-        program(**{program.input_names[0]: "1 + 1"})
-    assert thoughts[:2] == [False, True]
-
-
 def test_thinking_ends_once_the_choice_is_stable() -> None:
     ask, asked = rounds(["a", "b", "b", "b"])
     thought = think(ThinkingPolicy(stable=2, piece=16), 64, ask)
@@ -221,24 +207,6 @@ def test_an_answer_is_the_same_as_itself(answer: Any) -> None:
 def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(values)) if "margin" not in values else "fields"):
         ThinkingPolicy.of(values)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"probe_margin": "0.5"},
-        {"probe_margin": True},
-        {"confidence": float("nan")},
-        {"posterior": None},
-        {"posterior": "high"},
-        {"samples": None},
-        {"piece": None},
-    ],
-)
-def test_values_of_a_wrong_type_are_refused_with_the_rule(values: dict[str, Any]) -> None:
-    (name,) = values
-    with pytest.raises(ConfigError, match=f"^{name}=.* must be an? (number|integer) of "):
-        ThinkingPolicy(**values)
 
 
 def test_a_policy_is_part_of_the_program_state() -> None:

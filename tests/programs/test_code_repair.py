@@ -2,9 +2,7 @@
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -303,34 +301,6 @@ def test_the_rubric_scores_a_mutant_without_configuration() -> None:
 def test_an_artifact_state_rebuilds_the_limits() -> None:
     program = load_program("code_repair", config=CodeRepair(timeout_s=3, memory_mb=128, isolation="none").config)
     assert (program.timeout_s, program.memory_mb, program.isolation) == (3, 128, "none")
-
-
-def test_code_repair_runs_with_a_dspy_lm_of_an_openai_compatible_server() -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            prompt = str(request["messages"])
-            fields = {"new_line": "result = 0"} if "new_line" in prompt else {"thought": "", "line": 2}
-            message = {"role": "assistant", "content": json.dumps(fields)}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
-            body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "choices": [choice]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        lm = dspy.LM("openai/m", api_base=f"http://127.0.0.1:{server.server_port}/v1", api_key="none", cache=False)
-        assert repaired(lm, FIXED.replace("= 0", "= 1")).code == FIXED
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_policy_probes_the_line_before_it_thinks() -> None:

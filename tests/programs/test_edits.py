@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.shipped.programs.code_repair.edits import Edit, applied, excerpt, functions_of, replacement_of
+from assay.shipped.programs.code_repair.edits import Edit, applied, functions_of, replacement_of
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,6 @@ def test_an_edit_gets_the_indentation_of_its_line(edit: Edit, expected: str) -> 
 
 def test_line_endings_stay_as_they_are() -> None:
     assert applied("a = 1\r\nb = 2\r\n", Edit(1, "a = 3\nc = 4")) == "a = 3\r\nc = 4\r\nb = 2\r\n"
-
-
-def test_an_excerpt_offers_lines_with_code() -> None:
-    source = '"""Doc."""\n\n# note\ndef f(x):\n    """Doc\n    more."""\n    return x\n'
-    assert excerpt(source, 1000).choices == (4, 7)
-    assert excerpt(source, 1000).whole
-    short = excerpt(source, 30)
-    assert short.text == "4: def f(x):\n…\n7:     return x"
-    assert excerpt("(", 10).choices == (1,)
-    assert excerpt("# only\n", 100).choices == (1, 2)
 
 
 def test_functions_of_a_source_are_named_with_their_class() -> None:

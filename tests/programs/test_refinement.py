@@ -11,7 +11,6 @@ import assay
 from assay.errors import ConfigError, ProgramError
 from assay.programs import AgentParameters, MathQA, Refine, program_state
 from assay.programs.parameters import review_rounds
-from assay.programs.refinement import Halting
 from assay.rubrics import Criterion, Grade, NoGrade, Rubric
 from assay.rubrics.steps import refinement_gain
 from assay.testing import scripted_lm
@@ -113,27 +112,6 @@ def test_a_revision_that_fails_keeps_the_best_answer() -> None:
     result = run(lm)
     assert result.answer == "a"
     assert "the revision failed" in result.rounds[-1]["reason"]
-
-
-def test_expected_gains_are_fitted_and_end_rounds_that_are_not_worth_it() -> None:
-    def rounds(*probabilities: float) -> list[dict[str, Any]]:
-        return [{"probability": value} for value in probabilities]
-
-    halting = Halting()
-    halting.fit([rounds(0.1, 0.5), rounds(0.1, 0.3), rounds(0.7, 0.7), rounds(0.7, 0.6)])
-    # gains .4, .2 in bin 0 and 0, 0 in bin 3; the mean .15 counts as two more runs
-    assert halting.expected(0, 0.15) == pytest.approx((0.4 + 0.2 + 2 * 0.15) / 4)
-    assert halting.expected(0, 0.7) == pytest.approx((0 + 0 + 2 * 0.15) / 4)
-    assert halting.expected(0, 0.5) == pytest.approx(0.15)
-    assert halting.expected(1, 0.5) is None
-    refine = Refine(dspy.Predict("question -> answer"), by_length, min_gain=0.1)
-    refine.set_parameters({"reasoning_depth": 6})
-    refine.halting.gains = halting.gains
-    for answer, calls in (("a", 2), ("a" * 7, 1)):
-        lm = answering(answer, "bb")
-        with dspy.context(lm=lm):
-            refine(question="why?")
-        assert lm.scripted.calls == calls
 
 
 def test_fitted_gains_are_part_of_the_state_and_the_verifier_is_not() -> None:
