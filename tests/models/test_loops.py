@@ -68,22 +68,6 @@ def test_the_parts_in_which_a_text_arrives_make_no_difference(text: str, cuts: l
     assert parts.words == whole.words
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Then the next number is {}, so we add it to the total and continue with the next one.",
-        "Wait, let me check {} again.",
-        "Step {} of the proof uses the same lemma as the step before it.",
-    ],
-)
-def test_a_loop_that_counts_is_found_by_the_groups_that_it_reuses(line: str) -> None:
-    text = " ".join(line.format(number) for number in range(200))
-    loop = find_loop(text)
-    assert loop is not None
-    assert loop.kind == "reuse"
-    assert find_loop(" ".join(line.format(number) for number in range(8))) is None
-
-
 def test_a_ruled_line_and_an_empty_table_are_no_loops() -> None:
     assert find_loop("=" * 5000) is None
     assert find_loop("| " + " | ".join("-" * 3 for _ in range(12)) + " |\n") is None

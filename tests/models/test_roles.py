@@ -78,21 +78,6 @@ def test_each_role_uses_its_own_server_and_key_and_no_key_is_stored(tmp_path: Pa
     assert not [key for key in KEYS.values() if key.encode() in text]
 
 
-def test_a_local_server_needs_no_key_and_serves_the_judge_too(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    (tmp_path / "r.yaml").write_text(RUBRIC)
-    (tmp_path / "j.yaml").write_text(JUDGE)
-    upstream = ScriptedUpstream()
-    with served(upstream.app()) as address:
-        report = assay.evaluate(
-            dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=rows(tmp_path), model="openai/m",
-            judge_model="openai/j",
-            api_base=f"{address}/v1", prompt_format="json",
-        )  # fmt: skip
-    assert report.to_dict()["result"]["failed"] == 0
-    assert upstream.calls >= 4  # two tasks, each answered and judged
-
-
 def test_unused_settings_do_not_change_a_jobs_key() -> None:
     config = CompileSettings(program="p", rubric="r", data="d")
     assert config.key == CompileSettings(program="p", rubric="r", data="d", api_key_env="X", judge_api_key_env="Y").key

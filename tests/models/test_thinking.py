@@ -20,7 +20,6 @@ VLLM = {"/v1/models": {"data": [{"id": "q", "owned_by": "vllm"}]}}
 LLAMA = {"/v1/models": {"data": [{"id": "q", "owned_by": "llamacpp"}]}, "/props": {"chat_template": "<think>{{x}}"}}
 LLAMA_PLAIN = {**LLAMA, "/props": {"chat_template": "{{ messages }}"}}
 UNKNOWN = {"/v1/models": {"data": [{"id": "q", "owned_by": "somebody"}]}}
-MESSAGE = {"role": "assistant", "content": "5", "reasoning_content": "2+3"}
 CHAT = {
     "id": "1",
     "object": "chat.completion",
@@ -100,17 +99,6 @@ def sent(name: str, thinking: Any, pages: dict[str, Any], path: str = "/v1") -> 
         )
         lm("What is 2+3?", thinking=thinking)
         return place.bodies[-1], calls[-1]
-
-
-@pytest.mark.parametrize("name", ["openai/q", "hosted_vllm/q"])
-@pytest.mark.parametrize(("thinking", "tokens"), [(64, 64), ("low", 2048), (10**6, 10**6)])
-def test_vllm_gets_its_budget_field(name: str, thinking: Any, tokens: int) -> None:
-    body, call = sent(name, thinking, VLLM)
-    assert body["thinking_token_budget"] == tokens
-    assert "chat_template_kwargs" not in body
-    assert call.thinking_tokens == 7  # recorded apart, as part of the completion tokens
-    assert call.completion_tokens == 9
-    assert budget_of(call.request) == tokens
 
 
 def test_off_is_sent_to_vllm_as_no_tokens_and_to_the_template() -> None:

@@ -334,18 +334,6 @@ def test_trainset_and_valset_are_the_splits_and_the_others_come_from_what_is_lef
     assert splits["gate"] | splits["test"] == set(keys[16:40])
 
 
-def test_splits_without_rows_are_an_error_that_says_how_many_they_need(place: Path) -> None:
-    lm = scripted_lm(script)
-    for given in ({"trainset": ROWS[:9], "valset": ROWS[9:]}, {"data": {"train": ROWS[:9], "val": ROWS[9:]}}):
-        with pytest.raises(AssayError, match=r"gate, test.*\b6 rows"):
-            compiled(Own(), lm, **{"data": None, **given})
-    with pytest.raises(ConfigError, match="twice"):
-        compiled(Own(), lm, trainset=ROWS, data={"train": ROWS, "val": ROWS})
-    assert lm.scripted.calls == 0
-    report = compiled(Own(), data=None, trainset=ROWS[:9], valset=ROWS[9:20], gate=False, test=False)
-    assert report.to_dict()["candidates"][1]["val_score"] == 1.0
-
-
 def test_rows_of_named_splits_may_overlap_repeat_or_come_from_generators(place: Path) -> None:
     tasks = [assay.datasets.make_task(row).key for row in ROWS]
     given = {"trainset": iter(ROWS[:12] + ROWS[:4]), "valset": (row for row in ROWS[8:20]), "data": iter(ROWS)}
@@ -378,23 +366,6 @@ def test_splits_have_the_names_of_other_libraries_too(place: Path) -> None:
     data = {"train": ROWS[:10], "validation": ROWS[10:16], "gate": ROWS[16:28], "test": ROWS[28:40]}
     splits = split_questions(compiled(Own(), sizes={}, data=data))
     assert {name: len(keys) for name, keys in splits.items()} == {"train": 10, "val": 6, "gate": 12, "test": 12}
-
-
-@pytest.mark.parametrize(
-    ("function", "keyword", "typed"),
-    [
-        (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
-        (assay.evaluate, "metric", "rubric="), (assay.compare, "devset", "data={'val'"),
-        (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
-        (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
-        (assay.compile, "metric", "rubric="), (assay.compile, "student", "program="),
-        (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
-    ],
-)  # fmt: skip
-def test_keywords_of_dspy_are_answered_with_what_to_type(function: Any, keyword: str, typed: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        function(**{keyword: ROWS})
-    assert typed in str(caught.value)
 
 
 def test_the_command_line_takes_splits_as_files(place: Path) -> None:

@@ -84,18 +84,6 @@ def test_wrong_settings_are_refused_with_the_valid_ones(
         compiled(tmp_path, **options)
 
 
-def test_all_errors_of_a_judge_file_are_reported_with_lines(tmp_path: Path) -> None:
-    (tmp_path / "j.yaml").write_text("text: Which mood?\nscale: [negative, neutral, positive]\nshow: [output]\n")
-    with pytest.raises(assay.AssayError, match=r"j\.yaml:3: unknown key 'show'.*Did you mean 'shows'"):
-        assay.load_judge(tmp_path / "j.yaml")
-    (tmp_path / "j.yaml").write_text(
-        "text: Which mood?\nscale: [negative, neutral, positive]\nshows: [output]\nanchors: {negative: unkind}\n"
-    )
-    judge = assay.load_judge(tmp_path / "j.yaml")
-    assert judge.labels == ("negative", "neutral", "positive")
-    assert "'negative' means: unkind" in judge.decide.signature.instructions
-
-
 def test_judge_module_of_the_user_is_compiled(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from assay.judges import PointwiseJudge\nmood = PointwiseJudge('Is it kind?', shows=('output',))\nnumber = 4\n"

@@ -159,16 +159,6 @@ def test_commands_say_that_an_artifact_is_unproven(tmp_path: Path, monkeypatch: 
     assert any("unproven" in line for line in progress.lines)
 
 
-def test_a_report_says_that_its_artifact_is_unproven(tmp_path: Path) -> None:
-    data = compiled(tmp_path, 10).to_dict()
-    options = {"rubric": tmp_path / "r.yaml", "data": ROWS, "sizes": SIZES, "store": tmp_path / "a.db"}
-    notes = {
-        name: assay.evaluate(data[name], lm=scripted_lm(taught(10)), **options).to_dict()["notes"]
-        for name in ("artifact", "unproven")
-    }
-    assert [any("unproven" in note for note in notes[name]) for name in notes] == [False, True]
-
-
 def test_a_failed_optimizer_ends_the_command_with_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

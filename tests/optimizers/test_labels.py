@@ -80,18 +80,6 @@ def conversations(path: Path, *rows: Any) -> Path:
     return path
 
 
-def test_conversation_ends_at_the_last_assistant_turn_and_requires_one(tmp_path: Path) -> None:
-    path = conversations(
-        tmp_path / "d.jsonl", {"messages": [*TALK, {"role": "user", "content": "Thanks."}], "task": "a"}
-    )
-    (row,) = read_sft(path, min_quality=0.8, eval_fraction=0.0, seed=0).train
-    assert (row["prompt"], row["completion"], row["whole"]) == (TALK[:4], TALK[4:], True)
-    with pytest.raises(DataError, match=r"e\.jsonl:1: 'messages' must have an assistant's answer"):
-        read_sft(
-            conversations(tmp_path / "e.jsonl", {"messages": TALK[:2]}), min_quality=0.8, eval_fraction=0.0, seed=0
-        )
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -293,17 +293,3 @@ def test_stock_dspy_optimizers_compile_an_agent(optimizer: Any) -> None:
     with dspy.context(lm=scripted_lm(lambda request: json.dumps({"label": "a"}))):
         compiled = optimizer.compile(Classify(["a", "b"]), trainset=examples)
         assert compiled(text="another").label == "a"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"temprature": 0.4}, "Did you mean 'temperature'"),
-        ({"temperature": 9}, "temperature=9 must be between 0.1 and 2"),
-        ({"max_steps": True}, "max_steps=True must be a number"),
-    ],
-)
-def test_the_constructor_refuses_what_of_refuses(values: dict[str, Any], message: str) -> None:
-    for build in (lambda: AgentParameters(**values), lambda: AgentParameters.of(values)):
-        with pytest.raises(ParameterError, match=message):
-            build()

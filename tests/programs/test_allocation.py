@@ -60,19 +60,6 @@ def test_an_engine_without_probabilities_is_not_probed_in_vain() -> None:
     assert asked == [(0, ""), (16, "")]
 
 
-@pytest.mark.parametrize("logprobs", [True, False])
-def test_programs_say_whether_their_model_gives_probabilities(logprobs: bool) -> None:
-    calls: list[Any] = []
-
-    def answer(request: Any) -> Any:
-        calls.append(request)
-        return '{"thought": "a thought of some length", "label": "sad"}'
-
-    with dspy.context(lm=scripted_lm(answer, logprobs=logprobs)):
-        Classify(["happy", "sad"], thinking=64, policy={"probe_margin": 1.0})(text="x")
-    assert len(calls) == (2 if logprobs else 1)
-
-
 def test_thinking_ends_once_the_choice_is_stable() -> None:
     ask, asked = rounds(["a", "b", "b", "b"])
     thought = think(ThinkingPolicy(stable=2, piece=16), 64, ask)
@@ -216,17 +203,6 @@ def test_a_policy_is_part_of_the_program_state() -> None:
     assert restore_program("math_qa", {}, state).policy == policy
     assert MathQA(thinking="auto").thinking_policy == AUTO
     assert MathQA().thinking_policy == ThinkingPolicy()
-
-
-def test_sampling_stops_once_the_answer_is_sure_and_keeps_one_trace() -> None:
-    answers = iter(["sad", "happy", "sad", "sad", "sad", "sad", "sad"])
-    lm = scripted_lm(lambda request: f'{{"label": "{next(answers)}"}}')
-    agent = Classify(["happy", "sad"], policy={"samples": 20, "posterior": 0.9})
-    with dspy.context(lm=lm, trace=[]):
-        assert agent(text="I lost my dog").label == "sad"
-        # Beta(v + 1, 2): 4 to 1 gives 1 - 7/64 = 0.89, 5 to 1 gives 1 - 8/128 = 0.94
-        assert lm.scripted.calls == 6
-        assert len(dspy.settings.trace) == 1
 
 
 def test_samples_differ_in_the_cache_key() -> None:

@@ -1,7 +1,6 @@
 """The shipped program `code_repair`: edits by line, tested in the sandbox, by models that are weak or hostile."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,17 +300,3 @@ def test_the_rubric_scores_a_mutant_without_configuration() -> None:
 def test_an_artifact_state_rebuilds_the_limits() -> None:
     program = load_program("code_repair", config=CodeRepair(timeout_s=3, memory_mb=128, isolation="none").config)
     assert (program.timeout_s, program.memory_mb, program.isolation) == (3, 128, "none")
-
-
-def test_a_policy_probes_the_line_before_it_thinks() -> None:
-    asked: list[str] = []
-
-    def script(request: Any) -> Any:
-        asked.append(str(re.search(r"Reply with: ([\w:…, ]+)", str(request))[1]))  # type: ignore[index]
-        return "new_line: result += value" if "new_line" in asked[-1] else {"4": 0.9, "2": 0.1}
-
-    code = FIXED.replace("+=", "-=")
-    program = CodeRepair(policy={"probe_margin": 0.5}, prompt_format="lean")
-    result = repaired(scripted_lm(script, logprobs=True), code, program=program)
-    assert result.code == FIXED
-    assert asked == ["line: …", "new_line: …"], "the margin is 0.8, so there is no thought"

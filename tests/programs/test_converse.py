@@ -160,42 +160,6 @@ def test_the_users_prompts_are_no_part_of_the_program() -> None:
     assert {name for name, _ in program.named_predictors()} == {"note", "choose", "ask", "say", "review"}
 
 
-def test_long_conversations_drop_their_oldest_turns_from_the_prompt() -> None:
-    lengths = []
-
-    def counting(request: Any) -> str:
-        if "about" in request.config.response_format["schema"]["properties"]:
-            lengths.append(len(request.messages))
-        return json.dumps({"about": "day", "question": "Well?", "field": "none", "value": ""} | {})
-
-    def narrow(request: Any) -> str:
-        asks = request.config.response_format["schema"]["properties"]
-        answer = json.loads(counting(request))
-        return json.dumps({name: answer[name] for name in asks})
-
-    for limit in (5000, 100):
-        lengths.append(0)
-        program = Converse(user=Endless())
-        program.set_parameters({"max_steps": 8, "context_length": limit})
-        run(scripted_lm(narrow), program)
-    wide, short = lengths[1 : lengths.index(0, 1)], lengths[lengths.index(0, 1) + 1 :]
-    assert max(wide) >= 15  # a system message, seven turns of two messages, and the last one
-    assert max(short) <= 2
-
-
-def test_a_turn_with_a_real_user_continues_from_the_history() -> None:
-    lm = scripted_lm(clerk)
-    talk = {"service": INPUTS["service"], "form": INPUTS["form"]}
-    first = run(lm, inputs={**talk, "message": "A table, please."})
-    assert (first.reply, first.outcome, first.finished) == ("What is the day?", {}, False)
-    history = dspy.History(messages=first.history)
-    second = run(lm, inputs={**talk, "message": "It is Friday.", "history": history, "outcome": first.outcome})
-    assert second.outcome == {"day": "Friday"}
-    third = run(lm, inputs={**talk, "message": "It is 4.", "history": second.history, "outcome": second.outcome})
-    assert third.finished
-    assert "people: 4" in third.reply
-
-
 def test_reviews_follow_the_depth() -> None:
     asked = []
 

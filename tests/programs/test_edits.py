@@ -2,24 +2,7 @@
 
 import pytest
 
-from assay.shipped.programs.code_repair.edits import Edit, applied, functions_of, replacement_of
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("return x", "return x"),
-        ("    return x\n", "    return x"),
-        ("3: return x", "return x"),
-        ("  3:     return x", "    return x"),
-        ("```python\nreturn x\n```", "return x"),
-        ("`return x`", "return x"),
-        ("x = {3: 4}", "x = {3: 4}"),
-        ("30: x", "30: x"),
-    ],
-)
-def test_a_replacement_is_read_without_its_wrapping(text: str, expected: str) -> None:
-    assert replacement_of(text, 3) == expected
+from assay.shipped.programs.code_repair.edits import Edit, applied, functions_of
 
 
 @pytest.mark.parametrize(

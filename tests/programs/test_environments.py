@@ -17,10 +17,10 @@ from assay.programs import (
     EnvironmentAgent,
     EnvironmentStep,
 )
-from assay.rubrics import Criterion, NoGrade, Rubric
+from assay.rubrics import Criterion, Rubric
 from assay.rubrics.environments import episode_ended, episode_reward, step_reward, valid_actions
 from assay.testing import scripted_lm
-from assay.traces import Rollout, Store, Transition
+from assay.traces import Store
 
 
 class Listed(Corridor):
@@ -221,19 +221,3 @@ def test_an_environment_that_always_fails_is_found_before_a_job(tmp_path: Any) -
     evaluation = evaluated(Raises, DOOR, tmp_path).evaluation
     assert evaluation.unscored == 3
     assert "the environment Raises" in str(evaluation.why_unscored)
-
-
-def test_steps_of_other_calls_are_not_rewarded() -> None:
-    rollout = Rollout(prediction={"steps": [{"reward": -2.0, "call": 1}, {"reward": 0.5, "call": 3}]})
-    task = Task(id="1", inputs={})
-
-    def grade(t: int, **options: Any) -> Any:
-        transition = Transition(t=t, model="m", request={})
-        return step_reward(task, {"transition": transition}, rollout, **options).value
-
-    assert grade(3) == 0.5
-    assert grade(3, scale=2.0) == 0.25
-    assert grade(1) == 0
-    assert grade(1, losses=True, scale=4.0) == 0.5
-    with pytest.raises(NoGrade):
-        grade(0)

@@ -15,10 +15,9 @@ from assay.errors import DataError, EnvironmentFailed
 from assay.programs import EnvironmentAgent, Experimenter, InvalidAction, NimPlayer
 from assay.rubrics import NoGrade
 from assay.shipped.programs.experiment.checks import feasible_plans
-from assay.shipped.programs.experiment.program import Oven
 from assay.shipped.programs.nim.checks import nim_won
 from assay.shipped.programs.nim.program import Nim
-from assay.shipped.programs.nim.rules import NimRules, best_take, nim_problem
+from assay.shipped.programs.nim.rules import NimRules, nim_problem
 from assay.testing import scripted_lm
 
 
@@ -32,22 +31,6 @@ def answering(actions: Any) -> Any:
 
 
 # Nim
-
-
-def perfectly(request: Any) -> str:
-    """A model that plays the best move."""
-    left = int(request.messages[-1].text.split(" stick")[0].split()[-1].split("\n")[-1])
-    return json.dumps({"action": str(best_take(left, 3) or 1)})
-
-
-@pytest.mark.parametrize("skill", [0.0, 0.5, 1.0])
-def test_the_best_moves_win_every_game_of_the_data(skill: float) -> None:
-    tasks = load_tasks(f"nim:size=30&seed=2&skill={skill}")
-    with dspy.context(lm=scripted_lm(perfectly)):
-        for task in tasks:
-            result = NimPlayer()(**task.inputs)
-            assert result.reward == 1
-            assert nim_won(task, dict(result.items()), None).value == 1
 
 
 def test_a_skilled_opponent_wins_against_a_mistake() -> None:
@@ -153,17 +136,6 @@ def test_nim_data_can_be_won_and_is_checked() -> None:
 
 def experiment(material: str = "iron", seed: int = 1, trials: int = 3, noise: float = 5.0) -> Task:
     return Task(id="1", inputs={"material": material, "trials": trials, "noise": noise, "seed": seed})
-
-
-def test_a_plan_that_cannot_be_read_is_refused_and_uses_no_trial() -> None:
-    oven = Oven()
-    oven.reset(experiment(trials=1))
-    for text in ("", "hot", "heat 50", "heat 50, hours 5, please", "heat -5, hours 5", "heat ٥٠, hours x"):
-        with pytest.raises(InvalidAction, match="write a plan"):
-            oven.step(text)
-    assert oven.step("heat 9999, hours 5").info == {"share": 0.0, "feasible": False}
-    with pytest.raises(InvalidAction, match="no trials are left"):
-        oven.step("heat 50, hours 5")
 
 
 def test_refused_plans_are_not_feasible() -> None:

@@ -14,7 +14,7 @@ from indexed_documents import url as url
 import assay
 from assay.cli.main import group
 from assay.errors import ConfigError, ModelError, StoreError
-from assay.programs import DocumentIndex, Memory, TextRetriever
+from assay.programs import DocumentIndex, Memory
 from assay.programs.retrieval import fulltext
 from assay.programs.retrieval.fulltext import searched, words_of
 from assay.programs.retrieval.retriever import fused
@@ -56,23 +56,6 @@ def test_common_words_are_left_out() -> None:
     assert words_of("what is it") == []
     assert searched("What is The height\nof the weir?") == "height weir"
     assert words_of("?!") == []
-
-
-def test_neighbours_in_the_query_that_are_neighbours_in_a_passage_count_more(url: str, tmp_path: Path) -> None:
-    """All words are as frequent in both passages, which are equally long: only the order of the words differs."""
-    folder = tmp_path / "order"
-    folder.mkdir()
-    texts = {
-        "a.txt": "Marlow has a lock; the station is in Hollin.",
-        "b.txt": "Hollin has a lock; in Marlow the station is.",
-    }
-    others = {f"{at}.txt": f"Nothing of this is in passage {at} of the folder." for at in range(9)}
-    for name, text in (texts | others).items():
-        (folder / name).write_text(text)
-    assay.index(folder, store=url)
-    for query, found in (("Marlow station", "b.txt"), ("the lock and the station", "a.txt")):
-        for retriever in (DocumentIndex(url), TextRetriever(texts | others)):
-            assert retriever.search(query, 1)[0].source == found
 
 
 def test_frequent_words_are_not_searched_for_where_rarer_ones_suffice(monkeypatch: pytest.MonkeyPatch) -> None:

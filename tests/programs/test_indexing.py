@@ -57,18 +57,6 @@ def test_a_touched_file_is_compared_by_its_hash(url: str, docs: Path) -> None:
     assert (counts(report), report.passages_written) == ((0, 0, 2, 0), 0)
 
 
-def test_a_change_of_equal_size_within_the_time_stamp_is_noticed(url: str, docs: Path) -> None:
-    """A file that changed just before it was read may change again without another time stamp."""
-    file = docs / "pump.md"
-    file.write_text("The valve is made of brass.")
-    stamp = file.stat().st_mtime_ns
-    assay.index(docs, store=url)
-    file.write_text("The valve is made of steel.")
-    os.utime(file, ns=(stamp, stamp))
-    assert counts(assay.index(docs, store=url)) == (0, 1, 1, 0)
-    assert "steel" in DocumentIndex(url).search("valve")[0].text
-
-
 def test_files_that_are_not_text_are_skipped_and_counted(docs: Path) -> None:
     (docs / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0" * 100)
     (docs / "packed.gz").write_bytes(os.urandom(5000))

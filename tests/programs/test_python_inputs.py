@@ -131,18 +131,6 @@ def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> N
     )
 
 
-def test_functions_and_agents_are_loaded_by_name(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import dspy\ndef adds(question):\n    return question.split()[2]\n"
-        "class Agent:\n    def set_parameters(self, parameters): pass\n"
-        "    def execute(self, task): return adds(**task)\n"
-        "def make():\n    return dspy.Predict('question -> answer')\n"
-    )
-    for name in ("adds", "Agent", "make"):
-        report = assay.evaluate(f"{tmp_path}/mine.py:{name}", rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
-        assert report.to_dict()["result"]["score"] == 1.0, name
-
-
 def test_unsupported_programs_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="no prompts to compile"):
         assay.compile(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))

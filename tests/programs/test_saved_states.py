@@ -108,17 +108,6 @@ def test_a_state_that_shows_a_task_of_gate_or_test_is_named_in_a_warning(file: P
     assert not any("demonstrations" in note for note in report.notes)
 
 
-def test_a_model_that_a_state_names_is_left_out_and_named(file: Path) -> None:
-    program, path = load_program(f"{file}:Solver"), file.parent / "with_model.json"
-    program.review.set_lm(dspy.LM("openai/gpt-saved", api_key="k"))
-    program.save(path)
-    lm, prompts = recording_lm()
-    options: dict[str, Any] = {"rubric": rubric(), "data": DATA, "lm": lm, "sizes": {"val": 3}}
-    report = assay.evaluate(f"{file}:Solver", state=path, **options)
-    assert len(prompts) >= 6  # it answered for both predictors
-    assert [note for note in report.notes if "openai/gpt-saved for review" in note]
-
-
 def test_compile_starts_from_a_state_and_its_artifact_needs_no_file_besides(file: Path, tmp_path: Path) -> None:
     lm, prompts = recording_lm()
     path = saved(file)

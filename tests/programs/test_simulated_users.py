@@ -44,17 +44,6 @@ def test_the_user_escalates_and_gives_up_after_useless_replies() -> None:
     assert "real person" in turns[3][0]
 
 
-def test_facts_in_short_forms_are_those_in_long_ones() -> None:
-    day = {"value": "Friday", "asked_by": "when", "first": "Monday", "corrects": "Sorry, Friday."}
-    profile = {**PROFILE, "facts": {**PROFILE["facts"], "day": day}}
-    turns = talk("What are the details?", "When do you come?", "How many guests?", profile=profile)
-    assert [text for text, _ in turns[1:]] == [
-        "Sorry, I do not understand what you need from me.",  # no letter of `when` asks for the day
-        "The day is Monday.",
-        "Sorry, Friday.",
-    ]
-
-
 @pytest.mark.parametrize(
     ("user", "message"),
     [
@@ -79,39 +68,10 @@ def test_other_keys_are_those_of_a_users_own_program() -> None:
     assert UserProfile.of({"goal": "Hello.", "facts": {"day": {"odd": "Friday"}}}).facts["day"]["asked_by"] == ["day"]
 
 
-def test_a_delayed_fact_is_told_at_the_second_request_and_one_told_before_never() -> None:
-    delayed = {**PROFILE, "facts": {"day": {"value": "Friday", "delays": "Let me think."}}}
-    assert [text for text, _ in talk("Which day?", "Which day?", profile=delayed)[1:]] == [
-        "Let me think.",
-        "The day is Friday.",
-    ]
-    before = {**PROFILE, "facts": {"day": {"value": "Friday", "told_before": True}}}
-    assert "Friday" not in json.dumps(talk("Which day?", "Which day?", profile=before))
-
-
 @pytest.mark.parametrize("profile", [None, "a table", {"goal": ""}, {"goal": "x", "facts": ["day"]}])
 def test_a_profile_without_goal_or_facts_is_refused(profile: Any) -> None:
     with pytest.raises(DataError, match="must have a 'goal'"):
         RuleBasedUser()(profile=profile, messages=[])
-
-
-def test_the_user_with_a_model_states_the_goal_literally_and_chooses_facts_by_name() -> None:
-    choices = iter(["people", "unknown", "done"])
-    schemas = []
-
-    def script(request: Any) -> str:
-        schemas.append(request.config.response_format["schema"]["properties"]["say"])
-        return json.dumps({"say": next(choices)})
-
-    with dspy.context(lm=scripted_lm(script)):
-        turns = talk("How many?", "What is your shoe size?", "Booked.", user=SimulatedUser())
-    assert turns == [
-        ("I want to book a table.", ""),
-        ("There will be 4 of us.", ""),
-        ("I do not know that.", ""),
-        ("Yes, that is right. Thank you, goodbye.", "done"),
-    ]
-    assert schemas[0]["enum"] == ["day", "people", "unknown", "done", "gave_up"]
 
 
 def test_the_user_with_a_model_words_a_fact_that_has_no_words_or_all_of_them() -> None:

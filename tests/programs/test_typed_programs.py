@@ -173,50 +173,6 @@ def test_a_request_is_converted_and_opens_no_local_file(rows: Path, own_folder: 
     assert again.due == prediction.due
 
 
-def test_expected_outputs_of_a_request_have_the_form_of_the_programs_outputs(rows: Path, own_folder: Path) -> None:
-    loaded, store = LoadedVersion(artifact(own_folder)), str(own_folder / "s.db")
-    inputs = {"day": "2024-02-28", "history": [], "picture": URI}
-    prediction = loaded.run(Task(id="a", inputs=inputs, expected=EXPECTED), rubric=right(), store=store)
-    opened_store(store)[0].flush()
-    with Store(store) as opened:
-        stored = opened.rollout(prediction.rollout)
-    assert (stored.score, stored.expected["kind"], stored.expected["tags"]) == (1.0, "firm", ["a", "b"])
-
-
-class Optional(dspy.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.say = dspy.Predict("question, sender, tone -> answer")
-
-    def forward(self, question: str, sender: str | None = None, *, tone: str = "calm") -> Any:
-        return dspy.Prediction(answer=f"{question} {sender} {tone}")
-
-
-class Any_(dspy.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.plan = dspy.Predict("question, sender -> plan")
-        self.act = dspy.Predict("plan, tone: int -> answer")
-
-    def forward(self, **inputs: Any) -> Any:
-        return dspy.Prediction(answer=" ".join(str(inputs.get(name)) for name in ("question", "sender", "tone")))
-
-
-def function(question: str, sender: str | None = None, tone: str = "calm") -> str:
-    return f"{question} {sender} {tone}"
-
-
-@pytest.mark.parametrize("program", [Optional(), Any_(), function], ids=["forward", "any", "function"])
-def test_optional_arguments_receive_their_columns(program: Any) -> None:
-    rows = [
-        {"question": "q1", "sender": "me", "tone": 7, "answer": "q1 me 7"},
-        {"question": "q2", "sender": "you", "tone": 8, "answer": "q2 you 8"},
-    ]
-    data = [{**row, "split": "val"} for row in rows]
-    result = assay.evaluate(program, rubric=right(), data=data, split="val", lm=scripted_lm(str)).to_dict()["result"]
-    assert (result["n"], result["score"]) == (2, 1.0)
-
-
 def test_columns_of_structured_rows_outside_of_their_metadata_are_kept(own_folder: Path) -> None:
     row = {"inputs": {"question": "q"}, "expected": {"answer": "a"}, "metadata": {"level": 1}, "source": "web"}
     Path("rows.jsonl").write_text(json.dumps(row))

@@ -105,16 +105,6 @@ def test_a_check_result_too_large_for_a_float_is_out_of_range(value: int) -> Non
         Rubric("r", [Criterion(name="odd", check=lambda *_: value)]).score(TASK, {"answer": "1"})
 
 
-@pytest.mark.parametrize(
-    "answer", [10**400, 10**5000, "1" + "0" * 1500, "1" + "0" * 5000, "1e400", "1/" + "3" * 900], ids=range(6)
-)
-def test_the_numeric_check_decides_on_numbers_of_any_size(answer: Any) -> None:
-    assert checks.numeric(TASK, {"answer": answer}, None).value == 0.0
-    task = make_task({"inputs": {"question": "?"}, "expected": {"answer": 10**5000}})
-    assert checks.numeric(task, {"answer": 10**5000}, None).value == 1.0
-    assert checks.exact(task, {"answer": 10**5000 + 1}, None).value == 0.0
-
-
 @pytest.mark.timeout(120)
 def test_a_pattern_with_unbounded_backtracking_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "MATCH_TIMEOUT_S", 0.2)

@@ -13,7 +13,6 @@ from assay.rubrics.conversations import (
     told_unasked,
     turns_used,
     user_corrected,
-    user_repeated,
 )
 from assay.traces.records import Rollout, Transition
 
@@ -50,17 +49,6 @@ def test_turns_above_the_needed_number_cost() -> None:
     assert grade(turns_used, {"messages": messages * 3}) == 0.5
     assert grade(turns_used, {"messages": messages * 9}) == 1
     assert grade(turns_used, {"messages": messages * 3}, budget=3) == 0
-
-
-def test_calls_that_end_no_turn_are_not_graded() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "agent", "content": "b"}]
-    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 2]]})
-    rollout.transitions = [Transition(t=t, model="m", request={}) for t in range(2)]
-    for transition in rollout.transitions:  # the first is inside a turn, the second was not answered
-        with pytest.raises(NoGrade):
-            user_repeated(TASK, {"transition": transition}, rollout)
-    with pytest.raises(NoGrade, match="without a rollout"):
-        user_repeated(TASK, {"transition": rollout.transitions[0]}, None)
 
 
 def request(*texts: str) -> dict[str, Any]:

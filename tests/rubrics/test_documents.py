@@ -55,20 +55,6 @@ def test_abstention_counts_where_the_documents_have_no_answer() -> None:
         abstained(RIGHT, SILENT, None)
 
 
-def test_recall_is_of_passages_or_sources() -> None:
-    assert retrieved(RIGHT, said(""), None).value == 1.0
-    assert retrieved(task(answer="x", passages=["p1", "p3"]), said(""), None).value == 0.5
-    assert retrieved(task(answer="x", source="inn.txt"), said(""), None).value == 1.0
-    assert retrieved(task(answer="x", source=["inn.txt", "gone.txt"]), said(""), None).value == 0.5
-    assert retrieved(RIGHT, said("", passages=[OTHER]), None).value == 0.0
-    with pytest.raises(NotApplicable):
-        retrieved(REMOVED, SILENT, None)
-    with pytest.raises(NoGrade, match="no expected 'passages' or 'source'"):
-        retrieved(task(answer="x"), said(""), None)
-    with pytest.raises(NoGrade, match="no field 'passages'"):
-        retrieved(RIGHT, {"answer": "x"}, None)
-
-
 @pytest.mark.parametrize(
     ("prediction", "grade"),
     [

@@ -1,6 +1,5 @@
 """Step checks: what is read from the record of a step, each with a case that fails it."""
 
-import json
 from typing import Any
 
 import pytest
@@ -122,36 +121,6 @@ def test_a_result_is_used_by_a_later_step_or_the_answer() -> None:
     assert [graded(steps.result_used, run, t) for t in range(3)] == [1, 0, None]  # 66 contains 6 only as a digit
 
 
-def asking(text: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "parts": [{"type": "text", "text": text}]}]}
-
-
-@pytest.mark.parametrize(
-    ("prompt", "used"),
-    [
-        ('[[ ## context ## ]]\n["Rome is a city", "Rome has 7 hills."]\n\n[[ ## question ## ]]\nWhat of Rome?', 1),
-        ("context: [1] «Rome is a city»\n[2] «Rome has 7 hills.»\nquestion: What of Rome?", 1),
-        ("Use this: Rome is a city\nRome has 7 hills.", 1),
-        ("[[ ## question ## ]]\nWhat of Rome?", 0),
-        ("results: search(About Rome) = ['Rome is a city', 'Rome has 7 hills.']\nquestion: What of Rome?", 0),
-        (
-            "[[ ## trajectory ## ]]\n[[ ## tool_name_0 ## ]]\nsearch\n[[ ## tool_args_0 ## ]]\n"
-            '{"query": "About Rome"}\n'
-            '[[ ## observation_0 ## ]]\n["Rome is a city", "Rome has 7 hills."]\n[[ ## question ## ]]\nWhat?',
-            0,
-        ),
-    ],
-)
-def test_a_result_passed_to_the_next_step_is_used_and_a_history_does_not_count(prompt: str, used: int) -> None:
-    search = call({"query": "About Rome"}, "['Rome is a city', 'Rome has 7 hills.']")
-    run = rollout(
-        turn(0, search, output="About Rome"),
-        turn(1, output="hills", request=asking(prompt)),
-        prediction={"answer": "seven"},
-    )
-    assert graded(steps.result_used, run, 0) == used
-
-
 def test_repeated_calls_and_known_results_earn_nothing() -> None:
     run = rollout(
         turn(0, call({"expression": "1+1"})), turn(1, call({"expression": "1+1"})), turn(2, call({"expression": "4-2"}))
@@ -186,20 +155,3 @@ def test_a_recorded_schema_is_neither_fetched_nor_executed() -> None:
     assert graded(steps.eligible, run, 0) == 1
     request = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
     assert graded(steps.parsed, rollout(turn(0, output="not json", request=request)), 0) == 0
-
-
-def test_steps_without_tools_or_with_hostile_arguments_are_graded() -> None:
-    plain = rollout(turn(0))
-    assert [
-        graded(getattr(steps, name), plain, 0)
-        for name in ("eligible", "result_used", "not_repeated", "shortened", "tool_executed")
-    ] == [None] * 5
-    deep = json.loads("[" * 500 + "]" * 500)
-    for arguments in (
-        {"expression": "(" * 5000},
-        {"expression": "9" * 100_000},
-        {"code": "\0"},
-        {"x": deep},
-        {"expression": "\ud800"},
-    ):
-        assert graded(steps.eligible, rollout(turn(0, call(arguments))), 0) in (0, 1)

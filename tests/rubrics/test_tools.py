@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from assay.datasets import Task
-from assay.rubrics import Failed, NoGrade, NotApplicable, load_rubric, tools
+from assay.rubrics import NoGrade, NotApplicable, load_rubric, tools
 from assay.rubrics.tools import (
     adoption_when_needed,
     argument_exactness,
@@ -150,18 +150,3 @@ def test_the_checks_have_short_names_in_a_rubric_file(tmp_path: Path) -> None:
     rows = [f"  - {{name: {name}, check: {name}}}\n" for name in tools.__all__]
     file.write_text(f"name: use\ncriteria:\n{''.join(rows)}")
     assert [criterion.name for criterion in load_rubric(str(file)).criteria] == tools.__all__
-
-
-def test_the_shipped_rubric_scores_tasks_of_both_kinds_from_0_to_1() -> None:
-    rubric = load_rubric("tool_user")
-    right = call(base=10, height=5.0)
-    assert rubric.score(task(TRUTH), made(right)).value == 1
-    # only adoption: 1 of 6
-    assert rubric.score(task(TRUTH), made(call(base=3))).value == pytest.approx(1 / 6)
-    assert rubric.score(task(TRUTH), made()).value == 0
-    result = rubric.score(task([]), made())
-    assert (result.value, result.coverage) == (1, 1)
-    assert rubric.score(task([]), made(right)).value == 0
-    # a failed call, then the right one: (4 + 1 + 1 + 0.5 - 0.5) / 6.5
-    assert rubric.score(task(TRUTH), made(call(error="no"), right)).value == pytest.approx(6 / 6.5)
-    assert rubric.score(task(TRUTH), Failed("no answer")).value == 0

@@ -70,15 +70,3 @@ def test_a_key_that_is_registered_later_is_removed_from_a_cached_beginning() -> 
     assert later in json.dumps(read(beginnings, "chat", last).body)
     add_secrets(later)
     assert read(beginnings, "chat", body).body["messages"][0]["content"] == f"with {MARK}"
-
-
-def test_the_cache_of_beginnings_is_bounded() -> None:
-    beginnings, answer = Beginnings(most=30), {"role": "assistant", "content": "yes"}
-    bodies = [{"messages": [{"role": "user", "content": f"{n} {at}"} for at in range(10)]} for n in range(20)]
-    for body in bodies:
-        read(beginnings, "chat", body)
-    next_requests = [beginnings.of("chat", {"messages": [*body["messages"], answer]}) for body in bodies]
-    assert [len(known.chain) for known in next_requests if known] == [0] * 17 + [10] * 3
-    assert beginnings.size == 30
-    read(beginnings, "chat", body)  # the same request again takes no more memory
-    assert beginnings.size == 30

@@ -1,19 +1,17 @@
 """A call is sent before it is recorded, and is recorded whatever happens to it."""
 
-import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from assay.traces import Store
-from assay.traces.gateway.calls import Call, Turns, sent
+from assay.traces.gateway.calls import Call
 from assay.traces.gateway.server import Gateway
-from assay.traces.gateway.upstreams import Reply, upstream_of
+from assay.traces.gateway.upstreams import upstream_of
 from rigs.serving import served
 from rigs.upstream import ScriptedUpstream
 
@@ -27,44 +25,6 @@ def stage(tmp_path: Path) -> Iterator[tuple[ScriptedUpstream, Gateway, str]]:
         gateway = Gateway(store, upstream_of("m", base=behind))
         with served(gateway.app()) as url:
             yield upstream, gateway, url
-
-
-@pytest.mark.parametrize("stops", ["at once", "while it waits", "by an error"])
-def test_a_sent_request_is_cancelled_with_its_call(stops: str) -> None:
-    noted: list[str] = []
-
-    @asynccontextmanager
-    async def asking() -> AsyncIterator[Reply]:
-        noted.append("sent")
-        try:
-            await asyncio.sleep(3600 if stops == "while it waits" else 0.05)
-            yield Reply(200, {}, None)  # type: ignore[arg-type]
-        finally:
-            noted.append("ended")
-
-    def meanwhile() -> None:
-        noted.append("noted")
-        if stops == "by an error":
-            raise ValueError
-
-    async def call() -> None:
-        async with sent(asking(), Turns(), meanwhile):
-            noted.append("answered")
-
-    async def run() -> None:
-        task = asyncio.create_task(call())
-        await asyncio.sleep(0)
-        if stops == "while it waits":
-            await asyncio.sleep(0.1)
-        elif stops == "at once":
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises((asyncio.CancelledError, ValueError)):
-            await task
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(run())
-    assert noted == ["sent", "noted", "ended"]
 
 
 @pytest.mark.slow

@@ -40,27 +40,6 @@ CONVERSATION = [
 ]
 
 
-def test_a_request_that_continues_a_response_has_all_messages_before_it() -> None:
-    first, second = (
-        responses_request("1 + 2?", instructions="Be brief."),
-        responses_request([RESULT], previous_response_id="resp_1"),
-    )
-    requests = full_requests([(first, CALLED), (second, text("resp_2", "3"))])
-    assert requests[0] == first
-    assert chat_messages(requests[1] or {}) == CONVERSATION  # the API does not carry instructions over
-    third = full_requests(
-        [
-            (first, CALLED),
-            (second, text("resp_2", "3")),
-            (responses_request("sure?", instructions="Now.", previous_response_id="resp_2"), {}),
-        ]
-    )[2]
-    assert chat_messages(third or {}) == [
-        {"role": "system", "content": "Now."}, *CONVERSATION, {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "sure?"},
-    ]  # fmt: skip
-
-
 def test_a_fork_continues_the_response_that_it_names() -> None:
     calls = [
         (responses_request("1 + 2?"), CALLED),

@@ -246,18 +246,6 @@ def test_a_call_waits_while_all_connections_are_in_use(stage: Stage) -> None:
         connection.close()
 
 
-@pytest.mark.parametrize("stage", [{"most": 5}], indirect=True)
-def test_a_hundred_callers_of_few_connections_are_all_answered(stage: Stage) -> None:
-    assert stage.say("warm")[0] == 200
-    assert len(stage.calls()) == 1  # the database is open
-    before = descriptors()
-    with ThreadPoolExecutor(20) as threads:
-        replies = list(threads.map(lambda number: stage.say(f"{number} says"), range(100)))
-    assert [status for status, _ in replies] == [200] * 100
-    assert len(stage.calls()) == 101
-    until(lambda: descriptors() <= before + 10)  # both ends of the five idle ones to the upstream
-
-
 def test_the_number_of_connections_follows_the_limit_on_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((1024, 298), (256, 42), (64, 8), (resource.RLIM_INFINITY, 2000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))

@@ -76,23 +76,6 @@ def test_a_shorter_request_after_a_failed_call_stays_in_the_rollout(place: Place
     assert place.turns == [3]
 
 
-@pytest.mark.parametrize("resent", ["what was read", "a space after it", "nothing"])
-def test_a_client_that_disconnects_and_continues_with_a_partial_answer_stays_in_the_rollout(
-    place: Place, resent: str
-) -> None:
-    text_read = leave_in_the_middle(place, "Hello, and #hang")
-    assert "echo: Hello".startswith(text_read)
-    repeated = {
-        "what was read": [assistant(text_read)],
-        "a space after it": [assistant(f"{text_read} ")],
-        "nothing": [],
-    }[resent]
-    place.chat(user("Hello, and #hang"), *repeated, user("never mind"))
-    (rollout,) = place.rollouts()
-    assert [t.failure for t in rollout.transitions] == ["cap", None]
-    assert rollout.prediction == {"answer": "echo: never mind"}
-
-
 def test_another_conversation_with_the_beginning_of_a_partial_answer_is_another_rollout(place: Place) -> None:
     leave_in_the_middle(place, "Hello, and #hang")
     place.chat(user("Hello, and #hang"), assistant("Somebody else answered this, long ago."), user("two"))
@@ -122,17 +105,6 @@ def test_tool_results_that_are_sent_twice_are_a_fork(place: Place) -> None:
         tool_message = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": result}
         place.chat(user("use the tool"), answer, tool_message, tools=TOOLS)
     assert place.turns == [2, 1]
-
-
-def test_a_response_that_two_requests_continue_is_a_fork(place: Place) -> None:
-    first = place.respond("one")
-    left, right = (place.respond(way, previous_response_id=first) for way in ("left", "right"))
-    place.respond("on", previous_response_id=right)
-    place.respond("on", previous_response_id=left)
-    assert [[t.output for t in rollout.transitions] for rollout in place.rollouts()] == [
-        ["echo: one", "echo: left", "echo: on"],
-        ["echo: right", "echo: on"],
-    ]
 
 
 # -- ids

@@ -17,7 +17,7 @@ from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.translation import chat_request
 from assay.traces.gateway.upstreams import EmbeddedUpstream, upstream_of
-from rigs.serving import get, post, send, served
+from rigs.serving import get, post, served
 from rigs.upstream import ScriptedUpstream
 
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
@@ -66,26 +66,6 @@ def test_models_are_listed_by_name(place: Place) -> None:
     assert [model.id for model in place.client.models.list()] == ["embedded/echo"]
     for path in ("/v1/models", "/models", "/r/a/models"):
         assert [model["id"] for model in get(place.url + path)["data"]] == ["embedded/echo"]
-
-
-@pytest.mark.parametrize("more", [{}, {"x-api-key": "a-key-of-their-own"}])
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", "/lora-adapters"), ("POST", "/v1/embeddings"), ("POST", "/completion"), ("GET", "/slots")],
-)
-def test_other_paths_of_the_models_server_need_the_gateways_key(
-    place: Place, method: str, path: str, more: dict[str, str]
-) -> None:
-    """`POST /lora-adapters` changes the adapters of all rollouts, and `/slots` shows their prompts."""
-    owner = {"Authorization": f"Bearer {place.gateway.access.key}"}
-    opened = post(f"{place.url}/assay/rollouts", {}, **owner)[1]
-    body = {"input": "x"} if method == "POST" else None
-    for headers in ({}, {"Authorization": f"Bearer {opened['api_key']}"}):
-        status, reply = send(method, place.url + path, body, **headers, **more)
-        assert (status, "with the gateway's key" in reply) == (403, True)
-    assert not place.gateway.relay.counts
-    send(method, place.url + path, body, **owner)
-    assert place.gateway.relay.counts == {f"{method} {path}": 1}
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])

@@ -205,22 +205,3 @@ def test_a_tool_that_the_model_asked_for_is_one_record_with_its_result(fixed: tu
         dspy.Tool(double)(x=2)
         dspy.Tool(double)(x=3)
     assert [(t.arguments, t.result) for t in rollout.tools] == [({"x": 2}, "4"), ({"x": 3}, "6")]
-
-
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("prompt_format", FORMATS)
-def test_the_gateway_stores_the_forwarded_text(
-    fixed: tuple[Fixed, str], tmp_path: Path, prompt_format: str, streamed: bool
-) -> None:
-    server, url = fixed
-    server.message = {"content": ANSWERS[prompt_format]}
-    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
-        lm = dspy.LM("openai/m", api_base=f"{gateway}/v1", api_key="rollout-r1", cache=False, num_retries=0)
-        with dspy.context(lm=lm, adapter=make_adapter(prompt_format)):
-            prediction = run(dspy.Predict(Sentiment), streamed=streamed, text="fine")
-        store.flush()
-        (rollout,) = store.rollouts()
-        (transition,) = store.rollout(rollout.id).transitions
-    assert transition.output == ANSWERS[prompt_format]
-    assert make_adapter(prompt_format).parse(Sentiment, transition.output) == dict(prediction.items())
-    assert as_turn(transition).answer["content"] == ANSWERS[prompt_format]

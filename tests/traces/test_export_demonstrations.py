@@ -80,24 +80,6 @@ def test_an_answer_that_the_history_writes_in_another_way_is_no_demonstration(st
     assert (len(rows), manifest["left_out"]) == (2, {})
 
 
-def test_a_conversation_with_rewritten_answers_is_not_a_demonstration(store: Store) -> None:
-    """smolagents writes tool calls and their results as plain text."""
-    first, second, other = turn(0, "Q t1", "7"), turn(1, "", "7"), turn(0, "", "7")
-    rewritten = [
-        {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "Calling tools: []"},
-        {"role": "user", "content": "Observation: 7"},
-    ]  # fmt: skip
-    for call in (second, other):
-        call.request = {"dialect": "chat", "body": {"model": "m", "messages": rewritten}}
-    add_rollout(store, first, second, inputs={"question": "Q t1"}, task="own")
-    add_rollout(
-        store, other, inputs={"question": "Q t1"}, task="other"
-    )  # no earlier call asked this, so the messages are a demonstration
-    rows, manifest = exported(store, "sft")
-    assert [(row["task"], row["t"]) for row in rows] == [("own", 0), ("own", 1)]
-    assert manifest["left_out"] == {"calls whose prompt demonstrates their own task": 1}
-
-
 def test_unscored_rollouts_are_left_out_and_count_against_clean(store: Store) -> None:
     add_rollout(store, turn(0, "a", "b"), score=None)
     add_rollout(store, turn(0, "a", "b"), score=0.0)

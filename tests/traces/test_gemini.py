@@ -109,28 +109,6 @@ def test_a_stream_is_forwarded_unchanged_and_stored_like_an_unstreamed_answer(
     assert second.tools == first.tools
 
 
-def agent(stage: Stage, task: str, *, until: int = 3) -> list[dict[str, Any]]:
-    """The contents of an agent's conversation after so many calls. Neither calls nor results have ids."""
-    contents = [content(task)]
-    for _ in range(until):
-        answer = stage.ask(*contents, tools=[CALCULATOR])[1]["candidates"][0]["content"]
-        contents.append(answer)
-        calls = [part["functionCall"] for part in answer["parts"] if "functionCall" in part]
-        results = [{"functionResponse": {"name": call["name"], "response": {"result": "42"}}} for call in calls]
-        contents.append({"role": "user", "parts": results} if results else content("and use the tool once more"))
-    return contents
-
-
-def test_concurrent_runs_with_equal_calls_are_separate_rollouts(stage: Stage) -> None:
-    """Both wait for the result of a first call without an id; the second begins between the first one's calls."""
-    first = agent(stage, "use the tool: one", until=1)
-    second = agent(stage, "use the tool: two", until=1)
-    stage.ask(*first, tools=[CALCULATOR])
-    stage.ask(*second, tools=[CALCULATOR])
-    assert [rollout.inputs["prompt"] for rollout in stage.rollouts()] == ["use the tool: one", "use the tool: two"]
-    assert [[tool.result for tool in rollout.tools] for rollout in stage.rollouts()] == [["42"], ["42"]]
-
-
 def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: Stage) -> None:
     config = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["calculator"]}}
     stage.ask(content("answer"), tools=[CALCULATOR], toolConfig=config)

@@ -2,44 +2,14 @@
 
 from typing import Any
 
-import orjson
 import pytest
 from gemini_calls import CALCULATOR, MODEL, content
 
 from assay.models.unrecorded import is_lm_request
-from assay.traces.export.selection import Turn
 from assay.traces.gateway.events import read_events
-from assay.traces.gateway.requests import is_constrained
 from assay.traces.messages.dialects import answer_of, chat_messages, chat_tools, error_in
-from assay.traces.messages.final_answer import insisted_tool, must_call, output_schema
-
-
-def turn(request: dict[str, Any], response: dict[str, Any] | None, tools: list[Any] | None = None) -> Turn:
-    """A call as exports read it."""
-    row: dict[str, Any] = dict.fromkeys(Turn.COLUMNS)
-    row |= {
-        "request_json": orjson.dumps(request).decode(),
-        "response_json": None if response is None else orjson.dumps({"body": response}).decode(),
-    }
-    return Turn((row | {"t": 0, "output": "x", "tools_json": orjson.dumps(tools or []).decode()}).values())
-
 
 # -- reading
-
-
-@pytest.mark.parametrize(
-    ("body", "refusal"),
-    [
-        ({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}, "PROHIBITED_CONTENT"),
-        ({"candidates": [{"finishReason": "SAFETY", "finishMessage": "It is unsafe."}]}, "It is unsafe."),
-        ({"candidates": [{"content": {"role": "model"}, "finishReason": "RECITATION"}]}, "RECITATION"),
-    ],
-)
-def test_a_blocked_answer_is_a_refusal(body: dict[str, Any], refusal: str) -> None:
-    answer = answer_of("gemini", body)
-    assert (answer.refusal, answer.output, answer.finish, answer.empty) == (refusal, refusal, "content_filter", False)
-    assert error_in("gemini", body) is None
-    assert turn({"dialect": "gemini", "body": {"contents": [content("x")]}}, body).refusal == refusal
 
 
 def test_a_partly_blocked_answer_keeps_the_received_text() -> None:
@@ -80,25 +50,6 @@ def test_results_belong_to_the_function_that_they_name() -> None:
     messages = chat_messages({"dialect": "gemini", "body": {"contents": contents}})
     by_id = {call["id"]: call["function"]["name"] for call in messages[1]["tool_calls"]}
     assert [(by_id[m["tool_call_id"]], m["content"]) for m in messages[2:]] == [("b", "b"), ("a", "a")]
-
-
-def test_fields_in_snake_case_are_read_too() -> None:
-    body = {
-        "system_instruction": {"parts": {"text": "Be kind."}},
-        "contents": [content("go"), {"role": "model", "parts": [{"function_call": {"name": "f", "args": {}}}]}],
-        "tools": [{"function_declarations": [{"name": "f"}]}],
-        "tool_config": {"function_calling_config": {"mode": "ANY"}},
-        "generation_config": {
-            "response_mime_type": "application/json",
-            "response_schema": {"type": "ARRAY", "items": {"type": "STRING"}},
-        },
-    }
-    request = {"dialect": "gemini", "body": body}
-    assert [m["role"] for m in chat_messages(request)] == ["system", "user", "assistant"]
-    assert [tool["function"]["name"] for tool in chat_tools(request)] == ["f"]
-    assert (must_call(request), insisted_tool(request)) == (True, None)
-    assert output_schema(request) == {"type": "array", "items": {"type": "string"}}
-    assert is_constrained(body)
 
 
 def test_tools_have_schemas_that_chat_templates_read() -> None:

@@ -138,17 +138,6 @@ def test_errors_of_the_model_are_forwarded(place: Place) -> None:
 # -- the embedded model
 
 
-@pytest.mark.parametrize("place", ["embedded"], indirect=True)
-@pytest.mark.parametrize(("model", "status"), [("echo", 200), ("any", 200), ("gemini-2.5-flash", 404)])
-def test_an_embedded_model_is_called_by_its_name(place: Place, model: str, status: int) -> None:
-    answered, reply = place.ask({"contents": contents_of("hello")}, model)
-    assert answered == status
-    if status == 404:
-        assert "'gemini-2.5-flash' here; there are: echo. Name it, or call it any" in reply["error"]["message"]
-    else:
-        assert reply["modelVersion"] == "embedded/echo"
-
-
 def test_the_answer_is_constrained_to_a_call_if_functions_must_be_called() -> None:
     body = {"contents": contents_of("six times seven?"), "tools": [CALCULATOR], "toolConfig": MUST, "stream": True}
     chat = chat_request("gemini", body, "echo", tools=False)

@@ -15,16 +15,6 @@ from assay.traces.importers import files as importing_files
 from assay.traces.importers import read_otlp
 
 
-def test_spans_with_missing_or_cyclic_parents_are_imported(tmp_path: Path) -> None:
-    (run,), _ = otlp(tmp_path, span(2, chat("a"), parent=99, at=5), span(3, chat("b"), parent=98, at=6))
-    assert [t.output for t in run.transitions] == ["a", "b"]
-    (run,), skipped = otlp(
-        tmp_path, span(1, chat("a"), parent=2), span(2, chat("b"), parent=1, at=1), span(3, chat("c"), parent=3, at=2)
-    )
-    assert [t.output for t in run.transitions] == ["a", "b", "c"]
-    assert (run.status, len(skipped)) == ("error", 1)  # its root is missing
-
-
 def test_the_later_one_of_duplicate_spans_is_imported(tmp_path: Path) -> None:
     result = read("otlp", lines(tmp_path / "x.jsonl", request(span(1, chat("first"))), request(span(1, chat("last")))))
     (run,), (again,) = result

@@ -40,16 +40,6 @@ def test_the_roots_input_and_output_are_those_of_the_rollout(tmp_path: Path) -> 
     assert (run.inputs, run.prediction) == ({"question": "q"}, {"output": [1]})
 
 
-def test_a_conversation_that_goes_in_is_kept_as_one(tmp_path: Path) -> None:
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    (run,), _ = otlp(
-        tmp_path,
-        span(1, {"input.value": json.dumps(talk), "output.value": json.dumps(talk[1])}),
-        span(2, chat(), parent=1),
-    )
-    assert (run.inputs, run.prediction) == ({"messages": talk}, {"output": "b"})
-
-
 def asks(*ids: str) -> dict[str, Any]:
     parts = [{"type": "tool_call", "id": call_id, "name": "f", "arguments": {"of": call_id}} for call_id in ids]
     return {**chat(), "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts}])}

@@ -192,19 +192,6 @@ def test_a_score_of_zero_is_a_score_and_a_missing_one_is_not(tmp_path: Path) -> 
     assert (run.score, run.human_rating) == (None, 0.0)
 
 
-def test_the_named_one_of_several_scores_is_used(tmp_path: Path) -> None:
-    rows = [observation(1, input="hi", output="ho"), mark("a", 0.25), mark("b", 0.5), mark("b", 0.75)]
-    (run,), skipped = langfuse(tmp_path, *rows)
-    assert (run.score, [skip.reason for skip in skipped]) == (
-        None,
-        ["several scores (a, b) and none selected: stored as verdicts"],
-    )
-    (run,), skipped = langfuse(tmp_path, *rows, score="b")
-    assert (run.score, run.rubric, skipped) == (0.75, "imported:b", [])  # the later of two
-    (run,), skipped = langfuse(tmp_path, *rows[:2], score="b")
-    assert (run.score, run.rubric) == (None, "")  # another is not taken for it
-
-
 def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
     recorded = {
         "toolDefinitions": {"add": '{"description": "Adds.", "parameters": {"type": "object"}}'},
@@ -218,17 +205,6 @@ def test_tools_in_separate_columns_are_read(tmp_path: Path) -> None:
     ]
     assert choice(call)["message"]["tool_calls"] == CALLS[:1]
     assert call.tools == [ToolCall(name="add", arguments={"a": 12, "b": 30})]
-
-
-def test_langfuse_errors_are_of_level_error(tmp_path: Path) -> None:
-    (run,), _ = langfuse(
-        tmp_path,
-        observation(1, "SPAN", level="ERROR", statusMessage="broke"),
-        observation(2, parent=1, level="WARNING", statusMessage="hm"),
-    )
-    assert (run.status, run.error, run.transitions[0].error) == ("failed", "broke", None)
-    (run,), _ = langfuse(tmp_path, observation(1, "SPAN"), observation(2, parent=1, level="ERROR", statusMessage=""))
-    assert (run.status, run.error, run.transitions[0].error) == ("done", None, "error")
 
 
 def test_unknown_langfuse_rows_are_skipped_with_the_reason(tmp_path: Path) -> None:

@@ -96,21 +96,6 @@ def test_a_run_whose_model_failed_is_a_failed_rollout_with_its_call(
 
 
 @pytest.mark.parametrize(
-    ("name", "answers"),
-    [
-        ("otlp_pydantic_ai.jsonl", [42, '{"value": 42, "unit": "42"}', "The answer is 42."]),
-        ("otlp_openllmetry_final.jsonl", ["42"]),
-        ("otlp_openinference_final.jsonl", ["42"]),
-    ],
-)
-def test_an_agent_that_ended_with_a_tool_call_has_its_arguments_as_the_answer(name: str, answers: list[Any]) -> None:
-    runs, _ = read("otlp", DATA / name)
-    assert [(run.status, len(run.transitions), run.prediction) for run in runs] == [
-        ("done", 3, {"output": answer}) for answer in answers
-    ]
-
-
-@pytest.mark.parametrize(
     ("name", "result", "answer"),
     [
         ("final_result", None, {"output": "42"}),
