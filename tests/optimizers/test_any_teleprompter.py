@@ -214,16 +214,6 @@ def test_another_structure_is_a_named_failure_and_the_program_is_kept(place: Pat
     assert assay.load(data["artifact"]) is not None
 
 
-def test_an_error_of_ones_own_optimizer_keeps_the_best_program_so_far(place: Path) -> None:
-    def failing(student: Any) -> Any:
-        dspy.Evaluate(devset=[dspy.Example(**row).with_inputs("question") for row in ROWS[:4]], metric=right)(student)
-        print("printed by the optimizer")
-        raise KeyError("lost")
-
-    data = compiled(Own(failing)).to_dict()
-    assert "KeyError" in data["failed"]
-
-
 def test_an_optimizer_that_ends_the_process_has_failed(place: Path) -> None:
     def ending(student: Any) -> Any:
         raise SystemExit(3)
@@ -244,23 +234,6 @@ def test_batches_of_dspys_optimizers_fit_the_tasks(place: Path) -> None:
     with pytest.raises(ConfigError, match="num_trials"):
         compiled(mipro, lm)
     assert lm.scripted.calls == sent
-
-
-def test_a_given_metric_stays_and_a_missing_one_is_the_rubric(place: Path) -> None:
-    seen: list[Any] = []
-
-    class Seeing(Own):
-        def compile(self, student: Any, trainset: Any) -> Any:
-            seen.append(self.metric)
-            return taught(student)
-
-    kept, filled = Seeing(metric=right), Seeing()
-    notes = compiled(kept, gate=False, test=False).to_dict()["notes"]
-    compiled(filled, gate=False, test=False)
-    assert seen[0] is right
-    assert seen[1].rubric.name == "r"
-    assert filled.metric is None  # the user's object is as it was
-    assert any("right" in note and "metric of its own" in note for note in notes)
 
 
 def dspys(name: str, lm: Any) -> Any:

@@ -199,27 +199,6 @@ def test_unreachable_server_leaves_tasks_unscored(tmp_path: Path) -> None:
     assert (data["result"]["score"], data["result"]["unscored"]) == (None, 6)
 
 
-def test_unparsable_judge_answers_are_unscored(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(
-        "name: r\ncriteria:\n- {name: right, check: numeric}\n"
-        "- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
-    )
-
-    def script(request: Any) -> str:
-        return "blah blah" if "material to judge" in str(request) else student_of_examples(request)
-
-    report = assay.evaluate(
-        "math_qa", rubric="r.yaml", data=DATA, lm=scripted_lm(script, price_usd=0.01), sizes={"val": 4},
-        parameters={"tool_usage_threshold": 0},
-        preflight=False,
-    )  # fmt: skip
-    data = report.to_dict()["result"]
-    judged = [result.cost_usd for result in report.evaluation.results.values()]
-    assert all(cost == 0.02 for cost in judged)  # asked twice, and paid for though nothing could be read
-    assert data["criteria"] == {"right": 1.0, "nice": None}
-    assert data["score"] == 1.0
-
-
 @pytest.mark.slow
 def test_repeated_run_replays_from_the_cache(tmp_path: Path) -> None:
     sizes = {"train": 12, "val": 6, "gate": 5, "test": 5}

@@ -1,48 +1,14 @@
 """`assay compile`: exploration of tasks that the plain program fails, and demonstrations from it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import dspy
 from compile_scripted import DATA, scripted_session, student_of_examples
 
-import assay
 from assay.datasets import load_splits
 from assay.evaluation import RecordedProgram
 from assay.optimizers.prompts.demonstrations import Demonstration, explore
 from assay.programs import MathQA
-from assay.rubrics import Criterion, Rubric, checks
-from assay.testing import scripted_lm
-
-
-def test_auto_explores_if_the_data_has_no_labels(tmp_path: Path) -> None:
-    data = tmp_path / "unlabelled.jsonl"
-    data.write_text("".join(json.dumps({"question": f"say {i}"}) + "\n" for i in range(80)))
-    rubric = Rubric(
-        "yes", [Criterion(name="yes", check=checks.one_of, arguments={"values": ["yes"], "field": "answer"})]
-    )
-    report = assay.compile(
-        dspy.Predict("question -> answer"), rubric=rubric, data=str(data),
-        lm=scripted_lm(lambda request: '{"answer": "yes"}'),
-        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, prompt_format="json",
-    )  # fmt: skip
-    assert sum(row["succeeded"] for row in report.outcome.explored) > 0
-
-
-def test_exploration_raises_temperature_if_nothing_succeeds() -> None:
-    session, heats = scripted_session(lambda request: '{"answer": "no idea"}'), set()
-    session.lm.recording.observers += (lambda call: heats.add(call.request["config"]["temperature"]),)
-    with session.context():
-        explore(
-            RecordedProgram(MathQA(), session),
-            load_splits(DATA).train,
-            session,
-            prompt_formats=["json"],
-            target=5,
-            max_calls=300,
-        )
-    assert 1.0 in heats
 
 
 def test_exploration_makes_tool_calls_happen() -> None:

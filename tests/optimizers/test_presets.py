@@ -33,17 +33,6 @@ def test_a_light_search_makes_fewer_calls_than_the_default() -> None:
     assert (light.optimizer, light.max_search_calls, auto.max_search_calls) == ("auto", 120, 300)
 
 
-def test_a_setting_that_is_given_overrides_the_preset(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(
-        'optimizer = "gepa"\ndemos = 8\nthreshold = 0.5\n[optimizer_settings]\nmax_metric_calls = 40\nuse_merge = false'
-    )
-    settings = CompileSettings(
-        **JOB, optimizer=tmp_path / "mine.toml", demos=2, optimizer_settings={"max_metric_calls": 90}
-    )
-    assert (settings.optimizer, settings.demos, settings.threshold) == ("gepa", 2, 0.5)
-    assert settings.optimizer_settings == {"max_metric_calls": 90, "use_merge": False}
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [

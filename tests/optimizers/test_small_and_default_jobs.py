@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import assay
-from assay.evaluation import SilentProgress
 from assay.optimizers import AUTO_SEARCH_CALLS
 from assay.testing import scripted_lm
 
@@ -35,15 +34,6 @@ def adding(gain: float) -> Any:
         return json.dumps({"answer": str(number + 2 if right else number)})
 
     return scripted_lm(answer)
-
-
-class CapturedProgress(SilentProgress):
-    def __init__(self, lm: Any) -> None:
-        self.lm, self.before = lm, list[str]()
-
-    def say(self, text: str) -> None:
-        if not self.lm.scripted.calls:
-            self.before.append(text)
 
 
 def write(place: Path, rows: list[dict[str, Any]]) -> None:
@@ -88,18 +78,6 @@ def test_cap_of_250_calls_leaves_a_small_gain_undecided_and_the_test_sealed(tmp_
     assert data["gate"]["n"] >= 25  # half of the cap, 2 calls a pair, 2 splits: 31 tasks
     assert not data["replaces"]
     assert data["test"] == {"baseline": None, "compiled": None, "gain": None}
-
-
-def test_eight_rows_are_reported_as_too_few_before_the_first_call(tmp_path: Path) -> None:
-    splits = ["train"] * 5 + ["val", "gate", "test"]
-    write(tmp_path, [row(n, split=split) for n, split in enumerate(splits)])
-    lm = adding(0.5)
-    progress = CapturedProgress(lm)
-    data = compiled(lm, progress=progress, max_calls=60)
-    warnings = [line for line in progress.before if "too few tasks for a decision" in line]
-    assert len(warnings) == 1
-    assert "val has 1 task, gate has 1 task, test has 1 task" in warnings[0]
-    assert not data["replaces"]
 
 
 @pytest.mark.slow

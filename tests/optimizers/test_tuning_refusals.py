@@ -214,19 +214,6 @@ def test_impact_skips_invalid_values_and_excludes_unscored_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "policy", "trials": 5}, "trials would have no effect on a policy"),
-        ({"method": "policy", "prune_at": 0.3, "block": 2}, "prune_at, block would have no effect"),
-        ({"episodes": 3}, "episodes would have no effect on a search"),
-    ],
-)
-def test_settings_of_the_other_method_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TuneSettings(program="p", rubric="r", data="d", **options)
-
-
-@pytest.mark.parametrize(
     ("value", "text"),
     [(2000, "2000"), (1733.4, "1733"), (0.123456, "0.123"), (50, "50"), (-1150.2, "-1150"), (3.0, "3")],
 )

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 import assay
 from assay.errors import ConfigError
-from assay.optimizers.finetuning.rows import Trajectory, ValueMemory, assign_credit
-from assay.optimizers.finetuning.settings import PolicySettings
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
@@ -127,16 +125,6 @@ def test_a_program_without_named_agents_is_recorded_as_before(group: list[list[f
         named.add(credited)
     assert [named.advantages(credited) for credited in group] == [plain.advantages(credited) for credited in group]
     assert named.has_variance == plain.has_variance
-
-
-def test_training_credits_agents_apart() -> None:
-    batch = [
-        Trajectory(group="g", rollout="a", rewards=[0.0, 1.0], agents=["planner", "solver"]),
-        Trajectory(group="g", rollout="b", rewards=[0.0, 0.0, 0.0], agents=["planner", "planner", "solver"]),
-    ]
-    credit = assign_credit(batch, PolicySettings(algorithm="grpo"), ValueMemory())
-    assert credit.advantages["a"][0] == credit.advantages["a"][1] > 0
-    assert len(set(credit.advantages["b"])) == 1
 
 
 def test_a_wrong_number_of_agents_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError, FailureKind, StoreError
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
-from assay.traces.store.counts import file_stats
 from assay.traces.store.listing import find_run
 from assay.traces.store.tables import metadata
 
@@ -232,23 +230,6 @@ def test_a_full_disk_is_reported_and_loses_no_stored_rows(tmp_path: Path) -> Non
         store.flush()
     assert store.dropped == 1
     assert [r.task_id for r in store.rollouts()] == ["before"]
-
-
-def test_a_files_statistics_are_those_of_the_store(tmp_path: Path) -> None:
-    assert file_stats(tmp_path / "s.db") is None  # nothing there yet
-    with Store(tmp_path / "s.db") as store:
-        for number in range(3):
-            rollout = full_rollout()
-            rollout.id, rollout.run_id = f"{number:032x}", f"run-{number % 2}"
-            store.put_rollout(rollout)
-            store.put_transition(rollout.id, rollout.transitions[0])
-        store.flush()
-        for run_id in (None, "run-0", "run-1", "other"):
-            assert file_stats(tmp_path / "s.db", run_id) == store.stats(run_id=run_id)
-        assert store.stats()["transitions"] == 3
-    with sqlite3.connect(tmp_path / "s.db") as db:
-        db.execute("UPDATE store_revision SET version_num = '99'")
-    assert file_stats(tmp_path / "s.db") is None  # a newer store: opening it says so
 
 
 @pytest.mark.postgres
