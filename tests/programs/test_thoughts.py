@@ -98,8 +98,7 @@ def test_the_budget_of_an_agent_is_part_of_its_state_and_version() -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("prompt_format", ["json", "lean"])
-@pytest.mark.parametrize("thinking", [0, 4, "low", 10**6])
+@pytest.mark.parametrize(("thinking", "prompt_format"), [(0, "json"), (4, "lean"), ("low", "lean"), (10**6, "json")])
 def test_an_agent_thinks_within_its_budget(embedded: str, prompt_format: str, thinking: Any) -> None:
     calls: list[Call] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=200, observers=[calls.append], seed=1)

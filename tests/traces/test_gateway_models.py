@@ -103,32 +103,6 @@ def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> 
     assert {t.output for r in rollouts for t in r.transitions if t.error is None} == {"echo: hello there"}
 
 
-@pytest.mark.model
-def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        gateway = Gateway(store, upstream_of(embedded))
-        with served(gateway.app()) as url:
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-            for stream in (False, True):
-                answer = client.chat.completions.create(
-                    model="any",
-                    messages=[{"role": "user", "content": "Say hi."}],
-                    max_tokens=8,
-                    stream=stream,
-                    temperature=0,
-                )  # type: ignore[call-overload]
-                if stream:
-                    list(answer)
-        store.flush()
-        transitions = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
-    assert len(transitions) == 2
-    for transition in transitions:
-        assert transition.token_ids is not None
-        assert transition.logprobs is not None
-        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0
-        assert transition.weights
-
-
 def test_rollouts_left_open_by_a_killed_gateway_can_be_ended(stage: Stage) -> None:
     stage.manage("/assay/rollouts", {"id": "left"})
     stage.manage("/assay/rollouts", {"id": "empty"})

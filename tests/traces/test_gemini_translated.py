@@ -12,7 +12,7 @@ from assay.traces import Rollout, Store
 from assay.traces.gateway.events import read_events
 from assay.traces.gateway.server import Gateway
 from assay.traces.gateway.translation import chat_of, chat_request, to_dialect
-from assay.traces.gateway.upstreams import EmbeddedUpstream, LitellmUpstream, upstream_of
+from assay.traces.gateway.upstreams import EmbeddedUpstream, LitellmUpstream
 from assay.traces.messages.dialects import answer_of
 from rigs.serving import post, served
 from rigs.upstream import ScriptedUpstream
@@ -191,35 +191,3 @@ def test_settings_have_their_names_in_chat() -> None:
             chat_of({"contents": [], "tools": [CALCULATOR], "toolConfig": config}, "m", stream=False).get("tool_choice")
             == choice
         )
-
-
-@pytest.mark.model
-def test_the_embedded_model_itself_answers_in_this_dialect(embedded: str, tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store:
-        gateway = Gateway(store, upstream_of(embedded))
-        with served(gateway.app()) as url:
-            place = Place(gateway, url)
-            # greedy: a sampled emoji spans several tokens, of which llama.cpp returns one, so the ids are not stored
-            greedy = {"temperature": 0, "maxOutputTokens": 64}
-            assert (
-                place.ask({"contents": contents_of("What is two plus two?"), "generationConfig": greedy}, "any")[0]
-                == 200
-            )
-            status, reply = place.ask(
-                {
-                    "contents": contents_of("What is 6*7?"),
-                    "tools": [CALCULATOR],
-                    "toolConfig": MUST,
-                    "generationConfig": greedy,
-                },
-                "any",
-            )
-        (call,) = answer_of("gemini", reply).tools
-        assert (status, call[1], json.loads(call[2]).keys()) == (200, "calculator", {"expression"})
-        transitions = [transition for rollout in place.rollouts() for transition in rollout.transitions]
-    assert [t.constrained for t in transitions] == [False, True]
-    for transition in transitions:
-        assert transition.error is None
-        assert transition.token_ids is not None, transition.output
-        assert transition.logprobs is not None
-        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0
