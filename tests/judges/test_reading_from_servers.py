@@ -14,8 +14,7 @@ from assay.errors import ConfigError
 from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.deciding import JudgeDecider
 from assay.judges.loading import load_judge
-from assay.judges.questions import one_of
-from assay.judges.reading import EMPTY, fenced, fenced_text, scale_masses
+from assay.judges.reading import scale_masses
 from assay.models import get_lm
 from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
 from assay.testing import scripted_lm
@@ -135,31 +134,6 @@ def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
     assert PointwiseJudge(**judge.config).min_mass == 0.5
     assert "min_mass" not in PointwiseJudge(GOOD).config, "judges that leave the default keep their version"
     assert PairwiseJudge(min_mass=0.2).min_mass == 0.2
-
-
-def remembering(requests: list[str], answer: Any) -> Callable[[Any], Any]:
-    def script(request: Any) -> Any:
-        requests.append(str(request.messages[-1].text))
-        return answer
-
-    return script
-
-
-def prompts_of(judge: PointwiseJudge, **settings: Any) -> list[str]:
-    requests: list[str] = []
-    judged(judge, remembering(requests, {"yes": 0.9, "no": 0.1}), **settings)
-    return requests
-
-
-def test_an_empty_output_is_in_the_prompt_and_an_absent_one_is_not() -> None:
-    assert prompts_of(PointwiseJudge(GOOD), output="") == ['task_input: "q"\noutput: (empty)']
-    assert prompts_of(PointwiseJudge(GOOD), output="  \n") == ['task_input: "q"\noutput: (empty)']
-    assert prompts_of(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], (
-        "who writes so is quoted"
-    )
-    assert prompts_of(PointwiseJudge(GOOD), task_input=None) == ['output: "x"']
-    assert (fenced_text(None), fenced_text(""), fenced(""), fenced(EMPTY)) == (None, EMPTY, EMPTY, EMPTY)
-    assert one_of({"answer": "", "why": None}) == ""
 
 
 def test_a_single_word_is_a_written_verdict() -> None:

@@ -178,13 +178,6 @@ CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 
 
-class Unwritable:
-    def __str__(self) -> str:
-        raise SystemExit(3)
-
-    __repr__ = __str__
-
-
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [
@@ -200,19 +193,6 @@ def test_every_answer_is_validated_by_a_schema(schema: dict[str, Any], answer: s
         "r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema, "field": "answer"})]
     )
     score = rubric.score(TASK, {"answer": answer})
-    assert score.value == 0.0
-    assert score.verdicts[0].reason
-
-
-@pytest.mark.parametrize("check", [checks.exact, checks.contains, checks.fields_match, checks.numeric])
-@pytest.mark.parametrize(
-    "answer",
-    [[10**5000], CYCLE, Unwritable(), {("a", "b"): 1}, {"a": {1: [10**5000], "b": Unwritable()}}],
-    ids=range(5),
-)
-def test_an_answer_that_cannot_be_serialized_is_graded(check: Any, answer: Any) -> None:
-    task = make_task({"inputs": {"question": "?"}, "expected": {"answer": "7777777"}})
-    score = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
     assert score.value == 0.0
     assert score.verdicts[0].reason
 

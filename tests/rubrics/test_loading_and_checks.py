@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from assay.datasets import make_task
 from assay.errors import RubricError
 from assay.rubrics import NoGrade, checks, load_rubric
-from assay.traces import Rollout
 
 TASK = make_task({"question": "?", "answer": "1,234.5"})
 
@@ -214,14 +213,3 @@ def test_a_value_of_the_wrong_type_is_refused_with_the_right_one(entry: str, mes
     with pytest.raises(RubricError) as caught:
         load_rubric(tmp_path / "r.yaml")
     assert str(caught.value).endswith(f"r.yaml:3: criterion 'a': {message}")
-
-
-@pytest.mark.parametrize("source", ["gateway", "otlp", None])
-def test_the_only_output_field_is_read_if_none_is_named(source: str | None) -> None:
-    rollout = None if source is None else Rollout(source=source)
-    labels, task = {"output": "1234.5"}, make_task({"question": "?", "total": "1234.5"}, inputs=["question"])
-    assert checks.contains(task, labels, rollout, text="1234").value == 1
-    assert checks.regex(task, labels, rollout, pattern=r"[\d.]+").value == 1
-    assert checks.one_of(task, labels, rollout, values=["1234.5"]).value == 1
-    assert checks.exact(task, labels, rollout).value == 1
-    assert checks.numeric(task, labels, rollout).value == 1

@@ -1,22 +1,18 @@
 """Fields of prompts and answers, in every prompt format."""
 
 import json
-from typing import Any, Literal
+from typing import Any
 
-import dspy
 import pytest
 from prompt_forms import ADAPTERS, VALUES, answer_of, prompt_of
-from pydantic import BaseModel
 
 from assay.support.sections import (
     adapter_readings,
     answer_fields,
     fields_in,
-    nested_outputs,
     output_names,
     prompt_fields,
     prompt_readings,
-    sections_in,
     structure_in,
 )
 
@@ -30,16 +26,6 @@ def test_an_answer_in_any_format_has_its_fields(form: str, value: str) -> None:
     text = answer_of(ADAPTERS[form], SIGNATURE, outputs)
     for prefix in ("", "<think>is it\nanswer: 3\n<answer>4</answer>?</think>\n"):
         assert fields_in(prefix + text, ("why", "answer")) == outputs
-
-
-@pytest.mark.parametrize("form", ADAPTERS)
-@pytest.mark.parametrize("value", VALUES)
-def test_one_of_the_readings_of_a_prompt_has_its_inputs(form: str, value: str) -> None:
-    inputs = {"question": value, "context": f"first\n{value}"}
-    prompt = prompt_of(ADAPTERS[form], SIGNATURE, inputs)[-1]["content"]
-    assert inputs in prompt_readings(prompt)
-    if form != "lean" or not ("\nnote: " in value or "\n\nRespond with" in value):
-        assert prompt_fields(prompt) == inputs
 
 
 @pytest.mark.parametrize("form", ADAPTERS)
@@ -87,17 +73,6 @@ def test_answers_of_models_are_read_leniently(text: str, fields: dict[str, Any])
     assert fields_in(text, ("reasoning", "why", "answer")) == fields
 
 
-def test_positions_are_those_of_the_values() -> None:
-    for text in (
-        "[[ ## why ## ]]\na\n\n[[ ## answer ## ]]\n4 5\n",
-        "<answer>\n4 5\n</answer>",
-        "answer: 4 5",
-        "<think>x</think>answer: 4 5",
-    ):
-        [section] = sections_in(text, ("answer",))
-        assert text[section.start : section.end] == "4 5"
-
-
 def test_arguments_of_tool_calls_are_fields() -> None:
     assert answer_fields("", [("search", {"query": "x"})]) == {"query": "x"}
     assert answer_fields("I am done", [("note", {}), ("submit", {"answer": 4})], ("next_thought",)) == {"answer": 4}
@@ -107,42 +82,6 @@ def test_arguments_of_tool_calls_are_fields() -> None:
         if "XML" in form:
             text = f"<thought>t</thought>\n<tool_calls>\n{json.dumps(calls)}\n</tool_calls>"
         assert answer_fields(text, names=("thought", "tool_calls")) == {"answer": "a\nb"}, form
-
-
-class Term(BaseModel):
-    value: int
-    sign: Literal["plus", "minus"] = "plus"
-    note: str | None = None
-
-
-class Sum(BaseModel):
-    terms: list[Term]
-    weights: dict[str, int]
-
-
-class ReadSum(dspy.Signature):
-    """Read it."""
-
-    page: Sum = dspy.InputField()
-    sum: Sum = dspy.OutputField()
-    tags: list[str] = dspy.OutputField()
-    html: str = dspy.OutputField()
-
-
-@pytest.mark.parametrize("value", VALUES)
-def test_objects_and_lists_in_xml_have_their_structure(value: str) -> None:
-    adapter = ADAPTERS["XMLAdapter"]
-    read = Sum(terms=[Term(value=1, note=value), Term(value=2)], weights={"a b": 3, "c": 4})
-    nested = nested_outputs(prompt_of(adapter, ReadSum, {"page": read})[0]["content"])
-    assert nested == {"sum", "tags"}
-    terms = [{"value": "1", "sign": "plus", "note": value}, {"value": "2", "sign": "plus", "note": None}]
-    wanted = {"sum": {"terms": terms, "weights": {"a b": "3", "c": "4"}}, "tags": [value, "x"], "html": "<b>4</b>"}
-    text = answer_of(adapter, ReadSum, {"sum": read, "tags": [value, "x"], "html": "<b>4</b>"})
-    names = ("sum", "tags", "html")
-    assert answer_fields(text, names=names, nested=nested) == wanted
-    assert answer_fields(text.replace("&lt;b>4&lt;/b>", "<b>4</b>"), names=names, nested=nested) == wanted
-    written = f"<sum>{json.dumps({'terms': []})}</sum>"
-    assert answer_fields(written, names=names, nested=nested) == {"sum": {"terms": []}}
 
 
 @pytest.mark.parametrize(
@@ -183,14 +122,3 @@ def test_long_texts_are_read_in_linear_time(part: str) -> None:
         answer_fields(whole, names=("why", "answer", "tool_calls"), nested=("answer",))
         prompt_readings(whole)
         adapter_readings("Reply with: answer: …", whole)
-
-
-def test_the_format_xml_takes_objects_that_are_not_valid_xml() -> None:
-    text = (
-        "<sum>\n<terms><item><value>1</value><note>a & b < c</note></item></terms><weights><x>2</x></weights>\n</sum>"
-        "<tags><item>R&D</item></tags><html><br></html>"
-    )
-    read = ADAPTERS["xml"].parse(ReadSum, text)
-    assert read == {
-        "sum": Sum(terms=[Term(value=1, note="a & b < c")], weights={"x": 2}), "tags": ["R&D"], "html": "<br>"
-    }  # fmt: skip

@@ -1,23 +1,18 @@
 """Sealed tasks, runs and final answers are recognised in every prompt format."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
-import dspy
 import pytest
 from conversation_place import Answers, Place
 from conversation_place import scripted as scripted
 from prompt_forms import ADAPTERS, VALUES, answer_of, prompt_of
-from pydantic import BaseModel
 
 from assay.datasets.tasks import Task
 from assay.models.alternatives import value_tokens
-from assay.rubrics import Criterion, Rubric, steps
-from assay.rubrics.checks import exact
-from assay.rubrics.comparison import same
-from assay.rubrics.trl_reward import completion_fields, trl_reward
+from assay.rubrics import steps
+from assay.rubrics.trl_reward import completion_fields
 from assay.traces import Rollout, ToolCall, Transition
 from assay.traces.store.sealing import SplitFinder, store_tasks
 
@@ -54,41 +49,6 @@ def test_the_arguments_of_dspys_submit_are_the_answer_of_a_run(scripted: Callabl
     for adapter in ADAPTERS.values():
         place.chat(*prompt_of(adapter, "question -> thought", {"question": "how far?"}), tools=[submit])
     assert [rollout.prediction for rollout in place.rollouts()] == [fields] * len(ADAPTERS)
-
-
-class Found(BaseModel):
-    places: list[str]
-    scores: dict[str, int]
-
-
-class Look(dspy.Signature):
-    question: str = dspy.InputField()
-    found: Found = dspy.OutputField()
-    html: str = dspy.OutputField()
-
-
-@pytest.mark.parametrize("form", ADAPTERS)
-@pytest.mark.parametrize("value", VALUES)
-def test_an_output_with_structure_equals_the_expected_one(
-    scripted: Callable[[Answers], Place], form: str, value: str
-) -> None:
-    found = {"places": [value, "b"], "scores": {"a b": 3, "c": 4}}
-    prompt = prompt_of(ADAPTERS[form], Look, {"question": "where?"})
-    text = answer_of(ADAPTERS[form], Look, {"found": Found(**found), "html": "<b>4</b>"})
-    for asked in (prompt, "q"):
-        rubric = Rubric("r", [Criterion(name="right", check=exact, arguments={"field": "found"})])
-        reward = trl_reward(rubric, answer="found", outputs=["found", "html"])
-        scores = asyncio.run(reward([asked] * 2, [text] * 2, found=[found, {**found, "places": []}]))
-        assert scores == [1.0, 0.0]
-    place = scripted(lambda messages: {"content": text})
-    place.chat(*prompt)
-    [run] = place.rollouts()
-    assert run.prediction is not None
-    assert same(run.prediction["found"], found)
-    assert run.prediction["html"] == "<b>4</b>"
-    if "XML" in form or form == "xml":
-        assert isinstance(run.prediction["found"], dict)
-        assert completion_fields(text, ["found"], prompt=prompt)["found"] == run.prediction["found"]
 
 
 def test_a_tool_call_is_the_completion_of_a_reward() -> None:
