@@ -538,3 +538,20 @@ def test_what_is_no_optimizer_of_prompts_is_refused_before_any_call(place: Path,
     with pytest.raises(ConfigError, match="optimizer"):
         compiled(given(), lm)
     assert lm.scripted.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "typed"),
+    [
+        (assay.evaluate, "devset", "data={'val'"), (assay.evaluate, "trainset", "data={'train'"),
+        (assay.evaluate, "metric", "rubric="), (assay.compare, "devset", "data={'val'"),
+        (assay.tune, "trainset", "data={'train'"), (assay.tune, "valset", "data={'val'"),
+        (assay.improve, "trainset", "data={'train'"), (assay.collect, "testset", "data={'test'"),
+        (assay.compile, "metric", "rubric="), (assay.compile, "student", "program="),
+        (assay.improve, "state", "compile"), (assay.train, "state", "compile"),
+    ],
+)  # fmt: skip
+def test_keywords_of_dspy_are_answered_with_what_to_type(function: Any, keyword: str, typed: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        function(**{keyword: ROWS})
+    assert typed in str(caught.value)
