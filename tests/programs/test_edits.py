@@ -33,3 +33,13 @@ def test_functions_of_a_source_are_named_with_their_class() -> None:
     source = "import x\nclass A:\n    def f(self):\n        def g(): pass\n\n    @x\n    def h(self): pass\n"
     assert functions_of(source) == {"A.f": [3, 4], "A.h": [6, 7], "module": [1, 2]}
     assert functions_of("def (") == {}
+
+
+def test_an_excerpt_offers_lines_with_code() -> None:
+    source = '"""Doc."""\n\n# note\ndef f(x):\n    """Doc\n    more."""\n    return x\n'
+    assert excerpt(source, 1000).choices == (4, 7)
+    assert excerpt(source, 1000).whole
+    short = excerpt(source, 30)
+    assert short.text == "4: def f(x):\n…\n7:     return x"
+    assert excerpt("(", 10).choices == (1,)
+    assert excerpt("# only\n", 100).choices == (1, 2)
