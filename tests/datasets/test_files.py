@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ def test_a_text_file_is_read_in_the_forms_that_tools_write(
 ) -> None:
     (tmp_path / name).write_bytes(content.removeprefix("\ufeff" * (encoding == "utf-16")).encode(encoding))
     assert rows_of(tmp_path / name) == ROWS
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", LINES), ("a.csv", TABLE), ("a.json", json.dumps(ROWS))])
+@pytest.mark.parametrize(
+    ("ending", "packed"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstd)]
+)
+def test_a_compressed_file_is_read_by_either_name(
+    tmp_path: Path, name: str, content: str, ending: str, packed: Callable[[bytes], bytes]
+) -> None:
+    for path in (tmp_path / f"{name}.{ending}", tmp_path / name):
+        path.write_bytes(packed(content.encode()))
+        assert rows_of(path) == ROWS
 
 
 def test_a_truncated_archive_is_refused_by_name(tmp_path: Path) -> None:

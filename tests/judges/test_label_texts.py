@@ -1,16 +1,60 @@
 """Labels as people's tools write them, and tables with a column per rater."""
 
+import math
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import dspy
+import numpy
+import pandas
 import pytest
 
 from assay.datasets.memory import data_spec
 from assay.errors import DataError
-from assay.judges import load_labels
+from assay.judges import PointwiseJudge, load_labels
 from assay.judges.labels import read_label
+from assay.rubrics import NoGrade
+from assay.testing import scripted_lm
 
 FIVE = ("1", "2", "3", "4", "5")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        4,
+        4.0,
+        Decimal("4.0"),
+        numpy.int64(4),
+        numpy.float64(4),
+        "4",
+        " 4 ",
+        "4.0",
+        "4,0",
+        "4.",
+        "+4",
+        "4/5",
+        "4 / 5",
+        "4.0/5",
+        "4 out of 5",
+        "4 of 5",
+        "４",
+        "4 - good",
+        "4: good",
+        "4 (good)",
+        "4. good",
+        "4 stars",
+        "4,",
+        "Good",
+        "Good.",
+        "(4)",
+        "[4]",
+        "4)",
+    ],
+)
+def test_a_label_on_a_scale_of_numbers_is_read_in_every_spelling(value: Any) -> None:
+    assert read_label(value, FIVE, {"4": "good", "5": "very good"}) == "4"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +106,36 @@ def test_a_label_is_read_on_scales_of_words(value: Any, labels: tuple[str, ...],
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        math.nan,
+        pandas.NA,
+        pandas.NaT,
+        "",
+        " ",
+        "N/A",
+        "n/a",
+        "NA",
+        "#N/A",
+        "nan",
+        "NULL",
+        "None",
+        "-",
+        "–",
+        "?",
+        "skip",
+        "(blank)",
+        "Don't know",
+        "unsure",
+    ],
+)
+def test_marks_of_a_missing_label_are_no_label(value: Any) -> None:
+    assert read_label(value, FIVE) is None
+    assert read_label(value, ("no", "yes")) is None
+
+
+@pytest.mark.parametrize(
     ("value", "labels", "near"),
     [
         (6, FIVE, "'5'"),
@@ -88,6 +162,41 @@ def test_a_label_off_the_scale_is_refused_with_the_nearest_one(value: Any, label
     assert str(caught.value).endswith(near)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("rater_1", "rater_2", "rater_3"),
+        ("annotator1", "annotator2", "annotator3"),
+        ("human_A", "human_B", "human_C"),
+        ("Rater 1", "Rater 2", "Rater 3"),
+        ("score_1", "score_2", "score_3"),
+        ("labeler-ann", "labeler-bob", "labeler-cy"),
+        ("label_1", "label_2", "label_3"),
+        ("rater1_label", "rater2_label", "rater3_label"),
+        ("human_label_1", "human_label_2", "human_label_3"),
+        ("Expert Rating A", "Expert Rating B", "Expert Rating C"),
+        ("vote1", "vote2", "vote3"),
+    ],
+)
+@pytest.mark.parametrize("form", ["csv", "frame", "jsonl"])
+def test_a_table_with_a_column_per_rater_gives_each_rating(tmp_path: Path, names: tuple[str, ...], form: str) -> None:
+    rows = [("x", 4, 5, None), ("y", None, None, None), ("z", 1, 1, 2)]
+    frame = pandas.DataFrame(rows, columns=["output", *names])
+    frame["user_query"] = "a question"
+    source: Any = frame
+    if form == "csv":
+        source = str(tmp_path / "l.csv")
+        frame.to_csv(source, index=False)
+    elif form == "jsonl":
+        source = str(tmp_path / "l.jsonl")
+        frame.to_json(source, orient="records", lines=True)
+    items = load_labels(data_spec(source), labels=FIVE)
+    found = {item.fields["output"]: [(rating.rater, rating.label) for rating in item.ratings] for item in items}
+    assert found == {"x": list(zip(names, "45", strict=False)), "z": list(zip(names, "112", strict=True))}
+    assert items.gaps == 4
+    assert all(item.columns == {"user_query": "a question"} for item in items)
+
+
 def test_ids_beside_a_gap_are_the_same_as_without_one() -> None:
     rows = [
         {"item_id": 1.0, "output": "x", "rater": 2.0, "label": "no"},
@@ -109,3 +218,24 @@ def test_an_error_names_row_column_and_scale(tmp_path: Path, text: str, place: s
     (tmp_path / "l.csv").write_text(text)
     with pytest.raises(DataError, match=place):
         load_labels(str(tmp_path / "l.csv"), labels=FIVE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ("4/5", "4"),
+        ('{"verdict": "4.0"}', "4"),
+        ("<think>Perhaps 2.</think>4", "4"),
+        ('<think>{"verdict": "2"}</think>{"verdict": "4"}', "4"),
+        ('<think>It is {"verdict": "4"}', None),
+        ("n/a", None),
+    ],
+)
+def test_a_written_verdict_is_read_as_a_label_is(answer: str, verdict: str | None) -> None:
+    judge = PointwiseJudge({"text": "How good?", "scale": FIVE}, reading="text", shows=("output",))
+    with dspy.context(lm=scripted_lm(lambda request: answer)):
+        if verdict is None:
+            with pytest.raises(NoGrade):
+                judge(output="x")
+        else:
+            assert judge(output="x").verdict == verdict

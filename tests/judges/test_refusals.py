@@ -46,6 +46,41 @@ def answered(scale: tuple[str, ...], sentence: str, alternatives: dict[str, floa
 
 
 @pytest.mark.parametrize(
+    ("scale", "sentence"),
+    [
+        (TEN, "I cannot rate this."),
+        (TEN, "I can't assist with that"),
+        (TEN, "A rating is not possible"),
+        (ROMAN, "I cannot rate this"),
+        (YES_NO, "No comment"),
+        (YES_NO, "No puedo evaluar esto"),
+        (YES_NO, "No , I cannot say"),
+        (YES_NO, "No. Lo siento"),
+        (YES_NO, "Yes, but I'm unable to"),
+        (YES_NO, "Yes, but I cannot verify it"),
+        (YES_NO, "No, this cannot be determined"),
+        (YES_NO, "No. It can't be judged"),
+        (YES_NO, "Yes, although it is impossible to say"),
+        (YES_NO, "No, I don't know"),
+        (YES_NO, "No, hard to tell"),
+        (FIVE, "3, but it could not be assessed"),
+        (("nein", "ja"), "Nein, das ist nicht zu beurteilen"),
+        (FIVE, "1 am sorry"),
+        (FIVE, "4 out of 5 dentists"),
+        (NINE, "9 out of 10 people"),
+        (NINE, "9 of the 12 points"),
+        (("nein", "ja"), "Nein, ich kann das nicht"),
+        (("是", "不"), "不能评价"),
+    ],
+)
+def test_a_sentence_that_begins_with_a_label_is_unscored(scale: tuple[str, ...], sentence: str) -> None:
+    first = sentence.split(" ")[0].rstrip(".,")
+    first = "不" if first.startswith("不") else first
+    with pytest.raises(NoGrade):
+        answered(scale, sentence, {first: 0.95, "The": 0.02})
+
+
+@pytest.mark.parametrize(
     ("scale", "sentence", "verdict"),
     [
         (TEN, "I", "level 8"),

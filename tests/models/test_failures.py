@@ -1,21 +1,28 @@
 """Failure kinds follow from the exception's class, for calls, programs, tools, checks and judges."""
 
 import asyncio
+import errno
+import http.client
 import json
+import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dspy
 import httpx
+import litellm
 import openai
 import pytest
-from dspy.utils.exceptions import ContextWindowExceededError, LMRateLimitError, LMTimeoutError
+from dspy import lm15
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMRateLimitError, LMTimeoutError
 
 from assay.datasets import Task
-from assay.errors import BudgetExceeded, FailureKind
+from assay.errors import BudgetExceeded, FailureKind, ModelError
 from assay.evaluation.session import RecordedProgram, Session
 from assay.models import Meter
+from assay.models.calls import failure_of_call, failure_of_program
 from assay.programs.tool_agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.criteria import JudgeSpec
@@ -25,6 +32,54 @@ from assay.traces import Recorder, Rollout, Store
 from assay.traces.export.selection import Selection, read_groups
 
 REQUEST = httpx.Request("POST", "http://x/v1")
+
+
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "of_call", "of_program"),
+    [
+        (ContextWindowExceededError(message="long"), "context", "context"),
+        (lm15.ContextLengthError("long"), "context", "context"),
+        (litellm.exceptions.ContextWindowExceededError("long", "m", "openai"), "context", "context"),
+        (LMTimeoutError("late"), "timeout", "timeout"),
+        (litellm.exceptions.Timeout("late", "m", "openai"), "timeout", "timeout"),
+        (openai.APITimeoutError(REQUEST), "timeout", "timeout"),
+        (httpx.ReadTimeout("late", request=REQUEST), "timeout", "timeout"),
+        (TimeoutError("late"), "timeout", "timeout"),
+        (LMRateLimitError("429"), "model", "model"),
+        (openai.APIConnectionError(request=REQUEST), "model", "model"),
+        (litellm.exceptions.APIConnectionError("gone", "openai", "m"), "model", "model"),
+        (ConnectionRefusedError("gone"), "model", "model"),
+        (httpx.ConnectError("gone", request=REQUEST), "model", "model"),
+        (socket.gaierror(-2, "Name or service not known"), "model", "model"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "model", "model"),
+        (http.client.IncompleteRead(b""), "model", "model"),
+        (ssl.SSLError("handshake"), "model", "model"),
+        (caused(RuntimeError("step 1 failed"), LMRateLimitError("429")), "model", "model"),
+        (caused(RuntimeError("step 1 failed"), LMTimeoutError("late")), "model", "timeout"),
+        (caused(RuntimeError("step 1 failed"), ContextWindowExceededError(message="long")), "model", "context"),
+        (caused(KeyError("x"), ValueError("y")), "model", "agent"),
+        (caused(AdapterParseError("A", dspy.Signature("a -> b"), "no"), LMRateLimitError("429")), "parse", "parse"),
+        (
+            ExceptionGroup("tasks", [ValueError("cancelled"), caused(RuntimeError("x"), LMRateLimitError("429"))]),
+            "model",
+            "model",
+        ),
+        (ExceptionGroup("tasks", [ExceptionGroup("more", [ConnectionResetError("gone")])]), "model", "model"),
+        (ExceptionGroup("tasks", [ValueError("x")]), "model", "agent"),
+        (ModelError("not pulled"), "model", "model"),
+        (BudgetExceeded("cap"), "cap", "cap"),
+        (KeyboardInterrupt(), "cap", "cap"),
+        (OSError("notes.txt could not be read"), "model", "agent"),
+        (ValueError("prompt is too long: context window exceeded, timeout"), "model", "agent"),
+    ],
+)
+def test_the_failure_kind_follows_from_the_exception_class(error: BaseException, of_call: str, of_program: str) -> None:
+    assert (failure_of_call(error), failure_of_program(error)) == (of_call, of_program)
 
 
 def answer(request: object) -> str:

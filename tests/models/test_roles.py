@@ -12,7 +12,7 @@ from assay.errors import ConfigError, ModelError
 from assay.models import get_lm
 from assay.models.embedded import with_tool_calls
 from assay.models.registry import find_model, read_metadata
-from assay.models.roles import Endpoint
+from assay.models.roles import Endpoint, is_local
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.runs.opening import client_of
 from assay.runs.settings import CompileSettings
@@ -31,6 +31,19 @@ def rows(folder: Path) -> str:
     )
     (folder / "rows.jsonl").write_text(text)
     return str(folder / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("http://localhost:8000/v1", True), ("http://127.0.0.1:1/v1", True), ("http://[::1]:1", True),
+        ("http://192.168.1.4:8000/v1", True),
+        ("http://vllm:8000/v1", True), ("http://box.local/v1", True), ("https://api.openai.com/v1", False),
+        ("http://8.8.8.8/v1", False), ("", False),
+    ],
+)  # fmt: skip
+def test_local_addresses_are_recognised(address: str, local: bool) -> None:
+    assert is_local(address) is local
 
 
 def test_an_unset_variable_or_a_key_in_its_place_is_refused_without_repeating_it(monkeypatch: Any) -> None:

@@ -1,5 +1,6 @@
 """Thresholds of a thinking policy as searched parameters: their space, the default, and the tuned artifact."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,22 @@ def test_setting_thresholds_keeps_the_rest_of_the_policy() -> None:
 
 def space(**ranges: tuple[float, float]) -> Space:
     return Space(programs=["p"], acting={"p": [*RANGES, *THRESHOLDS]}, ranges=ranges or {**RANGES, **THRESHOLDS})
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [
+        ({"probe_margin": (0.25, 0.5)}, "tenths"),
+        ({"probe_margin": (0.5, 1.5)}, "between 0 and 1"),
+        ({"stable": (0, 3)}, "between 1 and 6"),
+        ({"samples": (1, 2.5)}, "whole numbers"),
+        ({"confidence": (math.nan, 1)}, "finite"),
+        ({"piece": (1, 2)}, "of a program that thinks probe_margin, stable"),
+    ],
+)
+def test_a_range_that_cannot_be_searched_is_refused(ranges: dict[str, tuple[float, float]], reason: str) -> None:
+    with pytest.raises(ParameterError, match=reason):
+        check_ranges(ranges, {})
 
 
 def test_thresholds_that_do_not_act_and_misspelt_ones_are_refused_with_the_way_out() -> None:

@@ -11,6 +11,7 @@ import pytest
 from assay.errors import ParameterError, ProgramError
 from assay.models import count_tokens, get_lm
 from assay.programs import (
+    RANGES,
     Agent,
     AgentParameters,
     BaseAgent,
@@ -52,6 +53,16 @@ def run(agent: Agent, lm: Any, **inputs: Any) -> Any:
 
 def math(**parameters: Any) -> MathQA:
     return MathQA(AgentParameters.of(parameters))
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_out_of_range_names_the_range(name: str) -> None:
+    low, high = RANGES[name]
+    for wrong in (low - 1, high + 1, "many", None, float("nan")):
+        with pytest.raises(ParameterError, match=f"{name}=.* must be between {low:g} and {high:g}"):
+            AgentParameters.of({name: wrong})
+    for right in (low, high):
+        assert getattr(AgentParameters.of({name: right}), name) == right
 
 
 @pytest.mark.parametrize("values", ["json", 3, ["max_steps"], None])

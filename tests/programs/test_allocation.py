@@ -196,6 +196,24 @@ def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
         ThinkingPolicy.of(values)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"probe_margin": "0.5"},
+        {"probe_margin": True},
+        {"confidence": float("nan")},
+        {"posterior": None},
+        {"posterior": "high"},
+        {"samples": None},
+        {"piece": None},
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_with_the_rule(values: dict[str, Any]) -> None:
+    (name,) = values
+    with pytest.raises(ConfigError, match=f"^{name}=.* must be an? (number|integer) of "):
+        ThinkingPolicy(**values)
+
+
 def test_a_policy_is_part_of_the_program_state() -> None:
     policy = ThinkingPolicy(probe_margin=0.4, samples=3)
     state = program_state(MathQA(policy=policy))

@@ -2,7 +2,24 @@
 
 import pytest
 
-from assay.shipped.programs.code_repair.edits import Edit, applied, functions_of
+from assay.shipped.programs.code_repair.edits import Edit, applied, excerpt, functions_of, replacement_of
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("return x", "return x"),
+        ("    return x\n", "    return x"),
+        ("3: return x", "return x"),
+        ("  3:     return x", "    return x"),
+        ("```python\nreturn x\n```", "return x"),
+        ("`return x`", "return x"),
+        ("x = {3: 4}", "x = {3: 4}"),
+        ("30: x", "30: x"),
+    ],
+)
+def test_a_replacement_is_read_without_its_wrapping(text: str, expected: str) -> None:
+    assert replacement_of(text, 3) == expected
 
 
 @pytest.mark.parametrize(
@@ -29,12 +46,6 @@ def test_line_endings_stay_as_they_are() -> None:
     assert applied("a = 1\r\nb = 2\r\n", Edit(1, "a = 3\nc = 4")) == "a = 3\r\nc = 4\r\nb = 2\r\n"
 
 
-def test_functions_of_a_source_are_named_with_their_class() -> None:
-    source = "import x\nclass A:\n    def f(self):\n        def g(): pass\n\n    @x\n    def h(self): pass\n"
-    assert functions_of(source) == {"A.f": [3, 4], "A.h": [6, 7], "module": [1, 2]}
-    assert functions_of("def (") == {}
-
-
 def test_an_excerpt_offers_lines_with_code() -> None:
     source = '"""Doc."""\n\n# note\ndef f(x):\n    """Doc\n    more."""\n    return x\n'
     assert excerpt(source, 1000).choices == (4, 7)
@@ -43,3 +54,9 @@ def test_an_excerpt_offers_lines_with_code() -> None:
     assert short.text == "4: def f(x):\n…\n7:     return x"
     assert excerpt("(", 10).choices == (1,)
     assert excerpt("# only\n", 100).choices == (1, 2)
+
+
+def test_functions_of_a_source_are_named_with_their_class() -> None:
+    source = "import x\nclass A:\n    def f(self):\n        def g(): pass\n\n    @x\n    def h(self): pass\n"
+    assert functions_of(source) == {"A.f": [3, 4], "A.h": [6, 7], "module": [1, 2]}
+    assert functions_of("def (") == {}

@@ -1,6 +1,8 @@
 """Artifacts run in any folder: the files and packages that a program uses from its own folder are in them."""
 
 import json
+import os
+import pickle
 import shutil
 import sqlite3
 import sys
@@ -64,6 +66,45 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 DATA = {"facts.txt": "F", "data/facts.txt": "F", "data/more/facts.txt": "F"}
+
+
+@pytest.mark.parametrize(
+    ("mark", "parts"),
+    [
+        ("open('facts.txt').read()", {}),
+        ("Path('data/facts.txt').read_text()", {}),
+        ("open(Path(__file__).parent / 'data' / 'more' / 'facts.txt').read()", {}),
+        ("open('facts.txt').read() if os.path.exists('facts.txt') else 'none'", {}),
+        ("''.join(open(f'data/{name}').read() for name in os.listdir('data') if name.endswith('.txt'))", {}),
+        ("''.join(file.read_text() for file in Path('data').glob('*.txt'))", {}),
+        ("open(file='facts.txt').read()", {}),
+        ("''.join(open(b'data/' + name).read() for name in os.listdir(path=b'data') if name.endswith(b'.txt'))", {}),
+        ("FACTS", {"top": "FACTS = open('facts.txt').read()"}),
+        ("self.facts", {"built": "self.facts = Path('data/facts.txt').read_text()"}),
+        ("open('facts.txt').read() if question == '?' else ''", {}),
+        ('open(f\'data/{"facts" if question == "?" else "other"}.txt\').read()', {}),
+        ("sqlite3.connect('facts.db').execute('select name from facts').fetchone()[0]", {}),
+        (
+            "sqlite3.connect(f'file:{Path(__file__).parent}/facts.db?mode=ro', uri=True)"
+            ".execute('select name from facts').fetchone()[0]",
+            {},
+        ),
+    ],
+)
+def test_files_that_a_program_opens_next_to_itself_are_found_from_any_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch, mark: str, parts: dict[str, str]
+) -> None:
+    with sqlite3.connect(home / "project" / "facts.db") as database:
+        database.execute("create table facts (name)")
+        database.execute("insert into facts values ('F')")
+    database.close()
+    report = compiled_in(home, {"agent.py": program(mark, **parts), **DATA, "data/other.txt": ""}, "agent.py:QA")
+    shutil.rmtree(home / "project")
+    monkeypatch.chdir(home / "far")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(report.artifact)(question="?").answer == "F4"
+    for function in (open, os.stat, os.listdir):  # which find the files of artifacts now
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -32,6 +32,21 @@ def test_an_answer_cut_within_a_thought_has_no_output(name: str) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<answer>a < b & c</answer>", "a < b & c"),
+        ("<answer>\n&lt;b> &amp; c\n</answer>", "<b> & c"),
+        ("The answer:\n```xml\n<answer>7</answer>\n```", "7"),
+        ("<answer>\n7", "7"),
+        ('{"answer": "7"}', "7"),
+        ("7", "7"),
+    ],
+)
+def test_xml_of_small_models_is_read(text: str, value: str) -> None:
+    assert make_adapter("xml").parse(dspy.Signature("question -> answer"), text) == {"answer": value}
+
+
 def test_xml_keeps_types_and_a_reasoning_field() -> None:
     signature = dspy.Signature("question -> reasoning, items: list[str], count: int")
     text = "<reasoning>\na < b\n</reasoning>\n<items><item>x</item><item>y & z</item></items>\n<count>2</count>"

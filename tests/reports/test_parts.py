@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from assay.reports.changes import changes_of
 from assay.reports.charts import Line, interval_bar, lines_chart
 
@@ -24,6 +26,24 @@ def test_a_chart_escapes_its_texts_and_thins_its_lines() -> None:
     assert 'aria-label="&lt;&#34;"' in svg
     assert len(svg.split('points="')[1].split('"')[0].split()) <= 201
     assert lines_chart([Line(name="", points=[(0, 1)])], label="", x_name="", y_name="") == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "numbers"),
+    [
+        (0.05, 0.23, ["0.05", "0.1", "0.15", "0.2", "0.25"]),
+        (0.0, 5.63, ["0", "2", "4", "6"]),
+        (1.88, 8.0, ["0", "2", "4", "6", "8"]),
+        (0.3, 0.3, ["-0.25", "0", "0.25", "0.5", "0.75", "1"]),
+        (1234.0, 4321.0, ["1,000", "2,000", "3,000", "4,000", "5,000"]),
+        (0.0, 0.00002, ["0", "0.000005", "0.00001", "0.000015", "0.00002"]),
+    ],
+)
+def test_grid_lines_of_a_chart_are_at_round_numbers(low: float, high: float, numbers: list[str]) -> None:
+    svg = lines_chart([Line(name="a", points=[(0, low), (1, high)])], label="", x_name="x", y_name="y")
+    assert re.findall(r'text-anchor="end">([^<]*)<', svg)[:-1] == numbers
+    unit = lines_chart([Line(name="a", points=[(0, 0.1), (1, 0.9)])], label="", x_name="x", y_name="y", unit=True)
+    assert re.findall(r'text-anchor="end">([^<]*)<', unit)[:-1] == ["0", "0.25", "0.5", "0.75", "1"]
 
 
 def test_numbers_of_an_axis_have_room_left_of_it() -> None:

@@ -73,6 +73,17 @@ def test_toml_with_a_dotted_key_of_thousands_of_parts_is_refused_at_once(own_fol
     assert done.stdout.startswith("RubricError r.toml: a key has more than 16 dotted parts")
 
 
+@pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
+def test_dots_in_toml_strings_and_comments_are_allowed(own_folder: Path, quote: str) -> None:
+    dots = ".".join("abcdefghijklmnopqrstuvwxyz")
+    Path("r.toml").write_text(
+        f"# it's {dots}\n[[criteria]]\nname = 'a'\ntext = {quote}Is {dots} # 1.2 said?{quote} # {dots}\nweight = 1.5\n"
+    )
+    judge = load_rubric("r.toml").criteria[0].judge
+    assert judge is not None
+    assert dots in judge.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
@@ -103,6 +114,16 @@ def test_aliases_of_an_ordinary_size_are_read(own_folder: Path) -> None:
 def test_a_check_result_too_large_for_a_float_is_out_of_range(value: int) -> None:
     with pytest.raises(RubricError, match="not between 0 and 1"):
         Rubric("r", [Criterion(name="odd", check=lambda *_: value)]).score(TASK, {"answer": "1"})
+
+
+@pytest.mark.parametrize(
+    "answer", [10**400, 10**5000, "1" + "0" * 1500, "1" + "0" * 5000, "1e400", "1/" + "3" * 900], ids=range(6)
+)
+def test_the_numeric_check_decides_on_numbers_of_any_size(answer: Any) -> None:
+    assert checks.numeric(TASK, {"answer": answer}, None).value == 0.0
+    task = make_task({"inputs": {"question": "?"}, "expected": {"answer": 10**5000}})
+    assert checks.numeric(task, {"answer": 10**5000}, None).value == 1.0
+    assert checks.exact(task, {"answer": 10**5000 + 1}, None).value == 0.0
 
 
 @pytest.mark.timeout(120)
@@ -178,6 +199,13 @@ CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 
 
+class Unwritable:
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [
@@ -193,6 +221,19 @@ def test_every_answer_is_validated_by_a_schema(schema: dict[str, Any], answer: s
         "r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema, "field": "answer"})]
     )
     score = rubric.score(TASK, {"answer": answer})
+    assert score.value == 0.0
+    assert score.verdicts[0].reason
+
+
+@pytest.mark.parametrize("check", [checks.exact, checks.contains, checks.fields_match, checks.numeric])
+@pytest.mark.parametrize(
+    "answer",
+    [[10**5000], CYCLE, Unwritable(), {("a", "b"): 1}, {"a": {1: [10**5000], "b": Unwritable()}}],
+    ids=range(5),
+)
+def test_an_answer_that_cannot_be_serialized_is_graded(check: Any, answer: Any) -> None:
+    task = make_task({"inputs": {"question": "?"}, "expected": {"answer": "7777777"}})
+    score = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
     assert score.value == 0.0
     assert score.verdicts[0].reason
 

@@ -112,6 +112,40 @@ ANSWER = dspy.Prediction(
     amount=Decimal("12.50"),
     days=3,
 )
+EXPECTED = {
+    "kind": "firm",
+    "entities": [{"value": "Acme", "kind": "firm"}],
+    "due": "2024-02-29",
+    "amount": 12.5,
+    "days": "3",
+}
+ENTITIES = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"kind": {"enum": ["firm", "person"]}, "value": {"type": "string"}}},
+}
+RIGHT = [
+    (checks.fields_match, {}),
+    *((checks.exact, {"field": name}) for name in EXPECTED),
+    (checks.one_of, {"field": "kind", "values": ["person", "firm"]}),
+    (checks.one_of, {"field": "days", "values": [1, 3]}),
+    (checks.contains, {"field": "entities", "text": "Acme"}),
+    (checks.regex, {"field": "due", "pattern": r"\d{4}-\d\d-\d\d"}),
+    (checks.numeric, {"field": "amount"}),
+    (checks.json_schema, {"field": "entities", "schema": ENTITIES}),
+    (checks.json_schema, {"field": "kind", "schema": {"enum": ["firm", "person"]}}),
+    (checks.json_schema, {"field": "amount", "schema": {"type": "number"}}),
+    (checks.json_schema, {"schema": {"type": "object", "required": ["kind", "due"]}}),
+]
+
+
+@pytest.mark.parametrize(("check", "arguments"), RIGHT, ids=lambda part: getattr(part, "__name__", ""))
+def test_shipped_checks_give_one_for_right_typed_answers(check: Any, arguments: dict[str, Any]) -> None:
+    task = Task(id="a", inputs={"text": "x"}, expected=EXPECTED)
+    rubric = Rubric("r", [Criterion(name="right", check=check, arguments=arguments)])
+    assert rubric.score(task, ANSWER).value == 1.0
+    wrong = Task(id="a", inputs={"text": "x"}, expected=dict.fromkeys(EXPECTED, "other"))
+    if check in (checks.exact, checks.fields_match):
+        assert rubric.score(wrong, ANSWER).value == 0.0
 
 
 def test_a_users_own_check_gets_the_programs_objects() -> None:

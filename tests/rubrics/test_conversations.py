@@ -13,6 +13,9 @@ from assay.rubrics.conversations import (
     told_unasked,
     turns_used,
     user_corrected,
+    user_escalated,
+    user_gave_up,
+    user_repeated,
 )
 from assay.traces.records import Rollout, Transition
 
@@ -49,6 +52,51 @@ def test_turns_above_the_needed_number_cost() -> None:
     assert grade(turns_used, {"messages": messages * 3}) == 0.5
     assert grade(turns_used, {"messages": messages * 9}) == 1
     assert grade(turns_used, {"messages": messages * 3}, budget=3) == 0
+
+
+MESSAGES = ("I want to book a table for Friday evening.", "My number is 555-1234.")
+
+
+def after(text: str) -> dict[str, float]:
+    """Grades of the second reply, which the user answers with `text`."""
+    messages = [
+        {"role": "user", "content": MESSAGES[0]},
+        {"role": "agent", "content": "Your number?"},
+        {"role": "user", "content": MESSAGES[1]},
+        {"role": "agent", "content": "How many people?"},
+        {"role": "user", "content": text},
+    ]
+    rollout = Rollout(prediction={"messages": messages, "turn_calls": [[0, 2], [2, 4]]})
+    rollout.transitions = [Transition(t=t, model="m", request={}) for t in range(4)]
+    names = {
+        "repeated": user_repeated,
+        "corrected": user_corrected,
+        "escalated": user_escalated,
+        "gave_up": user_gave_up,
+    }
+    return {name: check(TASK, {"transition": rollout.transitions[3]}, rollout).value for name, check in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "signals"),
+    [
+        ("Four of us.", set()),
+        ("I do not know yet.", set()),
+        ("Yes, that is right.", set()),
+        ("My number is 555-1234.", {"repeated"}),
+        ("I already told you. My number is 555-1234.", {"repeated"}),
+        ("I want a table on Friday evening, to book.", {"repeated"}),
+        ("No, the day is wrong.", {"corrected"}),
+        ("Sorry, it should be Sunday, not Friday.", {"corrected"}),
+        ("That's not what I asked for.", {"corrected"}),
+        ("Can I talk to a real person, please?", {"escalated"}),
+        ("I will complain.", {"escalated"}),
+        ("Never mind, forget it.", {"gave_up"}),
+        ("I'll call somebody else, this is useless.", {"gave_up"}),
+    ],
+)
+def test_signals_of_the_users_next_message(text: str, signals: set[str]) -> None:
+    assert {name for name, value in after(text).items() if value} == signals
 
 
 def request(*texts: str) -> dict[str, Any]:

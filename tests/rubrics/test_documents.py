@@ -11,6 +11,7 @@ from assay.rubrics.documents import (
     abstained,
     answer_correct,
     answer_supported,
+    has_abstained,
     is_answerable,
     retrieval_gain,
     retrieved,
@@ -34,10 +35,41 @@ SILENT = {"answer": "not in the documents", "abstained": True, "citation": None,
 RIGHT, REMOVED = task(answer="1380 metres", passages=[TEXT]), task(passages=[])
 
 
+@pytest.mark.parametrize(
+    ("expected", "answerable"),
+    [
+        ({"answer": "x"}, True),
+        ({"answer": ""}, False),
+        ({"answer": "x", "source": ""}, False),
+        ({"source": "a.md"}, True),
+        ({"passages": []}, False),
+    ],
+)
+def test_an_empty_expectation_says_that_the_documents_have_no_answer(expected: Any, answerable: bool) -> None:
+    assert is_answerable(task(**expected)) is answerable
+
+
 def test_a_task_that_does_not_say_it_is_unscored() -> None:
     with pytest.raises(NoGrade, match=r"does not say whether the documents have the answer: give expected\.answer"):
         abstained(task(), SILENT, None)
     assert is_answerable(Task(id="t", inputs={"q": 1}, metadata={"answerable": True}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "grade"),
+    [
+        ("1380 metres", 1.0),
+        ("1,380 METRES.", 1.0),
+        ("The Marlow mill is 1380 metres high", 1.0),
+        ("380 metres", 0.0),
+        ("21380 metres", 0.0),
+        ("metres 1380", 0.0),
+        (f"{PASSAGE['text']} 1380 metres " + "and so on " * 5, 0.0),  # a copied document is no answer
+        ("", 0.0),
+    ],
+)
+def test_a_right_answer_has_the_expected_words_and_few_more(answer: str, grade: float) -> None:
+    assert answer_correct(RIGHT, said(answer), None).value == grade
 
 
 def test_one_of_several_right_answers_is_enough_and_abstaining_is_wrong() -> None:
@@ -53,6 +85,22 @@ def test_abstention_counts_where_the_documents_have_no_answer() -> None:
     assert (grade.value, grade.reason) == (0.0, "The documents have no answer, and it is '1380 metres'.")
     with pytest.raises(NotApplicable):
         abstained(RIGHT, SILENT, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_abstention"),
+    [
+        ("", True),
+        ("The documents do not say.", True),
+        ("I don't know", True),
+        ("It is not mentioned in the text", True),
+        ("38 metres", False),
+        ("The unknownable inn", False),
+        ("not the inn but the mill", False),
+    ],
+)
+def test_other_programs_abstain_by_their_words(answer: str, is_abstention: bool) -> None:
+    assert has_abstained({"answer": answer}) is is_abstention
 
 
 @pytest.mark.parametrize(

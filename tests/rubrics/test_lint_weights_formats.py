@@ -56,6 +56,21 @@ def test_an_unsuitable_question_is_reported(text: str, rule: str) -> None:
     assert [finding.rule for finding in lint_rubric(Rubric("r", [asks(text)]))] == [rule]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Is it clear?",
+        "Does it weigh the pros and cons?",
+        "Is the difference between cats and dogs named?",
+        "Is the band named?",
+        "Is it right or not?",
+        "Are there one or more sources?",
+    ],
+)
+def test_a_sound_question_has_no_finding(text: str) -> None:
+    assert lint_rubric(Rubric("r", [asks(text)])) == []
+
+
 def test_the_question_of_a_referenced_judge_is_checked_if_it_can_be_read() -> None:
     rubric = Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="mood.yaml"))])
     assert lint_rubric(rubric) == []

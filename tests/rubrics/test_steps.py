@@ -121,6 +121,36 @@ def test_a_result_is_used_by_a_later_step_or_the_answer() -> None:
     assert [graded(steps.result_used, run, t) for t in range(3)] == [1, 0, None]  # 66 contains 6 only as a digit
 
 
+def asking(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "parts": [{"type": "text", "text": text}]}]}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "used"),
+    [
+        ('[[ ## context ## ]]\n["Rome is a city", "Rome has 7 hills."]\n\n[[ ## question ## ]]\nWhat of Rome?', 1),
+        ("context: [1] «Rome is a city»\n[2] «Rome has 7 hills.»\nquestion: What of Rome?", 1),
+        ("Use this: Rome is a city\nRome has 7 hills.", 1),
+        ("[[ ## question ## ]]\nWhat of Rome?", 0),
+        ("results: search(About Rome) = ['Rome is a city', 'Rome has 7 hills.']\nquestion: What of Rome?", 0),
+        (
+            "[[ ## trajectory ## ]]\n[[ ## tool_name_0 ## ]]\nsearch\n[[ ## tool_args_0 ## ]]\n"
+            '{"query": "About Rome"}\n'
+            '[[ ## observation_0 ## ]]\n["Rome is a city", "Rome has 7 hills."]\n[[ ## question ## ]]\nWhat?',
+            0,
+        ),
+    ],
+)
+def test_a_result_passed_to_the_next_step_is_used_and_a_history_does_not_count(prompt: str, used: int) -> None:
+    search = call({"query": "About Rome"}, "['Rome is a city', 'Rome has 7 hills.']")
+    run = rollout(
+        turn(0, search, output="About Rome"),
+        turn(1, output="hills", request=asking(prompt)),
+        prediction={"answer": "seven"},
+    )
+    assert graded(steps.result_used, run, 0) == used
+
+
 def test_repeated_calls_and_known_results_earn_nothing() -> None:
     run = rollout(
         turn(0, call({"expression": "1+1"})), turn(1, call({"expression": "1+1"})), turn(2, call({"expression": "4-2"}))

@@ -1,15 +1,18 @@
 """Fields of prompts and answers, in every prompt format."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
+import dspy
 import pytest
 from prompt_forms import ADAPTERS, VALUES, answer_of, prompt_of
+from pydantic import BaseModel
 
 from assay.support.sections import (
     adapter_readings,
     answer_fields,
     fields_in,
+    nested_outputs,
     output_names,
     prompt_fields,
     prompt_readings,
@@ -82,6 +85,42 @@ def test_arguments_of_tool_calls_are_fields() -> None:
         if "XML" in form:
             text = f"<thought>t</thought>\n<tool_calls>\n{json.dumps(calls)}\n</tool_calls>"
         assert answer_fields(text, names=("thought", "tool_calls")) == {"answer": "a\nb"}, form
+
+
+class Term(BaseModel):
+    value: int
+    sign: Literal["plus", "minus"] = "plus"
+    note: str | None = None
+
+
+class Sum(BaseModel):
+    terms: list[Term]
+    weights: dict[str, int]
+
+
+class ReadSum(dspy.Signature):
+    """Read it."""
+
+    page: Sum = dspy.InputField()
+    sum: Sum = dspy.OutputField()
+    tags: list[str] = dspy.OutputField()
+    html: str = dspy.OutputField()
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_objects_and_lists_in_xml_have_their_structure(value: str) -> None:
+    adapter = ADAPTERS["XMLAdapter"]
+    read = Sum(terms=[Term(value=1, note=value), Term(value=2)], weights={"a b": 3, "c": 4})
+    nested = nested_outputs(prompt_of(adapter, ReadSum, {"page": read})[0]["content"])
+    assert nested == {"sum", "tags"}
+    terms = [{"value": "1", "sign": "plus", "note": value}, {"value": "2", "sign": "plus", "note": None}]
+    wanted = {"sum": {"terms": terms, "weights": {"a b": "3", "c": "4"}}, "tags": [value, "x"], "html": "<b>4</b>"}
+    text = answer_of(adapter, ReadSum, {"sum": read, "tags": [value, "x"], "html": "<b>4</b>"})
+    names = ("sum", "tags", "html")
+    assert answer_fields(text, names=names, nested=nested) == wanted
+    assert answer_fields(text.replace("&lt;b>4&lt;/b>", "<b>4</b>"), names=names, nested=nested) == wanted
+    written = f"<sum>{json.dumps({'terms': []})}</sum>"
+    assert answer_fields(written, names=names, nested=nested) == {"sum": {"terms": []}}
 
 
 @pytest.mark.parametrize(

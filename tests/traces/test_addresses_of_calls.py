@@ -50,6 +50,37 @@ def asked_at(folder: Path, address: str, path: str, body: Any = None) -> tuple[s
     return server.asked[0], outputs, gateway
 
 
+@pytest.mark.parametrize(
+    ("address", "located"),
+    [
+        ("", "/v1/chat/completions"),
+        ("/", "/v1/chat/completions"),
+        ("/v1", "/v1/chat/completions"),
+        ("/v1/", "/v1/chat/completions"),
+        ("/api/v1", "/api/v1/chat/completions"),
+        ("/api/paas/v4", "/api/paas/v4/chat/completions"),
+        ("/api/paas/v4/", "/api/paas/v4/chat/completions"),
+        ("/v1beta/openai", "/v1beta/openai/chat/completions"),
+        ("/v1beta/openai/", "/v1beta/openai/chat/completions"),
+        ("/compatible-mode/v1", "/compatible-mode/v1/chat/completions"),
+        ("/v4?api-version=2", "/v4/chat/completions?api-version=2"),
+        ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/api/v3/chat/completions/?a=1", "/api/v3/chat/completions?a=1"),
+        ("/openai/deployments/x?api-version=2", "/openai/deployments/x/chat/completions?api-version=2"),
+        (
+            "/openai/deployments/x/chat/completions?api-version=2",
+            "/openai/deployments/x/chat/completions?api-version=2",
+        ),
+        ("/inference", "/inference/chat/completions"),
+    ],
+)
+def test_an_upstreams_address_is_taken_as_it_is(tmp_path: Path, address: str, located: str) -> None:
+    for path in ("/v1/chat/completions", "/chat/completions"):
+        asked, outputs, _ = asked_at(tmp_path, address, path)
+        assert asked == located
+    assert outputs == ["hello"] * 2
+
+
 def test_other_dialects_and_paths_follow_the_address(tmp_path: Path) -> None:
     assert asked_at(tmp_path, "/anthropic", "/v1/messages", CLAUDE)[0] == "/anthropic/v1/messages"
     assert asked_at(tmp_path, "/api/v4", "/v1/responses", {"model": "m", "input": "hi"})[0] == "/api/v4/responses"
@@ -80,6 +111,41 @@ def test_the_scheme_of_an_address_may_have_capitals_and_blanks_around_it(address
 def test_an_address_without_a_host_is_refused(address: str) -> None:
     with pytest.raises(ConfigError):
         upstream_of(None, base=address)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/openai/deployments/x/chat/completions?api-version=2024", CHAT),
+        ("/v1/engines/x/completions", {"prompt": "hi"}),
+        ("/v1/engines/x/chat/completions", {"messages": CHAT["messages"]}),
+        ("/v2/projects/p/messages", CLAUDE),
+        ("/anthropic/v1/messages", CLAUDE),
+        ("/api/v1/chat/completions", CHAT),
+        ("/api/paas/v4/chat/completions", CHAT),
+        ("/v1beta/openai/chat/completions", CHAT),
+        ("/proxy/openai/v1/responses", {"model": "m", "input": "hi"}),
+        ("/chat/completions", CHAT),
+        ("/responses", {"model": "m", "input": "hi"}),
+        ("/messages", CLAUDE),
+        ("/r/me/api/v3/chat/completions", CHAT),
+    ],
+)
+def test_calls_at_odd_paths_are_recorded(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    _, outputs, gateway = asked_at(tmp_path, "", path, body)
+    assert (outputs, gateway.unrecorded) == (["hello"], 0)
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/model/x/converse", "/odd"])
+def test_calls_in_other_formats_are_counted_and_said_at_once(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {**CHAT, "prompt": "hi"}
+    _, outputs, gateway = asked_at(tmp_path, "", path, body)
+    assert (outputs, gateway.unrecorded) == ([], 1)
+    assert [
+        path.split("/")[1] in record.getMessage() for record in caplog.records if record.name == "assay.gateway"
+    ] == [True]
 
 
 @pytest.mark.parametrize("path", ["/v1/threads/t/messages", "/v1/embeddings", "/v1/files"])

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from assay.traces import Rollout, Store
@@ -49,6 +50,21 @@ def called(*ids: str) -> dict[str, Any]:
 
 def results(**texts: str) -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in texts.items()]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [called("c1", "c2", "c3"), *results(c3="r3", c1="r1", c2="r2")],
+        [called("x1", "x2", "x3"), *results(x1="r1", x2="r2", x3="r3")],
+        [called("x1", "x2", "x3"), *results(x3="r3", x1="r1", x2="r2")],
+        [called("c1", "c2", "c3"), *results(x1="r1", x2="r2", x3="r3")],
+        [called("c1", "x2", "x3"), *results(c1="r1", x2="r2", x3="r3")],
+    ],
+)
+def test_results_belong_to_their_calls_in_order_where_ids_changed(tmp_path: Path, later: list[dict[str, Any]]) -> None:
+    rollout = run_of(tmp_path, asked(), asked(*later))
+    assert [(tool.name, tool.result) for tool in rollout.tools] == [("f", "r1"), ("g", "r2"), ("f", "r3")]
 
 
 def test_every_turn_gets_its_own_results(tmp_path: Path) -> None:

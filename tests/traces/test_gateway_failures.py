@@ -72,6 +72,66 @@ def call_of(store: Store) -> tuple[Any, Transition]:
     return rollout, transition
 
 
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        ("chat", {"error": OVERLOADED}),
+        ("chat", {"error": "overloaded"}),
+        ("chat", {"choices": []}),
+        ("chat", {"choices": [None]}),
+        ("chat", {"choices": None}),
+        ("chat", {"choices": [{"index": 0, "message": None}]}),
+        ("chat", {}),
+        ("chat", {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "error"}]}),
+        (
+            "chat",
+            {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "error", "error": OVERLOADED}]},
+        ),
+        ("chat", {"object": "error", **OVERLOADED, "code": 400}),
+        ("chat", {"detail": "overloaded"}),
+        ("responses", {"error": OVERLOADED}),
+        ("responses", {"status": "failed", "output": [], "error": OVERLOADED}),
+        ("responses", {"status": "completed"}),
+        ("messages", {"type": "error", "error": OVERLOADED}),
+        ("messages", {"type": "message", "content": None}),
+    ],
+    ids=str,
+)
+def test_status_200_without_an_answer_is_a_failure(
+    stage: tuple[Planned, Store, str], dialect: str, body: dict[str, Any]
+) -> None:
+    planned, store, gateway = stage
+    planned.body = body
+    status, passed = post(gateway + PATHS[dialect], REQUESTS[dialect], **{"x-assay-end": "1"})
+    assert (status, passed) == (200, body)  # the caller gets it as it came
+    rollout, transition = call_of(store)
+    assert (transition.failure, transition.output) == (FailureKind.MODEL, "")
+    assert transition.error is not None
+    if "overloaded" in str(body):
+        assert "overloaded" in transition.error
+    assert rollout.prediction is None
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kind", "passed"),
+    [
+        (400, {"message": "too long", "code": "context_length_exceeded"}, "context", 400),
+        (400, {"message": "too long", "type": "exceed_context_size_error"}, "context", 400),
+        (400, {"message": "context_length_exceeded is what you may think of"}, "model", 400),
+        (504, {"message": "late"}, "timeout", 504),
+        (500, {"message": "boom"}, "model", 500),
+    ],
+)
+def test_an_upstreams_refusal_has_the_kind_of_its_code(
+    stage: tuple[Planned, Store, str], status: int, error: dict[str, str], kind: str, passed: int
+) -> None:
+    planned, store, gateway = stage
+    planned.body, planned.status = {"error": error}, status
+    assert post(gateway + PATHS["chat"], REQUESTS["chat"])[0] == passed
+    _, transition = call_of(store)
+    assert transition.failure == kind
+
+
 def streamed(gateway: str, dialect: str) -> bytes:
     request = urllib.request.Request(
         gateway + PATHS[dialect],

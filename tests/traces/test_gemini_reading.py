@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from gemini_calls import CALCULATOR, MODEL, content
+from gemini_calls import CALCULATOR, MODEL, VERTEX, content
 
 from assay.models.unrecorded import is_lm_request
 from assay.traces.gateway.events import read_events
 from assay.traces.messages.dialects import answer_of, chat_messages, chat_tools, error_in
+from assay.traces.messages.gemini import is_google
 
 # -- reading
 
@@ -122,6 +123,22 @@ def test_a_stream_without_a_finish_reason_is_incomplete_unless_the_prompt_was_bl
 
 
 # -- elsewhere
+
+
+@pytest.mark.parametrize(
+    ("path", "google"),
+    [
+        (f"{MODEL}:generateContent", True),
+        (f"{VERTEX}:countTokens", True),
+        ("/v1beta/files", True),
+        ("/upload/v1beta/files", True),
+        ("/v1/models", False),
+        ("/v1/chat/completions", False),
+        ("/v1/batches/b-1:cancel", False),
+    ],
+)
+def test_googles_paths_are_recognised(path: str, google: bool) -> None:
+    assert is_google(path) is google
 
 
 def test_calls_that_nothing_records_are_counted() -> None:

@@ -298,6 +298,35 @@ def recorded_by(kind: str, folder: Path, given: Any, said: Any) -> tuple[Rollout
     return run, skipped
 
 
+KERNELS = [
+    {"role": "user", "items": [{"content_type": "text", "text": "1+2?"}]},
+    {"role": "assistant", "items": [{"content_type": "function_call", "id": "c0", "name": "add", "arguments": "{}"}]},
+    {"role": "tool", "items": [{"content_type": "function_result", "id": "c0", "name": "add", "result": "3"}]},
+]
+FRAMEWORKS = [
+    {"role": "user", "contents": [{"type": "text", "text": "1+2?"}]},
+    {"role": "assistant", "contents": [{"type": "function_call", "call_id": "c0", "name": "add", "arguments": "{}"}]},
+    {"role": "tool", "contents": [{"type": "function_result", "call_id": "c0", "result": 3}]},
+]
+RESPONSES = [
+    USER,
+    {"type": "reasoning", "id": "rs", "summary": []},
+    {"type": "function_call", "call_id": "c0", "name": "add", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c0", "output": "3"},
+]
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
+@pytest.mark.parametrize(
+    "given", [KERNELS, {"chat_history": {"messages": KERNELS}}, FRAMEWORKS, RESPONSES, {"input": RESPONSES}]
+)
+def test_conversations_as_frameworks_write_them_are_read(tmp_path: Path, kind: str, given: Any) -> None:
+    run, skipped = recorded_by(kind, tmp_path, given, [{"role": "assistant", "content": "It is 3."}])
+    called = {"role": "assistant", "content": None, "tool_calls": [call("c0")]}
+    assert body(run.transitions[0])["messages"] == [USER, called, ANSWERED[2]]
+    assert (run.status, skipped) == ("done", [])
+
+
 @pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
 @pytest.mark.parametrize(
     ("said", "output", "calls"),
@@ -318,6 +347,42 @@ def test_answers_as_frameworks_write_them_are_read(
     run, skipped = recorded_by(kind, tmp_path, [USER], said)
     (transition,) = run.transitions
     assert (transition.output, len(choice(transition)["message"].get("tool_calls", [])), skipped) == (output, calls, [])
+
+
+@pytest.mark.parametrize(
+    ("said", "output"),
+    [
+        ({"model": "m", "message": {"role": "assistant", "content": "3"}, "done": True}, "3"),  # Ollama
+        ({"output": {"message": {"role": "assistant", "content": [{"text": "3"}]}}, "stopReason": "end_turn"}, "3"),
+        (
+            {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "3"}]}]},
+            "3",
+        ),
+        ({"text": "3", "generation_id": "g", "finish_reason": "COMPLETE"}, "3"),  # Cohere
+        ({"answer": 3}, '{"answer": 3}'),  # the model's own JSON
+        ({"output": {"sum": 3}, "message": "added"}, '{"output": {"sum": 3}, "message": "added"}'),
+    ],
+)
+def test_langfuses_spans_hold_answers_as_text_that_is_an_envelope_or_the_models_own(
+    tmp_path: Path, said: Any, output: str
+) -> None:
+    recorded = {"langfuse.observation.input": text([USER]), "langfuse.observation.output": text(said)}
+    run, skipped = imported(tmp_path, [span(1, {}, parent=0), chat(2, recorded)])
+    assert (run.transitions[0].output, skipped) == (output, [])
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"input": [{"role": "user", "content": "and?"}, {"type": "item_reference", "id": "msg_1"}]},
+        {"input": "and?", "previous_response_id": "resp_1"},
+        {"input": "and?", "conversation": {"id": "conv_1"}},
+    ],
+)
+def test_a_request_that_names_earlier_messages_is_incomplete(tmp_path: Path, kind: str, given: Any) -> None:
+    run, skipped = recorded_by(kind, tmp_path, given, [{"role": "assistant", "content": "3"}])
+    assert (run.status, run.failure, run.score, len(skipped)) == ("error", "record", None, 1)
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "langfuse", "otlp"])

@@ -18,6 +18,7 @@ from rigs.serving import served
 
 HEADERS = {"Content-Type": "application/json"}
 USER = [{"role": "user", "content": "hi"}]
+REFUSAL = {"type": "refusal", "refusal": "I will not."}
 PATHS = {
     "chat": ("/v1/chat/completions", {"model": "m", "messages": USER}),
     "responses": ("/v1/responses", {"model": "m", "input": "hi"}),
@@ -29,6 +30,12 @@ PATHS = {
 def chat(finish: str, **message: Any) -> dict[str, Any]:
     choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": None, **message}}
     return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
+def chunks(finish: str, *deltas: dict[str, Any]) -> list[dict[str, Any]]:
+    ended = [{"index": 0, "delta": {}, "finish_reason": finish}]
+    choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
+    return [{"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": c} for c in [*choices, ended]]
 
 
 def response(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -59,6 +66,16 @@ def gemini(reason: str, *texts: str) -> dict[str, Any]:
     return {"candidates": [{"index": 0, "finishReason": reason, **({"content": content} if texts else {})}]}
 
 
+def responses_stream() -> list[dict[str, Any]]:
+    at = {"output_index": 0, "content_index": 0, "item_id": "i"}
+    return [
+        {"type": "response.created", "response": response(status="in_progress")},
+        {"type": "response.refusal.delta", **at, "delta": "I will "},
+        {"type": "response.refusal.delta", **at, "delta": "not."},
+        {"type": "response.completed", "response": response(REFUSAL)},
+    ]
+
+
 def graded(folder: Path, dialect: str, reply: Any) -> tuple[float, str | None]:
     """The score and the failure of a gateway's rollout whose only call was answered so; a list is a stream's events."""
 
@@ -84,6 +101,35 @@ def graded(folder: Path, dialect: str, reply: Any) -> tuple[float, str | None]:
     assert rollout.transitions[0].error is None
     result = grade_rollout(load_rubric("exact"), Task(id="t", inputs={}, expected={"answer": "I will not."}), rollout)
     return result.value, result.result.failed if result.result else None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "reply", "word"),
+    [
+        ("chat", chat("stop", refusal="I will not."), "refusal"),
+        ("chat", chat("stop", content=[REFUSAL]), "refusal"),
+        ("chat", chat("content_filter", content="I will not."), "content_filter"),
+        ("chat", chat("SAFETY", content="I will not."), "SAFETY"),
+        ("chat", chat("content_filter"), "content_filter"),
+        ("chat", chunks("stop", {"refusal": "I will "}, {"refusal": "not."}), "refusal"),
+        ("chat", chunks("content_filter", {"content": "I will not."}), "content_filter"),
+        ("responses", response(REFUSAL), "refusal"),
+        ("responses", response({"type": "output_text", "text": "I will not."}, status="incomplete",
+                               incomplete_details={"reason": "content_filter"}), "content_filter"),
+        ("responses", responses_stream(), "refusal"),
+        ("messages", claude("refusal", "I will not."), "refusal"),
+        ("messages", claude("refusal"), "refusal"),
+        ("messages", claude_stream("refusal", "I will not."), "refusal"),
+        ("gemini", gemini("SAFETY", "I will not."), "SAFETY"),
+        ("gemini", gemini("PROHIBITED_CONTENT"), "PROHIBITED_CONTENT"),
+        ("gemini", {"promptFeedback": {"blockReason": "OTHER"}}, "OTHER"),
+        ("gemini", [gemini("", "I will "), gemini("RECITATION", "not.")], "RECITATION"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_a_failure_with_the_providers_word(tmp_path: Path, dialect: str, reply: Any, word: str) -> None:
+    score, failed = graded(tmp_path, dialect, reply)
+    assert score == 0.0
+    assert f"({word})" in str(failed)
 
 
 @pytest.mark.parametrize(
