@@ -27,7 +27,7 @@ _WHERE = {
     "deployed": "assay.api.deployed",
     "compare": "assay.commands.compare",
     "compile": "assay.api.compile",
-    "compile_judge": "assay.api.judge.compile",
+    "compile_judge": "assay.commands.judge_compile",
     "evaluate": "assay.commands.evaluate",
     "export": "assay.commands.export",
     "improve": "assay.api.improve.run",
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from assay.api.compile import compile
     from assay.api.deployed import deployed
     from assay.api.improve.run import improve
-    from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
     from assay.api.run import load, run
     from assay.api.sft import train_sft
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
     from assay.commands.index import index
+    from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError

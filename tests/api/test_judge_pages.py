@@ -8,9 +8,9 @@ import pytest
 from people_and_judges import kind, label, options
 
 import assay
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.drift import replay_anchors
 from assay.api.pages import write_card_page
+from assay.commands.judge_audit import audit_judge
+from assay.commands.judge_drift import replay_anchors
 from assay.judges.questions import Question, known_questions
 from assay.traces import Rollout, Store
 from assay.traces.store.listing import finished_report, list_runs

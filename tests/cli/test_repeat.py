@@ -12,9 +12,9 @@ from assay.cli.repeat import resume_command, rollout_command, run_command
 from assay.commands.collect import Collect
 from assay.commands.evaluate import Evaluate
 from assay.commands.former import FORMER_COMMANDS as COMMANDS
+from assay.commands.judge_compile import CompileJudge
 from assay.runs.settings import (
     CompileSettings,
-    JudgeCompileSettings,
     TrainSettings,
     TuneSettings,
 )
@@ -28,7 +28,6 @@ CASES: list[Any] = [
         parameters={"temperature": 0.5, "tool": "a b"}, optimizer_settings={"n": 4}, rename={"a": "b"}, max_calls=0,
     ),
     TuneSettings(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=("score", "tokens")),
-    JudgeCompileSettings(judge="Is it right?", labels="labels.csv"),
 ]  # fmt: skip
 
 
@@ -64,6 +63,13 @@ def test_a_collection_has_the_settings_of_its_run() -> None:
     stored = Collect("p.py:P", rubric="r", data="d", n=4, size=2, parameters={"max_steps": 3}).without_passwords
     expected = "assay collect p.py:P --rubric r --data d --n 4 --size 2 --set max_steps=3 --resume"
     assert sorted(str(resume_command("collect", stored)).split()) == sorted(expected.split())
+
+
+def test_a_compile_of_a_judge_has_the_settings_of_its_run() -> None:
+    judge = CompileJudge("Is it right?", labels="l.csv", scale=["no", "yes"], sizes={"val": 4}, cache=False)
+    expected = "assay judge compile 'Is it right?' --labels l.csv --scale no,yes --val-size 4 --no-cache --resume"
+    words = shlex.split(str(resume_command("judge compile", judge.without_passwords)))
+    assert sorted(words) == sorted(shlex.split(expected))
 
 
 def test_a_training_is_resumed_by_its_method() -> None:

@@ -15,10 +15,6 @@ import pytest
 
 import assay
 from assay.api.deploy.status import advance_deployment
-from assay.api.judge.audit import audit_judge
-from assay.api.judge.drift import replay_anchors
-from assay.api.judge.fidelity import audit_user
-from assay.api.judge.score import score_rows
 from assay.api.loop.state import schedule_files
 from assay.api.registry import register
 from assay.api.run import run
@@ -44,11 +40,6 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
     (assay.train_sft, SFTSettings, options.SFTOptions),
-    (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
-    (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
-    (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
-    (replay_anchors, settings.JudgeDriftSettings, options.JudgeDriftOptions),
-    (audit_user, settings.FidelitySettings, options.FidelityOptions),
     (run, settings.RunSettings, options.RunOptions),
     (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
     (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
@@ -189,13 +180,13 @@ def test_choices_defined_twice_are_equal() -> None:
     from assay.commands.export import Export
     from assay.judges.quality.agreement import MEASURES
     from assay.optimizers.finetuning.settings import RETURNS
-    from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
+    from assay.optimizers.judges.config import JudgeConfig
     from assay.support.options import options_of
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
     from assay.traces.store import sealing
 
     assert set(RETURNS) == set(CREDIT_RETURNS) == set(options_of(Export)["returns"].choices)
-    assert SETTINGS_MEASURES == MEASURES
+    assert options_of(JudgeConfig)["objective"].choices == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
 
 

@@ -11,18 +11,19 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
-from assay.api.judge.score import score_rows
 from assay.api.tune import tune
 from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
+from assay.commands.judge_compile import CompileJudge
+from assay.commands.judge_score import score_rows
 from assay.commands.project import project_settings
 from assay.commands.scoring import score_rollouts
 from assay.errors import ConfigError, ProjectError
 from assay.models import Thinking, get_lm
 from assay.programs import Classify
 from assay.runs.loading import load_judge
-from assay.runs.settings import CompileSettings, JudgeCompileSettings
+from assay.runs.settings import CompileSettings
 from assay.testing import scripted_lm
 from rigs.serving import served
 
@@ -279,7 +280,7 @@ def test_the_command_line_names_the_flag_and_the_nearest_word(project: dict[str,
 
 
 def test_a_judges_budget_is_declared_for_the_judge() -> None:
-    assert JudgeCompileSettings(judge="j", labels="l", thinking="64").thinking == 64
+    assert CompileJudge("j", labels="l", thinking="64").thinking == 64
 
 
 def test_stored_rollouts_are_scored_with_the_judges_budget(project: dict[str, Any], vllm: Server) -> None:

@@ -9,6 +9,7 @@ from assay.api.compile import CompileReport
 from assay.api.tune.report import TuneReport
 from assay.commands.compare import CompareReport
 from assay.commands.evaluate import EvaluationReport
+from assay.commands.judge import CardReport
 from assay.datasets.rows import near_notes
 from assay.errors import StoreError
 from assay.optimizers.finetuning.policy_gradient import PolicyReport
@@ -67,6 +68,8 @@ def write_page(path: str | Path, report: Any, *, store: str | Path | None = None
         write_evaluation_page(path, report, store=store, words=words)
     elif isinstance(report, CompareReport):
         write_compare_page(path, report, store=store, words=words)
+    elif isinstance(report, CardReport):
+        write_card_page(path, report.judge)
 
 
 def write_evaluation_page(

@@ -72,17 +72,6 @@ class _Group(click.Group):
             formatter.write_dl([(name, COMMANDS[f"{self.name} {name}"][1]) for name in self.list_commands(ctx)])
 
 
-class PartlyDerived(click.Group):
-    """A group of which some commands are derived. It goes with the last of the others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        derived = [words.partition(" ")[2] for words in COMMANDS if words.startswith(f"{self.name} ")]
-        return sorted([*super().list_commands(ctx), *derived])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or derived_command(f"{self.name} {cmd_name}")
-
-
 class _Command(click.Command):
     """A command whose help shows its options by group: first its own, last those of all commands."""
 
@@ -200,7 +189,7 @@ class _Run:
                 report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
-                    _write_page(page, report, settings.store)
+                    _write_page(page, report, getattr(settings, "store", None))
                 output.finish(settings, report)
             except AssayError as error:
                 error.names = names

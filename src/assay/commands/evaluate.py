@@ -65,7 +65,7 @@ class EvaluationReport(ScoredRuns):
 
     split: str
     alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
-    # by criterion, see `assay.api.judge.correction.corrected_means`
+    # by criterion, see `assay.runs.correction.corrected_means`
     corrected: Mapping[str, dict[str, Any]]
     openings: "Openings | None"  # of the test split
     tasks: int  # of the split; a cap may have ended the run before all of them were scored
@@ -176,10 +176,10 @@ class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
     """Id that an opening of the test split is counted for, if this evaluation is part of a larger job."""
 
     def run(self) -> EvaluationReport:
-        from assay.api.judge.correction import corrected_means
         from assay.evaluation import Evaluation
         from assay.evaluation.metrics import overridden_format, run_notes
         from assay.runs.arguments import named
+        from assay.runs.correction import corrected_means
         from assay.runs.finished import FinishedRun
         from assay.runs.jobs import open_job
         from assay.traces.store.sealing import SEALED

@@ -13,13 +13,8 @@ from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
     CompileSettings,
-    FidelitySettings,
     ImpactSettings,
     ImproveSettings,
-    JudgeAuditSettings,
-    JudgeCompileSettings,
-    JudgeDriftSettings,
-    JudgeScoreSettings,
     LoopInstallSettings,
     RunSettings,
     ServeSettings,
@@ -33,7 +28,6 @@ from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, op
 from assay.support.settings import Setting, members_of_type, settings_of
 
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
-_UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "compile": (CompileSettings,),
     "run": (RunSettings,),
@@ -41,11 +35,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
-    "judge compile": (JudgeCompileSettings,),
-    "judge audit": (JudgeAuditSettings,),
-    "judge score": (JudgeScoreSettings,),
-    "judge drift": (JudgeDriftSettings,),
-    "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
     "view": (ViewSettings,),
     "deploy simulate": (SimulateSettings,),
@@ -74,8 +63,6 @@ def former_options(command: str) -> dict[str, Option]:
 
 def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
     """The keys for numbers of tasks: the names of the command's flags."""
-    if command in _UNSIZED:
-        return ()
     if "split" in settings:
         return ("size",)
     return [f"{split}_size" for split in SPLITS if split != "gate" or not command.startswith("train ")]

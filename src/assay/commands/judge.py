@@ -1,17 +1,18 @@
-"""`assay judge lint`, `label` and `forget`: criteria that are likely mistakes, and labels of people."""
+"""`assay judge lint`, `label`, `forget` and `card`: criteria that are likely mistakes, labels of people, and cards."""
 
 import getpass
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlencode
 
-from assay.commands.groups import InStore, Trusting
-from assay.errors import ConfigError
+from assay.commands.groups import InStore, Output, Trusting, WithPage
+from assay.errors import ConfigError, NoArtifact
 from assay.runs.project_file import is_of_project
 from assay.support.numbers import counted
-from assay.support.options import Flag, Positive, Seed, function_of
-from assay.support.report import Report
+from assay.support.options import Flag, Positive, Seed, Settings, function_of
+from assay.support.report import Report, Table
 from assay.support.terminal import ask, echo, rich_console
 
 if TYPE_CHECKING:
@@ -276,6 +277,52 @@ class ForgetRater(InStore):
         with Store(self.store) as store:
             removed, judges = store.forget_rater(self.rater), store.artifacts_of(person_digest(self.rater))
         return ForgottenRater(rater=self.rater, removed=removed, judges=tuple(judges))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CardReport(Report):
+    """The reliability card of a compiled judge, as `assay.judges.quality.card.reliability_card` returns it."""
+
+    judge: str
+    card: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.card)
+
+    def lines(self) -> Iterator[str | Table]:
+        from assay.commands.judging import agreement_table, card_lines
+
+        yield agreement_table(self.card)
+        yield from card_lines(self.card)
+
+
+class CardOutput(WithPage, Output):
+    """Output."""
+
+
+class ShowCard(Settings):
+    """Show the reliability card of a compiled JUDGE.
+
+    Raises:
+        NoArtifact: the judge has no card.
+    """
+
+    OUTPUT: ClassVar[Any] = CardOutput
+
+    judge: Annotated[str | Path, Flag(key=False)] = field(kw_only=False)
+    """Folder written by assay judge compile."""
+
+    def run(self) -> CardReport:
+        from assay.sources.artifact_files import read_json, read_manifest
+
+        path = Path(self.judge) / "card.json"
+        if not path.is_file():
+            raise NoArtifact(
+                f"{self.judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
+                "before it was measured"
+            )
+        read_manifest(Path(self.judge))  # one of another format is refused
+        return CardReport(judge=str(self.judge), card=read_json(path, path.parent))
 
 
 lint = function_of(Lint, "lint")

@@ -5,6 +5,7 @@ from typing import Any
 
 from assay.reports.texts import readable
 from assay.support.numbers import calls_text, counted, figure, price, signed
+from assay.support.report import Report, Table, Words
 
 __all__ = [
     "MORE_TASKS",
@@ -122,6 +123,28 @@ def why_sealed(report: Mapping[str, Any]) -> str:
     if report["gate"] is not None:
         return "The sealed test was not opened: gate did not prove that the result is better, so the baseline is kept."
     return "The sealed test was not opened: the baseline is the best that was found, so it is kept."
+
+
+def markdown(report: Report, *, title: str, about: str, words: Words = str) -> str:
+    """The page `report.md` of an artifact: what people see of a report, as Markdown.
+
+    Args:
+        about: a paragraph under the title.
+        words: changes the texts, such as Python arguments to flags.
+    """
+    parts, items = [f"# {title}", about], list[str]()
+    for line in report.lines():
+        if isinstance(line, str) and line.startswith("note: "):
+            items.append(f"- {words(line.removeprefix('note: '))}")
+        else:
+            parts.append(words(line) if isinstance(line, str) else _table(line))
+    return "\n\n".join([*parts, *(["## Notes", "\n".join(items)] if items else [])]) + "\n"
+
+
+def _table(table: Table) -> str:
+    header = table.header or [""] * len(table.rows[0])
+    rows = [header, ["---", *["---:"] * (len(header) - 1)], *([_cell(cell) for cell in row] for row in table.rows)]
+    return f"## {table.title}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def compile_markdown(

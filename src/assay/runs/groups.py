@@ -52,15 +52,9 @@ def _source(value: Any) -> Any:
 Source: TypeAlias = Annotated[Any, Parse(_source)]
 
 
-class Task(Settings):
+class Sized(Settings):
     """Rubric and data."""
 
-    rubric: Annotated[Source, Flag(metavar="R", path=True)]
-    """Rubric: a YAML file, a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql,
-    answer_from_documents, converse, nim, experiment), a check (exact), or metrics.py:NAME of a DSPy metric."""
-    data: Annotated[Source, Flag(metavar="D", path=True)]
-    """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
-    arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…)."""
     rename: Annotated[Mapping[str, str], Flag(metavar="COLUMN=NAME")] = field(default_factory=dict)
     """Column of the data to rename, and its new name."""
     salt: str | None = None
@@ -73,6 +67,34 @@ class Task(Settings):
         from assay.datasets import check_sizes
 
         check_sizes(self.sizes)
+
+
+class Task(Sized):
+    """Rubric and data."""
+
+    rubric: Annotated[Source, Flag(metavar="R", path=True)]
+    """Rubric: a YAML file, a shipped name (math_qa, classify, extract, tool_user, code_repair, text_to_sql,
+    answer_from_documents, converse, nim, experiment), a check (exact), or metrics.py:NAME of a DSPy metric."""
+    data: Annotated[Source, Flag(metavar="D", path=True)]
+    """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
+    arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…)."""
+
+
+class FourSplits(Sized):
+    """Splits."""
+
+    train_size: Positive | None = None
+    """Maximum number of train tasks."""
+    val_size: Positive | None = None
+    """Maximum number of val tasks."""
+    gate_size: Positive | None = None
+    """Maximum number of gate tasks."""
+    test_size: Positive | None = None
+    """Maximum number of test tasks."""
+
+    def check(self) -> None:
+        sizes = {split: size for split in SPLITS if (size := getattr(self, f"{split}_size")) is not None}
+        object.__setattr__(self, "sizes", {**self.sizes, **sizes})
 
 
 class OneSplit(Task):
@@ -188,25 +210,63 @@ class Capped(Settings):
     """Maximum cost in US dollars; the run stops there."""
 
 
+class ReflectionModel(Settings):
+    """Model that proposes instructions."""
+
+    reflection_model: str | None = None
+    """Language model that proposes instructions; by default that of the program."""
+    reflection_api_base: Address = None
+    """Base URL of an OpenAI-compatible server for the reflection model. By default that of `api_base`; 'provider': the
+    provider's own address."""
+    reflection_api_key_env: KeyVariable = None
+    """Environment variable with the API key for the reflection model; by default the provider's usual one."""
+    reflection_thinking: Budget = None
+    """How much the reflection model may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max,
+    off or auto (no limit). A model or program that cannot keep it is refused."""
+
+    def check(self) -> None:
+        check_address(self.reflection_api_base, "reflection_api_base")
+
+
 class Execution(Settings):
     """Execution."""
 
     seed: Seed = 0
     """Seed of the random number generators."""
-    threads: Annotated[Positive | None, Flag(job=False)] = None
-    """Number of concurrent runs; by default the number that suits the model's engine."""
     task_timeout: Annotated[Seconds, Flag(metavar="SECONDS", job=False)] = DEFAULT_S
     """Time limit in seconds of one run with its tools, of one check and of one judge. A run that exceeds it fails; the
     criterion of a check or judge is unscored. The limit of one tool call is a quarter of it."""
+
+
+class Threads(Settings):
+    """Execution."""
+
+    threads: Annotated[Positive | None, Flag(job=False)] = None
+    """Number of concurrent runs; by default the number that suits the model's engine."""
+
+
+class Preflight(Settings):
+    """Execution."""
+
     preflight: Annotated[bool, Flag(job=False)] = True
     """Check first, on one task, that the program runs and its judges answer."""
+
+
+class Cached(Settings):
+    """Execution."""
+
     cache: Annotated[bool, Flag(job=False)] = True
     """Read and write the response cache. Without it equal calls are sent once in a run, and again in the next."""
+
+
+class Resumable(Settings):
+    """Execution."""
+
     resume: Annotated[bool, Flag(key=False)] = False
     """Continue this job's unfinished run."""
 
 
-class ProgramExecution(Execution):
+class ProgramExecution(Resumable, Cached, Preflight, Threads, Execution):
     """Execution."""
 
     parameters: Annotated[Mapping[str, Any], Flag(name="--set", metavar="NAME=VALUE")] = field(default_factory=dict)
@@ -226,6 +286,16 @@ class KeyedJob(Execution, Capped, Model):
 
     kind: ClassVar[str]  # of the run in the store
     ROLE: ClassVar[str] = "program"  # role of `model`: the table of assay.toml that sets it
+
+    @property
+    def threads(self) -> int | None:
+        """Number of concurrent runs; None for the number that suits the model's engine."""
+        return None
+
+    @property
+    def cache(self) -> bool:
+        """Whether the response cache is used."""
+        return True
 
     @property
     def stored_salt(self) -> str | None:

@@ -3,12 +3,15 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
+
+Words = Callable[[str], str]  # from a text to the words of a surface
+OBJECT = {"object": True}  # metadata of a field that only Python has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,8 @@ class Report(ReportRepr):
     none: ClassVar[str] = ""  # said where there are no lines
 
     def to_dict(self) -> dict[str, Any]:
-        return {field.name: json_value(getattr(self, field.name)) for field in fields(self)}
+        shown = [field.name for field in fields(self) if field.metadata != OBJECT]
+        return {name: json_value(getattr(self, name)) for name in shown}
 
     def lines(self) -> Iterator[str | Table]:
         """What people see of the report, in order."""

@@ -16,13 +16,6 @@ from assay.runs.settings.deploy import (
     StartSettings,
     SuiteSettings,
 )
-from assay.runs.settings.judge import (
-    FidelitySettings,
-    JudgeAuditSettings,
-    JudgeCompileSettings,
-    JudgeDriftSettings,
-    JudgeScoreSettings,
-)
 from assay.runs.settings.loop import LoopInstallSettings
 from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
@@ -39,13 +32,8 @@ __all__ = [
     "AdvanceSettings",
     "CommonSettings",
     "CompileSettings",
-    "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",
-    "JudgeAuditSettings",
-    "JudgeCompileSettings",
-    "JudgeDriftSettings",
-    "JudgeScoreSettings",
     "LoopInstallSettings",
     "OfRunSettings",
     "ProgramSettings",

@@ -237,52 +237,6 @@ class SFTOptions(TypedDict, total=False):
     report_to: str
 
 
-class _Judge(_Calls, total=False):
-    model: str
-    threads: int | None
-    scale: Sequence[str] | None
-
-
-class JudgeScoreOptions(_Judge, _Cache, total=False):
-    """The keywords of `score_rows`."""
-
-    rename: Mapping[str, str]
-    preflight: bool
-
-
-class JudgeDriftOptions(_Judge, total=False):
-    """The keywords of `replay_anchors`."""
-
-    preflight: bool
-
-
-class JudgeAuditOptions(_Judge, _Cache, total=False):
-    """The keywords of `audit_judge`."""
-
-    profile: str | None
-    pass_at: float
-
-
-class FidelityOptions(_Calls, _Cache, total=False):
-    """The keywords of `audit_user`."""
-
-    model: str
-    tasks: int
-    fail_over: float
-
-
-class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
-    """The keywords of `assay.compile_judge`."""
-
-    scale: Sequence[str]
-    scale_kind: str | None
-    shows: Sequence[str]
-    optimizer: Any
-    objective: str | None
-    demos: int
-    negatives: int
-
-
 class PlanOptions(ImproveOptions, _Curriculum, total=False):
     """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
 
