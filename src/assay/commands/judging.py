@@ -85,8 +85,8 @@ class JudgeJob(Reported, Trusting, InStore, Threads, KeyedJob):
         from assay.runs.preflight import check_prices
         from assay.sources.artifact_files import unproven_note
 
-        own: dict[str, Any] = {}
-        if self.model is None and isinstance(self.judge, str) and is_artifact(self.judge) and lm_of(self) is None:
+        own, is_compiled = dict[str, Any](), isinstance(self.judge, str) and is_artifact(self.judge)
+        if is_compiled and self.model is None and lm_of(self) is None:
             given = ("api_base", "api_key_env", "thinking")  # a compiled judge has its own model
             own = with_model_of(self.judge, {name: getattr(self, name) for name in given})
         lm, config = with_names(self, judge=name_of(self.judge), **own)
@@ -96,7 +96,7 @@ class JudgeJob(Reported, Trusting, InStore, Threads, KeyedJob):
             judge_session(run, judge, progress, config, source=config.judge) as session,
             session.phase(self.kind.removeprefix("judge ")),
         ):
-            if own and (note := unproven_note(self.judge)) is not None:
+            if is_compiled and (note := unproven_note(self.judge)) is not None:
                 progress.say(f"note: {note}")
             check_prices(session, self.max_cost_usd, judge=judge)
             yield judge, session, run
