@@ -11,6 +11,7 @@ __all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
 COMMANDS = {
     "agent run": ("agent.RunAgent", "Execute tasks of a trainer with an agent."),
     "compare": ("compare.Compare", "Compare two programs or artifacts, paired, task by task."),
+    "compile": ("compile.Compile", "Compile a program's prompts against a rubric."),
     "evaluate": ("evaluate.Evaluate", "Score a program or an artifact."),
     "export grpo": ("export.ExportGRPO", "Prompts and the rubric as a reward module for plain `trl grpo`."),
     "export preferences": ("export.ExportPreferences", "Pairs of answers to the same prompt, for DPO or KTO."),

@@ -13,7 +13,6 @@ from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
     CollectSettings,
-    CompileSettings,
     FidelitySettings,
     ImpactSettings,
     ImproveSettings,
@@ -36,7 +35,6 @@ from assay.support.settings import Setting, members_of_type, settings_of
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "compile": (CompileSettings,),
     "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
     "collect": (CollectSettings,),

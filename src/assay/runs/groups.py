@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
@@ -17,11 +17,14 @@ from assay.models.limits import DEFAULT_S
 from assay.models.prices import price_text
 from assay.models.roles import check_address
 from assay.models.thinking import short_form
+from assay.optimizers.prompts.config import CompileConfig
 from assay.runs.settings.shared import DEFAULT_SALT, ProgramSettings
 from assay.support.options import Count, Flag, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import dspy
 
     from assay.models import Caps
@@ -73,6 +76,23 @@ class Task(Settings):
         from assay.datasets import check_sizes
 
         check_sizes(self.sizes)
+
+
+class FourSplits(Task):
+    """Splits."""
+
+    train_size: Positive | None = None
+    """Maximum number of train tasks."""
+    val_size: Positive | None = None
+    """Maximum number of val tasks."""
+    gate_size: Positive | None = None
+    """Maximum number of gate tasks."""
+    test_size: Positive | None = None
+    """Maximum number of test tasks."""
+
+    def check(self) -> None:
+        sizes = {split: size for split in SPLITS if (size := getattr(self, f"{split}_size")) is not None}
+        object.__setattr__(self, "sizes", {**self.sizes, **sizes})
 
 
 class OneSplit(Task):
@@ -230,16 +250,23 @@ class ProgramJob(JobSettings):
         return self.sizes
 
     @property
-    def max_search_calls(self) -> int | None:
-        """Maximum number of LM calls of the search; None for commands without a search."""
-        return None
+    def needed(self) -> tuple[str, ...]:
+        """The splits that must not be empty."""
+        return ("val", "gate", "test")
+
+    def prepared(self) -> "Self":
+        """The settings with the data as one value."""
+        return self
 
     @property
     def caps(self) -> "Caps":
         from assay.models import Caps
 
         return Caps(
-            calls=self.max_calls, tokens=self.max_tokens, cost_usd=self.max_cost_usd, search_calls=self.max_search_calls
+            calls=self.max_calls,
+            tokens=self.max_tokens,
+            cost_usd=self.max_cost_usd,
+            search_calls=getattr(self, "max_search_calls", None),  # of commands with a search
         )
 
     @property
@@ -282,6 +309,52 @@ class ProgramJob(JobSettings):
         options = [option for option in options_of(kind).values() if option.flag.key and option.name not in _SIZES]
         values = {option.name: getattr(self, option.name) for option in options if option.flag.job or not of_job}
         return {**values, "kind": self.kind, "sizes": dict(self.sizes), "model": self.model_name}
+
+
+class DecidedJob(FourSplits, ProgramJob):
+    """Decision."""
+
+    difference: Annotated[float, Gt(0), Le(1), Flag(job=False)] = 0.1
+    """Smallest gain in mean score that gate and test are to detect. It decides how many tasks they take, unless the
+    size of the split is set."""
+    early_stop: Annotated[bool, Flag(job=False)] = True
+    """Stop gate and test as soon as the sequential test has decided."""
+    portable: Annotated[bool, Flag(job=False)] = True
+    """Stop before the search if the program needs files or modules that its artifact cannot contain: outside of its
+    folder, or too large. Otherwise the artifact runs on this machine only."""
+
+    @property
+    def decisions(self) -> "Decisions":
+        from assay.optimizers.budget import Decisions
+
+        return Decisions(difference=self.difference, early_stop=self.early_stop, sized=frozenset(self.sizes))
+
+
+class ReflectionModel(Settings):
+    """Model that proposes instructions."""
+
+    reflection_model: str | None = None
+    """Language model that proposes instructions; by default that of the program."""
+    reflection_api_base: Address = None
+    """Base URL of an OpenAI-compatible server for the reflection model. By default that of `api_base`; 'provider': the
+    provider's own address."""
+    reflection_api_key_env: KeyVariable = None
+    """Environment variable with the API key for the reflection model; by default the provider's usual one."""
+    reflection_thinking: Budget = None
+    """How much the reflection model may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max,
+    off or auto (no limit). A model or program that cannot keep it is refused."""
+
+    def check(self) -> None:
+        check_address(self.reflection_api_base, "reflection_api_base")
+
+
+class PromptJob(ReflectionModel, CompileConfig, DecidedJob):
+    """Prompts."""
+
+    @property
+    def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:
+        reflection = (self.reflection_model, self.reflection_api_base, self.reflection_api_key_env)
+        return {**super().endpoints, "reflection": reflection}
 
 
 AnyJob: TypeAlias = ProgramSettings | ProgramJob  # until all commands have left `assay.runs.settings`

@@ -20,11 +20,12 @@ from assay.judges.questions import key_of
 from assay.models import Meter
 from assay.optimizers.judges.compile import JudgeOutcome
 from assay.programs import program_version
-from assay.reports.markdown import figure, gain_claim, why_sealed, with_interval
+from assay.reports.markdown import gain_claim, why_sealed, with_interval
 from assay.runs.anchors import ANCHORS
 from assay.runs.opening import Run
 from assay.runs.settings import JudgeCompileSettings
 from assay.sources.modules import qualified_name
+from assay.support.numbers import figure
 from assay.support.package import __version__
 from assay.support.places import write_whole
 from assay.support.reprs import ReportDict, ReportRepr, measure_text, shortened

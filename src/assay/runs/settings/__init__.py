@@ -5,7 +5,6 @@ Imports no heavy package: the command line makes its flags from these classes at
 
 from assay.runs.settings.commands import (
     CollectSettings,
-    CompileSettings,
     ImproveSettings,
     RunSettings,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "AdvanceSettings",
     "CollectSettings",
     "CommonSettings",
-    "CompileSettings",
     "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",

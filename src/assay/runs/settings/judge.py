@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
-from assay.runs.settings.fields import RESUMED, api_base, optimizer_of, selected, thinking_of
+from assay.optimizers.prompts.config import optimizer_of
+from assay.runs.settings.fields import RESUMED, api_base, selected, thinking_of
 from assay.runs.settings.shared import CommonSettings, ReflectionSettings, SearchSettings
 from assay.support.settings import named_setting, setting
 
