@@ -3,12 +3,14 @@
 import ast
 import dataclasses
 import importlib
+import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-
 from assay.support.report import OBJECT
+
 from reference_text import descriptions, docstring
 
 __all__ = ["json_page"]
@@ -59,7 +61,9 @@ def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
             if any(isinstance(base, ast.Name) and base.id in ("Report", "JobReport") for base in node.bases):
-                yield path, node.name, [method for method in methods if list(_dicts(method))]
+                writing = [method for method in methods if list(_dicts(method))]
+                if writing or not methods or "super" in ast.dump(methods[0]):  # otherwise it is another class's object
+                    yield path, node.name, writing
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
 
@@ -78,6 +82,11 @@ def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
     if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
         yield from (item.name for item in dataclasses.fields(owner))
     dictionaries = list(_dicts(method))
+    if any(isinstance(node, ast.Name) and node.id == "super" for node in nodes):
+        base = owner.__mro__[1]
+        inherited = ast.parse(textwrap.dedent(inspect.getsource(getattr(base, method.name)))).body[0]
+        assert isinstance(inherited, ast.FunctionDef)
+        yield from _keys(base, inherited)
     nested = {id(inner) for node in dictionaries for value in node.values for inner in ast.walk(value)}
     for node in dictionaries:
         if id(node) not in nested:

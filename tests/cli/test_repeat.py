@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from assay.cli.flags import command_job
 from assay.cli.main import command_of, group
 from assay.cli.repeat import resume_command, rollout_command, run_command
+from assay.commands.collect import Collect
 from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
 from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.runs.settings import (
-    CollectSettings,
     JudgeCompileSettings,
     TrainSettings,
     TuneSettings,
@@ -25,7 +25,6 @@ from assay.traces.store.rows import as_json
 JOB = {"program": "my programs/p.py:P", "rubric": "r.yaml", "data": "arithmetic:size=9&seed=1"}
 CASES: list[Any] = [
     TuneSettings(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=("score", "tokens")),
-    CollectSettings(**JOB, n=4),
     JudgeCompileSettings(judge="Is it right?", labels="labels.csv"),
 ]  # fmt: skip
 
@@ -74,6 +73,12 @@ def test_an_evaluation_has_the_settings_of_its_run() -> None:
     stored = Evaluate("p.py:P", rubric="r", data="d", split="test", samples=3, size=7, cache=False).without_passwords
     expected = "assay evaluate p.py:P --rubric r --data d --no-cache --split test --size 7 --samples 3 --resume"
     assert sorted(str(resume_command("evaluate", stored)).split()) == sorted(expected.split())
+
+
+def test_a_collection_has_the_settings_of_its_run() -> None:
+    stored = Collect("p.py:P", rubric="r", data="d", n=4, size=2, parameters={"max_steps": 3}).without_passwords
+    expected = "assay collect p.py:P --rubric r --data d --n 4 --size 2 --set max_steps=3 --resume"
+    assert sorted(str(resume_command("collect", stored)).split()) == sorted(expected.split())
 
 
 def test_a_training_is_resumed_by_its_method() -> None:

@@ -6,22 +6,18 @@ from typing import Any
 
 from assay.api.improve.run import check_improvement, check_name, steps_of
 from assay.commands import COMMANDS, command_class
-from assay.evaluation import SilentProgress
 from assay.optimizers.budget import too_small
 from assay.optimizers.finetuning.settings import PolicySettings, settings_from
 from assay.programs.loading import full_name
 from assay.runs.arguments import program_settings, resolve_model
-from assay.runs.curricula import schedule_of
 from assay.runs.jobs import Job
 from assay.runs.opening import home_of
-from assay.runs.planning import Plan, Request, plan_of, planned, with_report
-from assay.runs.settings import CollectSettings, ImproveSettings, ProgramSettings, TuneSettings
+from assay.runs.planning import ALL_STAGES, Plan, Request, plan_of, planned, with_report
+from assay.runs.settings import ImproveSettings, ProgramSettings, TuneSettings
 from assay.support.names import place_in
 
-_ALL_STAGES = "the estimate is of a run that reaches every stage of the curriculum"
 _SETTINGS: dict[str, type[ProgramSettings]] = {
     "tune": TuneSettings,
-    "collect": CollectSettings,
     "improve": ImproveSettings,
 }
 
@@ -40,16 +36,13 @@ def plan(kind: str, program: Any, *, store: Any = None, name: str | None = None,
     program = full_name(program) if isinstance(program, str) else program
     lm, settings = resolve_model(program, lm, options)
     config: Any = program_settings(_SETTINGS[kind], program, rubric, data, lm, settings)
-    need: tuple[str, ...] = ("val", "gate", "test")
     request: Callable[[Job, float], Request] = lambda job, each: _tuning(job, config)  # noqa: E731
-    if isinstance(config, CollectSettings):
-        need, request = (config.split,), lambda job, each: _collection(job, config)
     if isinstance(config, ImproveSettings):
         check_improvement(config, model=settings.get("model"))
         if name is not None:
             check_name(name, config.order, place_in(home_of(store) / "improve", name))
         request = lambda job, each: _improvement(job, config)  # noqa: E731
-    return planned(config, program, need, request, rubric=rubric, lm=lm, store=store)
+    return planned(config, program, ("val", "gate", "test"), request, rubric=rubric, lm=lm, store=store)
 
 
 def _improvement(job: Job, config: ImproveSettings) -> Request:
@@ -67,18 +60,5 @@ def _tuning(job: Job, config: TuneSettings) -> Request:
         largest = max(len(job.splits.of_stage(stage.name, "val")) for stage in curriculum.stages)
         # a trial runs the val tasks of one stage; at the end the default and the best point of each stage run all
         search = float(config.samples * (config.trials * largest + (1 + len(curriculum.stages)) * sizes["val"]))
-        notes.append(_ALL_STAGES)
+        notes.append(ALL_STAGES)
     return with_report(job, search, *notes)
-
-
-def _collection(job: Job, config: CollectSettings) -> Request:
-    """The runs of a collection; with a curriculum those of all its stages."""
-    schedule = schedule_of(job, seed=config.seed, steps=None, progress=SilentProgress())
-    if schedule is None:
-        return Request(runs=config.n * job.splits.sizes()[config.split])
-    runs, step = 0, 0
-    while not schedule.complete:
-        runs += config.n * len(schedule.whole_stage(step)) + len(schedule.val_tasks())
-        step += 1
-        schedule.scored(1.0, step)
-    return Request(runs=runs, notes=[_ALL_STAGES])

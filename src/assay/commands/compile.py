@@ -35,8 +35,8 @@ class CompileReport(JobReport):
     Attributes:
         unproven: artifact of the winner on val, if gate did not prove it better; the artifact then has the baseline
         failed: why the optimizer ended with an error; null if it did not
-        test: `baseline`, the program as it was, and `compiled`, each an [Evaluation](#evaluation), and their `gain`, see
-            [Gain](#gain); these are null where the baseline is kept
+        test: `baseline`, the program as it was, and `compiled`, each an [Evaluation](#evaluation), and their `gain`,
+            see [Gain](#gain); these are null where the baseline is kept
     """
 
     artifact: Path

@@ -12,7 +12,6 @@ from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
-    CollectSettings,
     FidelitySettings,
     ImpactSettings,
     ImproveSettings,
@@ -37,7 +36,6 @@ _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # th
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
-    "collect": (CollectSettings,),
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},

@@ -23,6 +23,7 @@ from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
 from assay.traces.store.sealing import known_splits, resolve_salt
 
+ALL_STAGES = "the estimate is of a run that reaches every stage of the curriculum"
 _LATEST = 1000  # rollouts whose calls give the mean latency
 
 

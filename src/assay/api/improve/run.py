@@ -5,15 +5,15 @@ side of a gate) is a run of the store under an id of its own, so that a killed i
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.api.collect import collect
 from assay.api.sft import train_sft
 from assay.api.train import Retained, guards_of, train
+from assay.commands.collect import Collect, collect
 from assay.commands.compile import Compile
 from assay.commands.compile import compile as compile_program
 from assay.commands.export import export
@@ -57,7 +57,7 @@ from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
 from assay.runs.opening import artifact_place, home_of, pinned
 from assay.runs.preflight import checked, preflight, require_predictors
-from assay.runs.settings import DEFAULT_MODEL, CollectSettings, ImproveSettings, TrainSettings
+from assay.runs.settings import DEFAULT_MODEL, ImproveSettings, TrainSettings
 from assay.runs.settings.options import ImproveOptions
 from assay.runs.unused import settings_of_another_job, unused_settings
 from assay.sources.artifact_files import read_manifest
@@ -71,7 +71,7 @@ from assay.support.options import options_of
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
-from assay.support.settings import Settings, nearest, settings_of
+from assay.support.settings import nearest, settings_of
 from assay.support.values import json_text, json_value
 from assay.traces.export.selection import Selection
 from assay.traces.export.settings import Gates
@@ -471,9 +471,9 @@ class _Improvement:
         """Usage of all parts except the current one."""
         return spent_in(home_of(self.store) / "runs", self._runs, but=self.part)
 
-    def _options_for(self, kind: type[Settings]) -> dict[str, Any]:
-        """Options for a step, with the remaining caps; only those that its settings class has."""
-        return {name: value for name, value in self._capped().items() if name in settings_of(kind)}
+    def _options_for(self, names: Collection[str]) -> dict[str, Any]:
+        """Options for a step, with the remaining caps; only those that it has."""
+        return {name: value for name, value in self._capped().items() if name in names}
 
     def _trained(self, kind: type[Any], values: Mapping[str, Any] | None, argument: str) -> Any:
         """The settings of a training step."""
@@ -625,7 +625,7 @@ class _Improvement:
                 collected = collect(
                     self.report.program, rubric=self.rubric, data=self.config.data, n=self.config.rollouts,
                     store=self.store, progress=self.progress,
-                    **{**self._options_for(CollectSettings), "model": self.report.model},
+                    **{**self._options_for(options_of(Collect)), "model": self.report.model},
                 )  # fmt: skip
                 self._note_cut(at, "sft", collected.stopped)
                 remove_folder(rows, self.owner)
@@ -641,7 +641,7 @@ class _Improvement:
             settings = asdict(self._trained(PolicySettings, self.config.grpo, "grpo"))
             options = {
                 key: value
-                for key, value in self._options_for(TrainSettings).items()
+                for key, value in self._options_for(settings_of(TrainSettings)).items()
                 if key not in ("model", "seed", "cache")
             }
             parameters = dict(options.get("parameters", {}))

@@ -4,7 +4,6 @@ Imports no heavy package: the command line makes its flags from these classes at
 """
 
 from assay.runs.settings.commands import (
-    CollectSettings,
     ImproveSettings,
     RunSettings,
 )
@@ -37,7 +36,6 @@ from assay.runs.settings.view import ViewSettings
 __all__ = [
     "DEFAULT_MODEL",
     "AdvanceSettings",
-    "CollectSettings",
     "CommonSettings",
     "FidelitySettings",
     "ImpactSettings",
