@@ -26,7 +26,7 @@ _WHERE = {
     "collect": "assay.commands.collect",
     "deployed": "assay.api.deployed",
     "compare": "assay.commands.compare",
-    "compile": "assay.api.compile",
+    "compile": "assay.commands.compile",
     "compile_judge": "assay.commands.judge_compile",
     "evaluate": "assay.commands.evaluate",
     "export": "assay.commands.export",
@@ -52,7 +52,6 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api.compile import compile
     from assay.api.deployed import deployed
     from assay.api.improve.run import improve
     from assay.api.record import record, recorded
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from assay.api.tune import parameter_impact, tune
     from assay.commands.collect import collect
     from assay.commands.compare import compare
+    from assay.commands.compile import compile
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
     from assay.commands.index import index

@@ -15,6 +15,7 @@ from assay.api.tune import tune
 from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
+from assay.commands.compile import Compile
 from assay.commands.judge_compile import CompileJudge
 from assay.commands.judge_score import score_rows
 from assay.commands.project import project_settings
@@ -23,7 +24,6 @@ from assay.errors import ConfigError, ProjectError
 from assay.models import Thinking, get_lm
 from assay.programs import Classify
 from assay.runs.loading import load_judge
-from assay.runs.settings import CompileSettings
 from assay.testing import scripted_lm
 from rigs.serving import served
 
@@ -109,7 +109,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ("value", "stored"), [(256, 256), ("256", 256), ("Low", "low"), (0, "off"), ("auto", "auto"), (10**6, 10**6)]
 )
 def test_a_budget_is_stored_in_its_short_form(value: Any, stored: Any) -> None:
-    assert CompileSettings(program="p", rubric="r", data="d", thinking=value).thinking == stored
+    assert Compile(program="p", rubric="r", data="d", thinking=value).thinking == stored
 
 
 def test_every_call_of_a_module_with_two_predictors_has_the_budget_and_a_judge_its_own(

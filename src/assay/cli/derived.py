@@ -153,6 +153,7 @@ class _Run:
     def __call__(self, **values: Any) -> None:
         from assay.cli.options import stdout_apart
         from assay.cli.shared import Console
+        from assay.cli.wording import in_flags
         from assay.commands.project import demand_trust
         from assay.sources.trust import trusting
         from assay.support.options import options_of
@@ -183,13 +184,20 @@ class _Run:
                     demand_trust(self.path, self.words, used)
                 if store := parsed.get("store"):
                     stack.enter_context(default_store(str(store)))
-                shown = {"progress": Console()} if "progress" in options_of(self.command) else {}
+                known = options_of(self.command)
+                shown: dict[str, Any] = {"progress": Console()} if "progress" in known else {}
+                shown |= {"words": in_flags} if "words" in known else {}
                 settings = self.command(**{**used, **parsed, **shown})
                 stack.enter_context(settings.scope())
-                report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
+                if getattr(output, "dry_run", False):
+                    from assay.runs.planning import plan_of
+
+                    _show(plan_of(settings), names, as_json=as_json)
+                    return
+                report = settings.run()
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
-                    _write_page(page, report, getattr(settings, "store", None))
+                    report.write_page(page, store=getattr(settings, "store", None), words=in_flags)
                 output.finish(settings, report)
             except AssayError as error:
                 error.names = names
@@ -198,19 +206,6 @@ class _Run:
                 raise
             if report.failure:
                 raise _Failure(spoken(report.failure, names))
-
-
-def _planned(settings: Any) -> "Report":
-    from assay.api.plan import plan_command
-
-    return plan_command(settings)
-
-
-def _write_page(path: str, report: Any, store: str | Path | None) -> None:
-    from assay.api.pages import write_page
-    from assay.cli.wording import in_flags
-
-    write_page(path, report, store=store, words=in_flags)
 
 
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:

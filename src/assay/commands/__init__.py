@@ -12,6 +12,7 @@ COMMANDS = {
     "agent run": ("agent.RunAgent", "Execute tasks of a trainer with an agent."),
     "collect": ("collect.Collect", "Collect groups of scored rollouts."),
     "compare": ("compare.Compare", "Compare two programs or artifacts, paired, task by task."),
+    "compile": ("compile.Compile", "Compile a program's prompts against a rubric."),
     "evaluate": ("evaluate.Evaluate", "Score a program or an artifact."),
     "export grpo": ("export.ExportGRPO", "Prompts and the rubric as a reward module for plain `trl grpo`."),
     "export preferences": ("export.ExportPreferences", "Pairs of answers to the same prompt, for DPO or KTO."),

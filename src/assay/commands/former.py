@@ -12,7 +12,6 @@ from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
-    CompileSettings,
     ImpactSettings,
     ImproveSettings,
     LoopInstallSettings,
@@ -29,7 +28,6 @@ from assay.support.settings import Setting, members_of_type, settings_of
 
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "compile": (CompileSettings,),
     "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
     "improve": (ImproveSettings,),

@@ -12,7 +12,7 @@ from assay.errors import ConfigError, NoArtifact
 from assay.runs.project_file import is_of_project
 from assay.support.numbers import counted
 from assay.support.options import Flag, Positive, Seed, Settings, function_of
-from assay.support.report import Report, Table
+from assay.support.report import Report, Table, Words
 from assay.support.terminal import ask, echo, rich_console
 
 if TYPE_CHECKING:
@@ -285,6 +285,7 @@ class CardReport(Report):
 
     judge: str
     card: Mapping[str, Any]
+    manifest: Mapping[str, Any]  # of the artifact
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.card)
@@ -294,6 +295,21 @@ class CardReport(Report):
 
         yield agreement_table(self.card)
         yield from card_lines(self.card)
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+        from assay.reports.cards import card_page
+        from assay.reports.files import opened_facts, short_name, spent_facts, stopped_facts, write_report
+
+        spec, result, labels = self.manifest["judge"], self.manifest["result"], self.manifest["labels"]
+        facts = [
+            ("Question", spec["text"]), ("Scale", ", ".join(spec["scale"])), ("Model", self.manifest["model"]),
+            ("Compiled", f"{self.manifest['created_at']} with {result['optimizer']}, winner {result['winner']}"),
+            ("Labels", ", ".join(f"{name} {count}" for name, count in labels["sizes"].items())),
+            *opened_facts(result), *spent_facts(result), *stopped_facts(result, str),
+        ]  # fmt: skip
+        title = f"Reliability card of {spec['text'][:80] or short_name(self.judge)}"
+        page = card_page(self.card)
+        return write_report(path, "report_card.html", title=title, facts=facts, page=page, notes=result["notes"])
 
 
 class CardOutput(WithPage, Output):
@@ -321,10 +337,11 @@ class ShowCard(Settings):
                 f"{self.judge} has no card: it is not a folder written by assay judge compile, or its run was stopped "
                 "before it was measured"
             )
-        read_manifest(Path(self.judge))  # one of another format is refused
-        return CardReport(judge=str(self.judge), card=read_json(path, path.parent))
+        manifest = read_manifest(Path(self.judge))  # one of another format is refused
+        return CardReport(judge=str(self.judge), card=read_json(path, path.parent), manifest=manifest)
 
 
 lint = function_of(Lint, "lint")
 label = function_of(Label, "label")
+show_card = function_of(ShowCard, "show_card")
 forget_rater = function_of(ForgetRater, "forget_rater")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from assay.commands.groups import InStore, JobOutput, Reported, Trusting
+from assay.commands.groups import InStore, JobOutput, NewArtifact, Reported, Trusting
 from assay.commands.judging import (
     MEASURES,
     JudgeSource,
@@ -181,8 +181,8 @@ def _gain_text(gain: Mapping[str, Any]) -> str:
 
 
 class CompileJudge(
-    Reported, Trusting, InStore, JudgeConfig, Resumable, Cached, Preflight, Threads, FourSplits, ReflectionModel,
-    KeyedJob,
+    Reported, Trusting, InStore, NewArtifact, JudgeConfig, Resumable, Cached, Preflight, Threads, FourSplits,
+    ReflectionModel, KeyedJob,
 ):  # fmt: skip
     """Compile JUDGE against human labels, and report its agreement on sealed items next to the human ceiling.
 
@@ -209,8 +209,6 @@ class CompileJudge(
     thinking: Budget = None
     """How much the judge may think in a call: a number of tokens, minimal, low, medium, high, xhigh, max, off or auto
     (no limit). It is stored with the compiled judge. A model that cannot keep it is refused."""
-    out: Annotated[str | Path | None, Flag(metavar="DIR", key=False)] = None
-    """New folder to write the artifact to; by default one in .assay/artifacts, with a number if it exists."""
     scale: Annotated[Sequence[str], Flag(commas=True)] = ()
     """Labels of the scale from worst to best, separated by commas, for a judge given as a sentence: no,partly,yes."""
     scale_kind: Annotated[Literal["ordinal", "nominal", "numeric"] | None, Flag(name="--kind")] = None

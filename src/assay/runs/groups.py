@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError
 from assay.models.defaults import DEFAULT_MODEL
@@ -17,11 +17,14 @@ from assay.models.limits import DEFAULT_S
 from assay.models.prices import price_text
 from assay.models.roles import check_address
 from assay.models.thinking import short_form
+from assay.optimizers.prompts.config import CompileConfig
 from assay.runs.settings.shared import DEFAULT_SALT, ProgramSettings
 from assay.support.options import Count, Flag, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import dspy
 
     from assay.models import Caps
@@ -78,6 +81,15 @@ class Task(Sized):
     data: Annotated[Source, Flag(metavar="D", path=True)]
     """Tasks: a .jsonl, .json, .csv or .parquet file, or a spec (hf:…, reasoning_gym:…, bfcl:…, mutants:…,
     arithmetic:…, tools:…, documents:…, conversations:…, nim:…, experiment:…, curriculum:…)."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The splits that must not be empty."""
+        return ("val", "gate", "test")
+
+    def prepared(self) -> "Self":
+        """The settings with the data as one value."""
+        return self
 
 
 class FourSplits(Sized):
@@ -308,16 +320,14 @@ class KeyedJob(Execution, Capped, Model):
         return {}
 
     @property
-    def max_search_calls(self) -> int | None:
-        """Maximum number of LM calls of the search; None for commands without a search."""
-        return None
-
-    @property
     def caps(self) -> "Caps":
         from assay.models import Caps
 
         return Caps(
-            calls=self.max_calls, tokens=self.max_tokens, cost_usd=self.max_cost_usd, search_calls=self.max_search_calls
+            calls=self.max_calls,
+            tokens=self.max_tokens,
+            cost_usd=self.max_cost_usd,
+            search_calls=getattr(self, "max_search_calls", None),  # of commands with a search
         )
 
     @property
@@ -412,6 +422,34 @@ class StagedJob(ProgramJob):
         if self.data is None and self.curriculum is None:
             hint = "Give the tasks, here or in assay.toml, or a `curriculum` whose stages name them"
             raise ConfigError("is missing", field="data", hint=hint)
+
+
+class DecidedJob(FourSplits, ProgramJob):
+    """Decision."""
+
+    difference: Annotated[float, Gt(0), Le(1), Flag(job=False)] = 0.1
+    """Smallest gain in mean score that gate and test are to detect. It decides how many tasks they take, unless the
+    size of the split is set."""
+    early_stop: Annotated[bool, Flag(job=False)] = True
+    """Stop gate and test as soon as the sequential test has decided."""
+    portable: Annotated[bool, Flag(job=False)] = True
+    """Stop before the search if the program needs files or modules that its artifact cannot contain: outside of its
+    folder, or too large. Otherwise the artifact runs on this machine only."""
+
+    @property
+    def decisions(self) -> "Decisions":
+        from assay.optimizers.budget import Decisions
+
+        return Decisions(difference=self.difference, early_stop=self.early_stop, sized=frozenset(self.sizes))
+
+
+class PromptJob(ReflectionModel, CompileConfig, DecidedJob):
+    """Prompts."""
+
+    @property
+    def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:
+        reflection = (self.reflection_model, self.reflection_api_base, self.reflection_api_key_env)
+        return {**super().endpoints, "reflection": reflection}
 
 
 AnyJob: TypeAlias = ProgramSettings | ProgramJob  # until all commands have left `assay.runs.settings`

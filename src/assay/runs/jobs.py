@@ -104,6 +104,16 @@ class Job:
         usages = usage_of_models(self.store, run_id or self.run_id)
         return {"model": self.session.lm.model, "models": [asdict(usage) for usage in usages]}
 
+    def spent(self, called: Mapping[str, Any]) -> dict[str, Any]:
+        """What the job has used so far, by the names that its report has. `called`: see `models`."""
+        usage, unrecorded = self.session.meter.usage, self.session.recorder.unrecorded
+        return {
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens,
+            "cost_usd": unrecorded.cost(usage.known_cost_usd), "unpriced_calls": usage.unpriced, **called,
+            **unrecorded.to_dict(), "rows_not_stored": self.store.not_stored, "data": self.rows.to_dict(),
+            "test_openings": self.openings.to_dict() if self.openings else None,
+        }  # fmt: skip
+
     def finished(self, arguments: Mapping[str, Any]) -> FinishedRun:
         """The stored report of this run. `arguments`: those that the report depends on and that `config` lacks."""
         rubric, recorded = self.session.rubric, self.recorded

@@ -5,6 +5,7 @@ Texts name settings in backticks, see `assay.errors.spoken`.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from assay.support.reprs import ReportRepr
@@ -49,6 +50,17 @@ class Report(ReportRepr):
     def warnings(self) -> Iterator[str]:
         """What people are told besides, on standard error."""
         yield from ()
+
+    def write_page(self, path: str | Path, *, store: str | Path | None = None, words: Words = str) -> Path:
+        """Writes the report as one HTML file, which loads nothing and shows no whole rollout.
+
+        Args:
+            words: changes notes; the command line puts its flags into them, in place of Python arguments.
+        Raises:
+            ConfigError: the file cannot be written.
+            StoreError: the run is not in the store, or too large for a page.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no page")
 
     @property
     def failure(self) -> str:

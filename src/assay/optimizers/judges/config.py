@@ -5,23 +5,16 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from assay.errors import ConfigError
+from assay.optimizers.prompts.config import optimizer_of
 from assay.support.options import Flag, Parse, Settings
 
 _NO_JUDGES = ("knn", "ensemble")  # optimizers whose result is not a judge
 
 
-def _name_of(optimizer: Any) -> str:
-    if isinstance(optimizer, str) and optimizer.strip():
-        return optimizer
-    from assay.optimizers.prompts.given import optimizer_name
-
-    return optimizer_name(optimizer)
-
-
 class JudgeConfig(Settings):
     """Search."""
 
-    optimizer: Annotated[Any, Flag(path=True), Parse(_name_of)] = "auto"
+    optimizer: Annotated[Any, Flag(path=True), Parse(optimizer_of)] = "auto"
     """Optimizer: auto (prompt forms, demonstrations and calibration), calibrate (calibration alone), or one of assay
     compile, such as gepa, mipro or copro."""
     objective: Literal["accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier"] | None = None

@@ -4,7 +4,6 @@ Imports no heavy package: the command line makes its flags from these classes at
 """
 
 from assay.runs.settings.commands import (
-    CompileSettings,
     ImproveSettings,
     RunSettings,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "DEFAULT_MODEL",
     "AdvanceSettings",
     "CommonSettings",
-    "CompileSettings",
     "ImpactSettings",
     "ImproveSettings",
     "LoopInstallSettings",

@@ -1,4 +1,4 @@
-"""Settings of `compile`, `run` and `improve`."""
+"""Settings of `run` and `improve`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,6 @@ from assay.runs.settings.fields import (
 )
 from assay.runs.settings.shared import ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileSettings(ExecutorSettings, PromptSettings):
-    """Settings of `assay.compile`."""
-
-    kind: str = "compile"
-    state: str | Path | None = state_of()
-    thinking_margin: float | None = setting(
-        None,
-        "Maximum loss in score for saving thinking tokens. After the search, the agent's thinking policy, or the "
-        "halting of a Refine program, is fitted on val: of the settings whose loss is at most this by a one-sided 95 "
-        "% interval, the one that saves most tokens is chosen. This takes at least 3 / margin val tasks. By default "
-        "nothing is fitted. The program must be an Agent with a thinking budget, or a "
-        "Refine program. A policy takes six runs of each val task, which --max-search-calls does not count.",
-        ge=0,
-        lt=1,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,12 +90,6 @@ class _PromptJob(_Common, _Cache, _Program, _Executor, _Reflection, _Decisions, 
     pass
 
 
-class CompileOptions(_PromptJob, _Saved, total=False):
-    """The keywords of `assay.compile`."""
-
-    thinking_margin: float | None
-
-
 class ComparisonOptions(_Run, _Cache, _Judged, _Saved, _Executor, total=False):
     """The keywords of `assay.api.model_comparison.compare`: those of an evaluation, without the model and the split."""
 
