@@ -33,7 +33,7 @@ _WHERE = {
     "improve": "assay.api.improve.run",
     "index": "assay.commands.index",
     "get_lm": "assay.models",
-    "load": "assay.api.run",
+    "load": "assay.runs.loading",
     "load_judge": "assay.runs.loading",
     "load_rubric": "assay.runs.loading",
     "load_tasks": "assay.datasets",
@@ -42,7 +42,7 @@ _WHERE = {
     "project_settings": "assay.commands.project",
     "record": "assay.api.record",
     "recorded": "assay.api.record",
-    "run": "assay.api.run",
+    "run": "assay.commands.run",
     "side_effects": "assay.traces.listening",
     "train": "assay.api.train",
     "train_sft": "assay.api.sft",
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from assay.api.deployed import deployed
     from assay.api.improve.run import improve
     from assay.api.record import record, recorded
-    from assay.api.run import load, run
     from assay.api.sft import train_sft
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
@@ -67,12 +66,13 @@ if TYPE_CHECKING:
     from assay.commands.index import index
     from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
+    from assay.commands.run import run
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
-    from assay.runs.loading import load_judge, load_rubric, load_verifier
+    from assay.runs.loading import load, load_judge, load_rubric, load_verifier
     from assay.traces import Store
     from assay.traces.collector import DataCollector
     from assay.traces.listening import side_effects

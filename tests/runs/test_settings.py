@@ -17,7 +17,6 @@ import assay
 from assay.api.deploy.status import advance_deployment
 from assay.api.loop.state import schedule_files
 from assay.api.registry import register
-from assay.api.run import run
 from assay.api.serve import serve
 from assay.api.train import train_offline
 from assay.commands.compile import Compile
@@ -40,7 +39,6 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
     (assay.train_sft, SFTSettings, options.SFTOptions),
-    (run, settings.RunSettings, options.RunOptions),
     (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
     (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
     (serve, settings.ServeSettings, store_options.ServeOptions),

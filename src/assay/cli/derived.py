@@ -187,6 +187,7 @@ class _Run:
                 known = options_of(self.command)
                 shown: dict[str, Any] = {"progress": Console()} if "progress" in known else {}
                 shown |= {"words": in_flags} if "words" in known else {}
+                shown |= {"stdout": context.meta.get("stdout")} if "stdout" in known else {}
                 settings = self.command(**{**used, **parsed, **shown})
                 stack.enter_context(settings.scope())
                 if getattr(output, "dry_run", False):
@@ -215,14 +216,16 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     from assay.support.terminal import rich_console
 
     if as_json:
-        print_json(report.to_dict())
+        if not report.is_stream:
+            print_json(report.to_dict())
         return
     lines = list(report.lines())
     if not lines and report.none:
         echo(spoken(report.none, names), err=True)
     for line in lines:
         if isinstance(line, str):
-            (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))
+            text = line if report.is_data else in_flags(spoken(line, names))
+            (echo_line if report.is_list else echo)(text)
         else:
             rich_console().print(_drawn(line))
     for line in report.warnings():

@@ -32,6 +32,7 @@ COMMANDS = {
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
     "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),
     "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
+    "run": ("run.RunProgram", "Run a program or an artifact on one input, or on a file of inputs."),
     "runs list": ("runs.ListRuns", "List the newest runs, one per line."),
     "runs show": ("runs.ShowRun", "Show one run: its settings, rollouts by phase and result."),
     "traces list": ("traces.ListRollouts", "List the newest rollouts, one per line."),

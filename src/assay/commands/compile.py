@@ -57,9 +57,9 @@ class CompileReport(JobReport):
 
     @property
     def program(self) -> "dspy.Module":
-        from assay.api.run import load
         from assay.deployment.artifact import runnable
         from assay.programs.isolation import copied
+        from assay.runs.loading import load
 
         if self.outcome is None:
             return load(self.artifact)

@@ -15,7 +15,6 @@ from assay.runs.settings import (
     ImpactSettings,
     ImproveSettings,
     LoopInstallSettings,
-    RunSettings,
     ServeSettings,
     SimulateSettings,
     StartSettings,
@@ -28,7 +27,6 @@ from assay.support.settings import Setting, members_of_type, settings_of
 
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),

@@ -37,6 +37,8 @@ class Report(ReportRepr):
     """What a command returns."""
 
     is_list: ClassVar[bool] = False  # each line is an item; in a terminal it is cut at the right edge
+    is_data: ClassVar[bool] = False  # its lines are data, in which no setting is named as a surface writes it
+    is_stream: ClassVar[bool] = False  # its items were written as they came: it has no JSON object
     none: ClassVar[str] = ""  # said where there are no lines
 
     def to_dict(self) -> dict[str, Any]:

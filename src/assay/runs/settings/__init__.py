@@ -5,7 +5,6 @@ Imports no heavy package: the command line makes its flags from these classes at
 
 from assay.runs.settings.commands import (
     ImproveSettings,
-    RunSettings,
 )
 from assay.runs.settings.deploy import (
     AdvanceSettings,
@@ -37,7 +36,6 @@ __all__ = [
     "ProgramSettings",
     "RegisterSettings",
     "RouteSettings",
-    "RunSettings",
     "ServeSettings",
     "SimulateSettings",
     "StartSettings",

@@ -1,42 +1,11 @@
-"""Settings of `run` and `improve`."""
+"""Settings of `improve`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from assay.models.limits import DEFAULT_S
-from assay.models.roles import check_address
-from assay.runs.settings.fields import (
-    api_base,
-    api_key_env,
-    price_of_model,
-    replace_lms_of,
-    state_of,
-    thinking_of,
-)
 from assay.runs.settings.shared import ExecutorSettings, PromptSettings
-from assay.support.settings import Settings, setting
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(Settings):
-    """Settings of `assay.run`."""
-
-    state: str | Path | None = state_of()
-    model: str | None = setting(
-        None, "Language model; by default that of the artifact, or of the program's predictors if each has one."
-    )
-    api_base: str | None = api_base("the model")
-    api_key_env: str | None = api_key_env()
-    price: str | None = price_of_model(note="")
-    thinking: int | str | None = thinking_of("the program", " By default that of the artifact.")
-    replace_lms: bool = replace_lms_of()
-    task_timeout: float = setting(DEFAULT_S, "Time limit of one prediction in seconds.", gt=0, metavar="SECONDS")
-
-    def __post_init__(self) -> None:
-        check_address(self.api_base)
-        super().__post_init__()
+from assay.support.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

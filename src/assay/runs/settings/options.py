@@ -96,19 +96,6 @@ class ComparisonOptions(_Run, _Cache, _Judged, _Saved, _Executor, total=False):
     samples: int
 
 
-class RunOptions(_Saved, total=False):
-    """The keywords of `assay.run`."""
-
-    trust: bool
-    model: str | None
-    api_base: str | None
-    api_key_env: str | None
-    price: str | None
-    thinking: int | str | None
-    replace_lms: bool
-    task_timeout: float
-
-
 class ImproveOptions(_PromptJob, total=False):
     """The keywords of `assay.improve`."""
 
