@@ -186,7 +186,7 @@ def command_of(arguments: list[str]) -> Any:
 def how_to_continue(arguments: list[str]) -> str:
     """Message of a stopped command: what was stored, and the option that resumes it."""
     command = command_of(arguments)
-    options = {option for parameter in command.params for option in parameter.opts}
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     if "--resume" in options:
         return "What was found so far is kept; --resume continues from here."
     if "--no-cache" in options and "--no-cache" not in arguments:

@@ -155,7 +155,7 @@ class AuditJudge(Cached, JudgeJob):
 
         built = self.built()
         rated = rated_items(self.labels, built, self.store) if self.labels else []
-        bases = audit.BASES
+        bases: Sequence[audit.Base] = audit.BASES
         if self.cases:
             bases = audit.load_bases(iter_rows(self.cases))
         elif self.labels:
