@@ -11,7 +11,7 @@ from production import two_versions
 
 from assay.api.deploy.start import start_deployment
 from assay.api.deploy.status import advanced, deployment_status
-from assay.api.judge.drift import replay_anchors
+from assay.commands.judge_drift import replay_anchors
 from assay.deployment.plan import Plan, Watch, load_plan
 from assay.deployment.watching import judge_alarm
 from assay.errors import ConfigError

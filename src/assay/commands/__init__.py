@@ -10,7 +10,9 @@ __all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
 
 COMMANDS = {
     "agent run": ("agent.RunAgent", "Execute tasks of a trainer with an agent."),
+    "collect": ("collect.Collect", "Collect groups of scored rollouts."),
     "compare": ("compare.Compare", "Compare two programs or artifacts, paired, task by task."),
+    "compile": ("compile.Compile", "Compile a program's prompts against a rubric."),
     "evaluate": ("evaluate.Evaluate", "Score a program or an artifact."),
     "export grpo": ("export.ExportGRPO", "Prompts and the rubric as a reward module for plain `trl grpo`."),
     "export preferences": ("export.ExportPreferences", "Pairs of answers to the same prompt, for DPO or KTO."),
@@ -18,12 +20,19 @@ COMMANDS = {
     "export transitions": ("export.ExportTransitions", "Every LM call with token ids, logprobs, reward and advantage."),
     "index": ("index.Index", "Index a folder of documents for agents that retrieve."),
     "init": ("init.Init", "Write a project: program, rubric, data and assay.toml."),
+    "judge audit": ("judge_audit.AuditJudge", "Test a judge for known failure modes."),
+    "judge card": ("judge.ShowCard", "Show the reliability card of a compiled judge."),
+    "judge compile": ("judge_compile.CompileJudge", "Compile a judge against human labels."),
+    "judge drift": ("judge_drift.ReplayAnchors", "Replay a frozen set of verdicts, and raise an alarm on drift."),
+    "judge fidelity": ("judge_fidelity.AuditUser", "Audit the simulated user of conversations."),
     "judge lint": ("judge.Lint", "Report criteria that are likely mistakes."),
     "judge label": ("judge.Label", "Label rollouts of the store for a judge."),
     "judge forget": ("judge.ForgetRater", "Remove all labels of a rater from the store."),
+    "judge score": ("judge_score.ScoreRows", "Judge every row of a dataset."),
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
     "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),
     "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
+    "run": ("run.RunProgram", "Run a program or an artifact on one input, or on a file of inputs."),
     "runs list": ("runs.ListRuns", "List the newest runs, one per line."),
     "runs show": ("runs.ShowRun", "Show one run: its settings, rollouts by phase and result."),
     "traces list": ("traces.ListRollouts", "List the newest rollouts, one per line."),
@@ -46,6 +55,7 @@ GROUPS = {
     An export that fails the gate of cleanliness or privacy is not written. Rollouts of the gate and test splits are
     never exported, nor other rollouts with the same inputs.
     """,
+    "judge": "Compile judges against human labels, audit them, and score data with them.",
     "models": "List and fetch language models.",
     "rubric": "List what a rubric can use.",
     "runs": "List and inspect runs of commands: compile, evaluate, tune, …",

@@ -88,6 +88,13 @@ class InExistingStore(InStore):
         return Store(self.store)
 
 
+class NewArtifact(Settings):
+    """Result."""
+
+    out: Annotated[str | Path | None, Flag(metavar="DIR", key=False)] = None
+    """New folder to write the artifact to; by default one in .assay/artifacts."""
+
+
 class Trusting(Settings):
     """Trust."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from assay.api.deploy.replay import replay
-from assay.api.judge.drift import replay_anchors
+from assay.commands.judge_drift import replay_anchors
 from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.plan import JUDGE_DRIFT, Hook, Watch
@@ -83,7 +83,7 @@ def _replay(
         _LOGGED.warning("the anchors of %s could not be replayed: %s", watch.judge, error_text(error))
         write_replay(deployments, name, watch, FAILED, at=at, error=error_text(error)[:1000])
     else:
-        write_replay(deployments, name, watch, DONE, at=at, report=report)
+        write_replay(deployments, name, watch, DONE, at=at, report=report.to_dict())
 
 
 # -- One evaluation of a deployment, and the thread with which a gateway makes them.

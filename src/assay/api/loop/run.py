@@ -8,11 +8,11 @@ from typing import Any, Unpack
 
 import sqlalchemy as sa
 
-from assay.api.compile import compile as compile_program
 from assay.api.deploy.start import start_deployment
 from assay.api.deploy.status import advance_deployment, advanced
 from assay.api.improve.run import improve
 from assay.api.loop.state import loop_file
+from assay.commands.compile import compile as compile_program
 from assay.datasets import Task
 from assay.datasets.splits import load_tasks
 from assay.deployment.decisions import RUNNING

@@ -4,10 +4,7 @@ Imports no heavy package: the command line makes its flags from these classes at
 """
 
 from assay.runs.settings.commands import (
-    CollectSettings,
-    CompileSettings,
     ImproveSettings,
-    RunSettings,
 )
 from assay.runs.settings.deploy import (
     AdvanceSettings,
@@ -16,13 +13,6 @@ from assay.runs.settings.deploy import (
     SimulateSettings,
     StartSettings,
     SuiteSettings,
-)
-from assay.runs.settings.judge import (
-    FidelitySettings,
-    JudgeAuditSettings,
-    JudgeCompileSettings,
-    JudgeDriftSettings,
-    JudgeScoreSettings,
 )
 from assay.runs.settings.loop import LoopInstallSettings
 from assay.runs.settings.serve import ServeSettings
@@ -38,22 +28,14 @@ from assay.runs.settings.view import ViewSettings
 __all__ = [
     "DEFAULT_MODEL",
     "AdvanceSettings",
-    "CollectSettings",
     "CommonSettings",
-    "CompileSettings",
-    "FidelitySettings",
     "ImpactSettings",
     "ImproveSettings",
-    "JudgeAuditSettings",
-    "JudgeCompileSettings",
-    "JudgeDriftSettings",
-    "JudgeScoreSettings",
     "LoopInstallSettings",
     "OfRunSettings",
     "ProgramSettings",
     "RegisterSettings",
     "RouteSettings",
-    "RunSettings",
     "ServeSettings",
     "SimulateSettings",
     "StartSettings",

@@ -62,15 +62,6 @@ def replace_lms_of(whose: str = "the program", model: str = "the language model"
     )
 
 
-def optimizer_of(value: Any) -> str:
-    """The stored form of an optimizer: its name, see `assay.optimizers.prompts.given.optimizer_name`."""
-    if isinstance(value, str) and value.strip():
-        return value
-    from assay.optimizers.prompts.given import optimizer_name
-
-    return optimizer_name(value)
-
-
 def preflight_of(check: str, without: str) -> Any:
     """The field that switches the check before a run on or off. `without`: what happens if it is off."""
     return setting(True, check, flag="--no-preflight", flag_help=without, job=RESUMED)

@@ -8,13 +8,13 @@ from typing import Any
 from assay.deployment.plan import Hook
 from assay.deployment.settings import PoolSettings
 from assay.errors import ConfigError
-from assay.runs.settings.commands import CompileSettings, ImproveSettings
+from assay.runs.settings.commands import ImproveSettings
 from assay.runs.settings.deploy import StartSettings
 from assay.support.settings import Settings, nearest, part, parts, setting, settings_of
 from assay.support.yaml_files import load_settings
 
 SCHEDULERS = ("systemd", "cron")
-METHODS = {"compile": CompileSettings, "improve": ImproveSettings}
+METHODS = ("compile", "improve")
 _PATHS = ("rubric", "plan", "suite_data", "suite_rubric", "replay_rubric", "privacy_key", "against", "monitor")
 _SCORING = ("judge_model", "judge_api_base", "judge_api_key_env", "judge_thinking", "price", "threads", "task_timeout")
 
@@ -84,7 +84,7 @@ class LoopSettings(Settings):
         object.__setattr__(self, "options", dict(self.options or {}))
         object.__setattr__(self, "scoring", dict(self.scoring or {}))
         if self.method in METHODS:
-            _check_names("options", self.options or {}, [*settings_of(METHODS[self.method]), "monitor"])
+            _check_names("options", self.options or {}, _options_of(self.method))
         elif ".py:" not in self.method:
             raise ConfigError(f"method={self.method!r} must be compile, improve or FILE.py:FUNCTION")
         _check_names("scoring", self.scoring or {}, _SCORING)
@@ -120,6 +120,13 @@ def _check_names(what: str, names: Mapping[str, Any], known: Sequence[str]) -> N
         if name not in known:
             hint = f". Did you mean {near!r}?" if (near := nearest(str(name), known)) else ""
             raise ConfigError(f"{what} has no setting {name!r}{hint}")
+
+
+def _options_of(method: str) -> Sequence[str]:
+    from assay.runs.groups import PromptJob  # which imports this package
+    from assay.support.options import options_of
+
+    return ["thinking_margin", *options_of(PromptJob)] if method == "compile" else [*settings_of(ImproveSettings)]
 
 
 def load_loop(path: str | Path) -> LoopSettings:
