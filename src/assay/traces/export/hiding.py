@@ -187,7 +187,7 @@ class Hider:
     def __init__(
         self,
         engine: str,
-        key: Path | None,
+        key: str | Path | None,
         encoded: Sequence[str] = (),
         *,
         unchanged: Collection[str] = (),
@@ -394,7 +394,7 @@ def _texts(value: Any) -> Iterator[str]:
             stack.extend(item.values() if isinstance(item, dict) else item)
 
 
-def _secret(path: Path | None) -> bytes | None:
+def _secret(path: str | Path | None) -> bytes | None:
     """Key of the surrogates, derived from the key file. Creates the file if missing (see `Anonymizer.save_table`)."""
     if path is None:
         return None

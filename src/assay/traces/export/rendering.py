@@ -23,7 +23,6 @@ from assay.traces.messages.parts import object_of
 from assay.traces.store.rows import as_json
 
 Message = dict[str, Any]
-TOOL_FORMS = ("auto", "native", "text")
 _THOUGHT = "</think>"  # end of the reasoning, which some templates leave out or rewrite
 # The text form of Hermes and Qwen2.5, which llama.cpp, vLLM (`--tool-call-parser hermes`) and the embedded engine read
 # as tool calls.
