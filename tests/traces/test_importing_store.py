@@ -158,7 +158,7 @@ def test_the_report_keeps_the_first_reasons_and_counts_all(tmp_path: Path) -> No
     assert (report.rollouts, report.skipped, report.duplicates, len(report.reasons)) == (1, 30, 1, 20)
     assert report.repeated == (f"{path}:2",)
     assert report.reasons[0].startswith(f"{path}:3: not JSON: ")
-    assert report.to_dict()["reasons"] == report.reasons
+    assert report.to_dict()["reasons"] == list(report.reasons)
 
 
 def test_a_file_without_rollouts_stores_nothing(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ __all__ = [
 ]
 
 
+_SHOWN = (  # parts of the manifest that are in the report
+    "gates", "passed", "left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types",
+    "rollouts",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ExportReport(Report):
     """Result of `export_traces`. `to_dict()` is the `--json` object."""
@@ -53,26 +59,8 @@ class ExportReport(Report):
         return super()._facts() + ([("failed_gates", shortened(", ".join(failed)))] if failed else [])
 
     def to_dict(self) -> dict[str, Any]:
-        keys = (
-            "gates",
-            "passed",
-            "left_out",
-            "problems",
-            "groups_without_spread",
-            "balance",
-            "overlap",
-            "privacy",
-            "task_types",
-            "rollouts",
-        )
-        fields_ = {key: self.manifest[key] for key in keys}
-        return {
-            "path": str(self.path),
-            "rows": self.rows,
-            "notes": self.notes,
-            **fields_,
-            "template": self.manifest.get("template"),
-        }
+        shown = {"path": str(self.path), "rows": self.rows, "notes": self.notes}
+        return shown | {key: self.manifest[key] for key in _SHOWN} | {"template": self.manifest.get("template")}
 
     def lines(self) -> Iterator[str | Table]:
         data, manifest = self.to_dict(), self.manifest

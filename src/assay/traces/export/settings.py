@@ -205,15 +205,14 @@ def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
     """
     if not manifest["rows"]:
         raise DataError(f"there is nothing to export as {manifest['kind']}: {_why_nothing(manifest, drawn)}")
-    failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
+    failed = [
+        f"{g['gate']} is {format_value(g['value'])}, required is {format_value(g['required'])}: {g['missing']}"
+        for g in manifest["gates"]
+        if g["enforced"] and not g["passed"]
+    ]
     if failed:
-        text = "; ".join(
-            f"{gate['gate']} is {format_value(gate['value'])}, required is {format_value(gate['required'])}: "
-            f"{gate['missing']}"
-            for gate in failed
-        )
         raise UngatedExport(
-            f"the data does not pass the gates; nothing was written. {text}. "
+            f"the data does not pass the gates; nothing was written. {'; '.join(failed)}. "
             "Correct the data, select other rollouts (`runs`, `programs`), or change a threshold (`min_clean`, "
             "`privacy`)",
             manifest["gates"],
@@ -229,9 +228,8 @@ def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
         )
     parts = [f"{count} left out: {reason}{_cure(reason, manifest)}" for reason, count in manifest["left_out"].items()]
     parts += [f"{count} calls with a problem: {problem}" for problem, count in manifest["problems"].items()]
-    parts += [
-        f"{count} calls: {reason}" for reason, count in (manifest.get("template") or {}).get("reasons", {}).items()
-    ]
+    refused = (manifest.get("template") or {}).get("reasons", {})
+    parts += [f"{count} calls: {reason}" for reason, count in refused.items()]
     if manifest["kind"] == "preferences" and manifest["rollouts"]:
         groups = f"{manifest['rollouts']} in {counted(manifest['groups'], 'groups')}"
         parts.append(
@@ -307,13 +305,11 @@ class GateReport(ReportRepr):
             self.runs[run or "none"] += 1
 
     def _facts(self) -> list[tuple[str, str]]:
-        facts = [("all_passed", str(self.passed))]
-        for gate in self.to_list():
-            word = "passed" if gate["passed"] else "failed"
-            facts.append(
-                (gate["gate"], f"{word}: {format_value(gate['value'])}, required {format_value(gate['required'])}")
-            )
-        return facts
+        words = {True: "passed", False: "failed"}
+        return [("all_passed", str(self.passed))] + [
+            (g["gate"], f"{words[g['passed']]}: {format_value(g['value'])}, required {format_value(g['required'])}")
+            for g in self.to_list()
+        ]
 
     @property
     def clean(self) -> int:
@@ -330,60 +326,41 @@ class GateReport(ReportRepr):
 
     def to_list(self) -> list[dict[str, Any]]:
         """One object per gate: `gate`, `passed`, `enforced`, `value`, `required`, and `missing` if it failed."""
-        share = self.clean / self.transitions if self.transitions else 0.0
-        least, task_types = self.gates.min_transitions, len(self.task_types)
-        worst = ", ".join(f"{count:,} {why}" for why, count in self.problems.most_common())
+        gates, clean, task_types = self.gates, self.clean, len(self.task_types)
+        share = clean / self.transitions if self.transitions else 0.0
+        worst = ", ".join(f"{count:,} {why}" for why, count in self.problems.most_common()) or "there are none"
         if len(self.runs) > 1:
             run, count = self.runs.most_common(1)[0]
             worst += f"; {count:,} of them in run {run}"
-        required = self.gates.min_clean
-        # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding
-        # errors
-        exact_min = Fraction(str(required))
-        more = (
-            0
-            if share >= required or required == 1
-            else math.ceil((exact_min * self.transitions - self.clean) / (1 - exact_min))
-        )
+        if self.transitions and share < gates.min_clean < 1:
+            # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding
+            # errors
+            least = Fraction(str(gates.min_clean))
+            worst += (
+                f"; {math.ceil((least * self.transitions - clean) / (1 - least)):,} more clean transitions would do"
+            )
+        few, kinds = f"{gates.min_transitions - clean:,} more clean transitions", gates.min_task_types - task_types
         return [
             _gate(
-                "transitions",
-                self.clean,
-                least,
-                f"{least - self.clean:,} more clean transitions",
-                enforced=self.gates.gated,
+                "transitions", clean, gates.min_transitions, passed=clean >= gates.min_transitions,
+                enforced=gates.gated, missing=few,
             ),
+            _gate("clean", share, gates.min_clean, passed=share >= gates.min_clean, missing=worst),
             _gate(
-                "clean",
-                share,
-                required,
-                f"{worst or 'there are none'}" + (f"; {more:,} more clean transitions would do" if more else ""),
-            ),
-            _gate(
-                "task types",
-                task_types,
-                self.gates.min_task_types,
-                f"{self.gates.min_task_types - task_types} more task types",
-                enforced=self.gates.gated,
+                "task types", task_types, gates.min_task_types, passed=kinds <= 0, enforced=gates.gated,
+                missing=f"{kinds} more task types",
             ),
             self._privacy(),
             *([] if self.template is None else [_template_gate(self.template)]),
-        ]
+        ]  # fmt: skip
 
     def _privacy(self) -> dict[str, Any]:
         state, required = self.state, self.gates.privacy
-        gate: dict[str, Any] = {
-            "gate": "privacy",
-            "enforced": True,
-            "value": state,
-            "required": {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}[str(required)],
-        }
-        gate["passed"] = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
-        if not gate["passed"]:
-            gate["missing"] = self.missing + ("; export with privacy='auto'" if state in (FAILED, OFF) else "")
-        elif state == PATTERNS:
-            gate["warning"] = self.missing
-        return gate
+        texts = {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}
+        passed = required == "off" or state == VERIFIED or (state == PATTERNS and required == "patterns")
+        missing = self.missing + ("; export with privacy='auto'" if state in (FAILED, OFF) else "")
+        warning = {"warning": self.missing} if passed and state == PATTERNS else {}
+        return _gate("privacy", state, texts[required], passed=passed, enforced=True, missing=missing, **warning)
 
 
 def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -391,49 +368,30 @@ def _template_gate(counts: Mapping[str, Any]) -> dict[str, Any]:
 
     Fails where whole conversations cannot be trained on.
     """
-    gate = {
-        "gate": "template",
-        "passed": True,
-        "enforced": False,
-        "value": "not checked",
-        "required": "every answer is rendered",
-    }
+    value, required, more = "not checked", "every answer is rendered", dict[str, str]()
     if not counts["found"]:
-        return {
-            **gate,
-            "warning": (
-                f"{counts['note']}; set model=… to a model whose tokenizer is installed, or download it with "
-                f"`assay models pull`"
-            ),
-        }
-    if counts["masks"] is False:
-        return {
-            **gate,
-            "passed": False,
-            "enforced": True,
-            "value": "no generation marks",
-            "required": "marks around the assistant's text",
-            "missing": (
-                f"TRL trains on the assistant's text of whole conversations by `{{% generation %}}` marks. The chat "
-                f"template of {counts['model']} has none, and TRL has no copy of it with marks. Export "
-                "one row per call (without whole=True), or add marks to the template in the model's folder"
-            ),
-        }
-    gate["value"] = f"{counts['calls']} calls, {counts['converted']} with tools in text, {counts['refused']} refused"
-    reasons = "; ".join(f"{count}: {reason}" for reason, count in counts["reasons"].items())
-    return {**gate, **({"warning": f"left out {reasons}"} if reasons else {})}
+        more["warning"] = (
+            f"{counts['note']}; set model=… to a model whose tokenizer is installed, or download it with "
+            f"`assay models pull`"
+        )
+    elif counts["masks"] is False:
+        value, required = "no generation marks", "marks around the assistant's text"
+        more["missing"] = (
+            f"TRL trains on the assistant's text of whole conversations by `{{% generation %}}` marks. The chat "
+            f"template of {counts['model']} has none, and TRL has no copy of it with marks. Export "
+            "one row per call (without whole=True), or add marks to the template in the model's folder"
+        )
+    else:
+        value = f"{counts['calls']} calls, {counts['converted']} with tools in text, {counts['refused']} refused"
+        reasons = "; ".join(f"{count}: {reason}" for reason, count in counts["reasons"].items())
+        more |= {"warning": f"left out {reasons}"} if reasons else {}
+    return _gate("template", value, required, passed="missing" not in more, enforced="missing" in more, **more)
 
 
-def _gate(name: str, value: float, required: float, missing: str, *, enforced: bool = True) -> dict[str, Any]:
-    passed = value >= required
-    return {
-        "gate": name,
-        "passed": passed,
-        "enforced": enforced,
-        "value": value,
-        "required": required,
-        **({} if passed else {"missing": missing}),
-    }
+def _gate(name: str, value: Any, required: Any, *, passed: bool, enforced: bool = True, **more: str) -> dict[str, Any]:
+    """A gate; `missing` is left out if it passed."""
+    shown = {key: text for key, text in more.items() if not (passed and key == "missing")}
+    return {"gate": name, "passed": passed, "enforced": enforced, "value": value, "required": required, **shown}
 
 
 # -- Settings.
