@@ -168,8 +168,8 @@ class Conversations(Generic[R]):
         waiting = {live.rollout.id: live for call_id, live in called if call_id in live.waiting}
         if len(waiting) == 1:
             return next(iter(waiting.values()))  # also if the client rewrote the conversation
-        key = request.chain[-1]
-        failed = (live for live in self._at("failed", key) if live.trail.failed == key and not live.in_flight)
+        last = request.chain[-1]
+        failed = (live for live in self._at("failed", last) if live.trail.failed == last and not live.in_flight)
         ways = (self._insisting, self._continued, self._of_program)
         return next(failed, None) or next(filter(None, (way(request) for way in ways)), None)
 

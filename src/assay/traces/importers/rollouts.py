@@ -349,7 +349,7 @@ def _place_tools(rollout: Rollout, spans: Sequence[Span], calls: Sequence[Span])
     for span, does in used:
         before = [at for at, call in enumerate(calls) if _order(call) <= _order(span)]
         asking = [at for at, known in enumerate(requested) if does.call_id and does.call_id in known]
-        at_call = next((at for at in reversed(asking) if at in before), (asking[:1] or before[-1:] or [None])[0])
+        at_call = next((at for at in reversed(asking) if at in before), next(iter(asking[:1] or before[-1:]), None))
         request, result, tools = dict[str, Any](), does.result, rollout.early_tools
         if at_call is not None:
             request, tools = requested[at_call].get(does.call_id, {}), rollout.transitions[at_call].tools

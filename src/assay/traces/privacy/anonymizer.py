@@ -222,15 +222,10 @@ class Anonymizer:
         if len(text) < 3:
             return text
         if len(text) > 2 * PART_CHARS and "PRIVATE KEY" not in text and len(parts := list(_parts(text))) > 1:
-            mentions = self._mentions(text, parts) if names else {}
-            result = "".join(
-                [
-                    self._text(
-                        part, (*known, *(value for word, value in mentions.items() if word in part)), names=names
-                    )
-                    for part in parts
-                ]
-            )
+            mentions, result = self._mentions(text, parts) if names else {}, ""
+            for part in parts:
+                mentioned = (value for word, value in mentions.items() if word in part)
+                result += self._text(part, (*known, *mentioned), names=names)
             return text if result == text else result
         with self._lock:
             entry = self._cache.get((text, known, names))
