@@ -20,9 +20,10 @@ from assay.datasets.tasks import task_key
 from assay.errors import DISTRIBUTION
 from assay.traces.export.selection import Turn
 from assay.traces.export.settings import FAILED, OFF, PATTERNS, VERIFIED
-from assay.traces.privacy.anonymizer import TYPES, Anonymizer, KnownValue
+from assay.traces.privacy.anonymizer import Anonymizer
 from assay.traces.privacy.canaries import REQUIRED_RECALL, Canaries, Recall
 from assay.traces.privacy.canaries import TYPES as PLANTED_TYPES
+from assay.traces.privacy.names import TYPES, KnownValue
 from assay.traces.records import Rollout, subject_digests
 from assay.traces.shown import message_texts
 from assay.traces.store import Store

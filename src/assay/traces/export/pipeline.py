@@ -21,21 +21,10 @@ from assay.support.values import json_text
 from assay.traces.export.export_pass import ExportPass
 from assay.traces.export.files import trl_files
 from assay.traces.export.selection import Turn, check_named, count_drawn, sealed_tasks
-from assay.traces.export.settings import KINDS, ExportConfig, gates_table, refuse_ungated
+from assay.traces.export.settings import ExportConfig, gates_table, refuse_ungated
 from assay.traces.records import Rollout
 from assay.traces.store import Store
 from assay.traces.store.sealing import SplitFinder, claim_salt
-
-__all__ = [
-    "KINDS",
-    "ExportConfig",
-    "ExportReport",
-    "export_rows",
-    "export_traces",
-    "is_export",
-    "preview_export",
-]
-
 
 _SHOWN = (  # parts of the manifest that are in the report
     "gates", "passed", "left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types",

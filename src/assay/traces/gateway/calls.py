@@ -17,10 +17,10 @@ from assay.models.prices import FREE, Price
 from assay.support.scrubbing import error_text
 from assay.support.values import json_text
 from assay.traces.gateway.proxy import Passed
-from assay.traces.gateway.replies import readable
+from assay.traces.gateway.replies import Reply, readable
 from assay.traces.gateway.requests import ClientRequest, is_constrained, sent_secrets, storable
 from assay.traces.gateway.sessions import Live, LiveRollouts
-from assay.traces.gateway.upstreams import EmbeddedUpstream, Reply, answering_model, requested_model
+from assay.traces.gateway.upstreams import EmbeddedUpstream, answering_model, requested_model
 from assay.traces.messages import gemini
 from assay.traces.messages.chaining import unfinished
 from assay.traces.messages.dialects import Answer

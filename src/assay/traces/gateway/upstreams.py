@@ -55,17 +55,6 @@ from assay.traces.gateway.translation import (
 from assay.traces.messages import gemini
 from assay.traces.messages.dialects import DIALECTS
 
-__all__ = [
-    "EmbeddedUpstream",
-    "HttpUpstream",
-    "LitellmUpstream",
-    "Reply",
-    "answering_model",
-    "requested_model",
-    "upstream_of",
-    "without_key",
-]
-
 # -- Upstream that calls any provider through litellm, which translates between dialects. Does not record calls.
 
 

@@ -27,8 +27,6 @@ from assay.traces.store import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.rows import clean, rollout_of, transition_of
 
-__all__ = ["KINDS", "ImportReport", "Imported", "Skipped", "import_traces", "read_langfuse", "read_mlflow", "read_otlp"]
-
 KINDS = ("otlp", "langfuse", "mlflow")
 _REASONS = 20  # maximum reasons in a report
 _FLUSH = 500  # LM calls between flushes of the store

@@ -27,21 +27,8 @@ from assay.support.formats import check_format
 from assay.support.places import writing
 from assay.traces.privacy.forms import FINDERS as FORMS
 from assay.traces.privacy.gazetteers import KEY, THINGS
-from assay.traces.privacy.names import TYPES, WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
+from assay.traces.privacy.names import WORDS, KnownValue, known_in, mentioned_words, name_engine, unescaped
 from assay.traces.privacy.patterns import FINDERS, LABEL, EntityMatch, named_secret, normal, small
-
-__all__ = [
-    "PART_CHARS",
-    "TYPES",
-    "Anonymizer",
-    "EntityMatch",
-    "KnownValue",
-    "key_of",
-    "load_fernet",
-    "restore",
-    "surrogate_of",
-    "write_private",
-]
 
 # -- Key files and other files that only their owner can read.
 
