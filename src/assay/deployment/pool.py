@@ -23,8 +23,8 @@ from assay.support.formats import check_format
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.traces.export.hiding import DeclaredValues, Hider
-from assay.traces.export.selection import Selection, difficulty_of, loaded, snapshot
-from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED
+from assay.traces.export.selection import difficulty_of, drawn, loaded, permitted, snapshot
+from assay.traces.export.settings import FAILED, PATTERNS, VERIFIED, Selection
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.store import Store
 from assay.traces.store import tables as schema
@@ -274,15 +274,14 @@ class _Pool:
         self.store.flush()
         r, forgotten = _ROLLOUTS.c, self.store.forgotten()
         since = [] if self.settings.since_days is None else [r.started_at >= now - 86400 * self.settings.since_days]
-        drawn = [
-            *self.selection.drawn(), r.version.startswith(f"{self.agent}@", autoescape=True), r.phase == "deployed",
+        conditions = [
+            *drawn(self.selection), r.version.startswith(f"{self.agent}@", autoescape=True), r.phase == "deployed",
             r.status != "running", *since,
         ]  # fmt: skip
-        permitted = self.selection.permitted()
         columns = [r.id, r.inputs_json, r.task_type, r.status, r.score, r.human_rating, r.data_subject, r.tenant]
-        query = sa.select(*columns).where(*drawn, *permitted).order_by(r.started_at, r.id)
+        query = sa.select(*columns).where(*conditions, *permitted(self.selection)).order_by(r.started_at, r.id)
         with snapshot(self.store) as connection:
-            count = sa.select(sa.func.count()).select_from(_ROLLOUTS).where(*drawn)
+            count = sa.select(sa.func.count()).select_from(_ROLLOUTS).where(*conditions)
             whole = int(connection.execute(count).scalar() or 0)
             for row in connection.execute(query).mappings():
                 self._see(row, forgotten)

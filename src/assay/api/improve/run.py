@@ -73,8 +73,7 @@ from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
 from assay.support.settings import nearest, settings_of
 from assay.support.values import json_text, json_value
-from assay.traces.export.selection import Selection
-from assay.traces.export.settings import Gates
+from assay.traces.export.settings import Gates, Selection
 from assay.traces.records import new_id
 from assay.traces.store.sealing import openings_line
 
