@@ -1,23 +1,27 @@
 """The `Agent` base class: parameters, prompt format, thinking and context of a program. Tools: `tool_agent`."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import dspy
 
 from assay.errors import ProgramError
 from assay.models import count_tokens
 from assay.models.dspy_seam import prompt_text
-from assay.models.scope import settings_for_threads
+from assay.models.scope import alternatives_of, settings_for_threads
 from assay.models.thinking import Thinking, native_thinking
 from assay.programs.adapters import checked_format, listen_under, make_adapter
-from assay.programs.allocation import AUTO, ThinkingPolicy, answer_key, majority_is_sure
+from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, think
+from assay.programs.estimate import logprobs_options
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
 from assay.programs.streaming import in_thread
-from assay.programs.thinking import thinking_limit
+from assay.programs.thinking import thinking_limit, with_thought
 from assay.traces.listening import with_lm
 from assay.traces.places import note_carried
+
+T = TypeVar("T")
 
 WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
@@ -36,6 +40,15 @@ class BaseAgent(Protocol):
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Sets some or all of the five agent parameters by name, for the following calls of `execute`."""
         raise NotImplementedError(f"{type(self).__name__} has no set_parameters(parameters)")
+
+
+class AgentSettings(TypedDict, total=False):
+    """Keyword arguments of every agent, see `Agent`."""
+
+    parameters: AgentParameters | None
+    prompt_format: str
+    thinking: Any
+    policy: Any
 
 
 class Agent(dspy.Module):  # type: ignore[misc]
@@ -127,6 +140,54 @@ class Agent(dspy.Module):  # type: ignore[misc]
             dspy.settings.trace.extend(trace)
         return prediction
 
+    def decided(
+        self,
+        ask: Callable[[Any, dict[str, Any], dict[str, Any]], tuple[Any, Hashable, float | None]],
+        signature: Any,
+        inputs: dict[str, Any],
+        *,
+        tokens: int,
+        field: str = "",
+        reads: bool = False,
+    ) -> Round:
+        """What the model chooses, after as much thinking as the policy allows; `result` is the prediction.
+
+        Only the last choice is in the trace. A policy in training is credited with the tokens of its decision, so it
+        makes one.
+
+        Args:
+            ask: (signature, inputs, options of the call) -> the prediction, the choice in it, and the difference of the
+                probabilities of the best two choices, None if it is unknown.
+            signature, inputs: without a thought.
+            tokens: limit of the thought.
+            field: the output field whose token alternatives are kept; "" keeps those of all.
+            reads: request these alternatives.
+        """
+        policy = ThinkingPolicy() if dspy.settings.get(WRITTEN_DECISIONS) else self.thinking_policy
+        options = logprobs_options(dspy.settings.lm) if reads else {}
+
+        def choose(limit: int, thoughts: str) -> Round:
+            asked = {**inputs, "thoughts": thoughts} if thoughts else inputs
+            with alternatives_of(field) if field else nullcontext(), dspy.context(trace=[]):
+                prediction, choice, margin = ask(with_thought(signature, limit, bool(thoughts)), asked, options)
+                trace = list(dspy.settings.trace)
+            prediction._store.pop("logprobs", None)
+            prediction._completions = None  # they contain the alternatives too, and a trace would store them
+            return Round(choice, margin, str(prediction.get("thought") or ""), prediction, trace)
+
+        last = think(policy, tokens, choose, measured=reads).last
+        if dspy.settings.trace is not None:
+            dspy.settings.trace.extend(last.trace)
+        return last
+
+    def reviewed(self, answer: T, review: Callable[[T], T]) -> T:
+        """The answer after the rounds that `reasoning_depth` sets, or until a review leaves it as it is."""
+        for _ in range(self.rounds):
+            before, answer = answer, review(answer)
+            if answer == before:
+                break
+        return answer
+
     async def aforward(self, **inputs: Any) -> Any:
         return await in_thread(self.forward, **inputs)
 
@@ -143,15 +204,22 @@ class Agent(dspy.Module):  # type: ignore[misc]
         lm, depth = dspy.settings.lm, reasoning_tokens(self.agent_parameters.reasoning_depth)
         return 0 if getattr(lm, "thinking", None) is not None and native_thinking(lm) else thinking_limit(lm, depth)
 
+    @property
+    def deep_thought_tokens(self) -> int:
+        """As `thought_tokens`, for steps that are simple or many: 0 without a budget up to a `reasoning_depth` of 3."""
+        has_budget = getattr(dspy.settings.lm, "thinking", None) is not None
+        return self.thought_tokens if has_budget or self.agent_parameters.reasoning_depth > 3 else 0
+
     def fit_context(
         self,
         predictor: dspy.Predict,
         signature: Any,
         inputs: dict[str, Any],
-        window: list[str],
+        window: Sequence[Any],
         field: str,
         *,
         keep: int = 0,
+        joined: Callable[[list[Any]], Any] = "\n".join,
     ) -> dict[str, Any]:
         """Returns inputs and `demos` whose rendered prompt has at most `context_length` tokens, if possible.
 
@@ -160,10 +228,11 @@ class Agent(dspy.Module):  # type: ignore[misc]
         Args:
             window: observations, oldest first; they become the input `field`.
             keep: number of the newest observations that are never dropped.
+            joined: makes the input of the observations.
         """
         limit, remaining, demos = self.agent_parameters.context_length, list(window), list(predictor.demos)
         while True:
-            filled = {**inputs, field: "\n".join(remaining)}
+            filled = {**inputs, field: joined(remaining)}
             text = prompt_text(dspy.settings.adapter.format(signature, demos, filled))
             # a token has at least one byte, so the tokens of short prompts need not be counted
             if len(text.encode("utf-8", "replace")) <= limit or count_tokens(dspy.settings.lm, text) <= limit:

@@ -4,7 +4,7 @@ The functions here decide; `assay.programs.agent` asks the model. Nothing is use
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -96,13 +96,14 @@ class Round:
         choice: what was chosen.
         margin: difference of the probabilities of the best two choices; None if the engine gives none.
         thought: what was thought before it; empty without a thought.
-        result: whatever the caller needs of it.
+        result: the prediction, with the trace of its calls.
     """
 
     choice: Hashable
     margin: float | None = None
     thought: str = ""
     result: Any = None
+    trace: Sequence[Any] = ()
 
 
 @dataclass

@@ -3,6 +3,7 @@
 For models that think by themselves, `assay.models.thinking` sets the engine's own budget.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,18 @@ def thought_field(tokens: int) -> Any:
     """An output field for a thought of at most so many tokens."""
     tokens = min(tokens, LIMIT)
     return dspy.OutputField(desc=f"at most {tokens} tokens", max_length=CHARACTERS * tokens)
+
+
+@functools.lru_cache(maxsize=256)
+def with_thought(signature: Any, tokens: int, continued: bool = False) -> Any:
+    """A signature with a thought of at most so many tokens before its outputs, none for 0.
+
+    Args:
+        continued: whether there are earlier thoughts, which become an input.
+    """
+    if continued:
+        signature = signature.append("thoughts", dspy.InputField(desc="your thoughts so far"), str)
+    return signature.prepend("thought", thought_field(tokens), str) if tokens else signature
 
 
 def thinking_limit(lm: Any, default: int) -> int:
