@@ -192,7 +192,6 @@ def test_parameters_apply_to_single_step_programs(kind: str) -> None:
             fields = request.config.response_format["schema"]["properties"]
             return json.dumps({name: "red" if name == "label" else "x" for name in fields})
 
-        settings = AgentParameters.of(parameters)
         agent = {"parameters": AgentParameters.of(parameters)}
         program = Classify(["red", "blue"], **agent) if kind == "classify" else Extract({"name": "string"}, **agent)
         inputs = {"text": "word " * 50, "label": "red", "name": "x"}
