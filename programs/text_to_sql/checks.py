@@ -68,7 +68,7 @@ def _wanted(task: Task) -> QueryResult:
 def query_runs(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if the database accepts the query."""
     result = _result(task, prediction.get("sql"))
-    return Grade(value=float(not isinstance(result, str)), reason=result if isinstance(result, str) else "")
+    return Grade.of(not isinstance(result, str), str(result))
 
 
 def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, ordered: bool = False) -> Grade:
@@ -79,7 +79,7 @@ def rows_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     """
     wanted, actual = _wanted(task), _result(task, prediction.get("sql"))
     if isinstance(actual, str):
-        return Grade(value=0.0, reason=f"The query failed: {actual}.")
+        return Grade.of(False, f"The query failed: {actual}.")
     ours, theirs = [list(map(_comparable, result.rows)) for result in (actual, wanted)]
     same = ours == theirs if ordered else Counter(ours) == Counter(theirs)
     reason = f"The query returns {len(ours)} rows that differ from the {len(theirs)} expected ones."

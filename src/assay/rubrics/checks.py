@@ -17,7 +17,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN
 from assay.rubrics.comparison import same
-from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, beyond, not_expected
+from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, not_expected
 from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, names_strings, wrong_by
 from assay.support.number_texts import parse_number
 from assay.support.thoughts import without_thoughts
@@ -110,8 +110,11 @@ def _null_grade(task: Task, prediction: dict[str, Any], expected_name: str, name
     """The grade of a field where null is expected: 1 if it is null, otherwise 0; None where null is not expected."""
     if task.expected.get(expected_name, "") is not None:
         return None
-    equal = _is_equal(prediction, name, None, False)
-    return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, None)[1:]}.")
+    return _equality(prediction, name, None, False)
+
+
+def _equality(prediction: dict[str, Any], name: str, expected: Any, case: bool) -> Grade:
+    return Grade.of(_is_equal(prediction, name, expected, case), f"E{_difference(prediction, name, expected)[1:]}.")
 
 
 def _difference(prediction: dict[str, Any], name: str, expected: Any) -> str:
@@ -127,6 +130,12 @@ def _field_text(prediction: dict[str, Any], name: str) -> str:
     return "" if value is None else value_text(value)
 
 
+def _written(prediction: dict[str, Any], field: str | None) -> list[str]:
+    """The text of a field, or of all that the program wrote."""
+    values = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
+    return list(map(value_text, values))
+
+
 def exact(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, case: bool = False
 ) -> Grade:
@@ -136,9 +145,7 @@ def exact(
         case: whether texts are compared case-sensitively.
     """
     name, expected = _expected(task, field)
-    name = _field_name(prediction, rollout, field, name)
-    equal = _is_equal(prediction, name, expected, case)
-    return Grade(value=float(equal), reason="" if equal else f"E{_difference(prediction, name, expected)[1:]}.")
+    return _equality(prediction, _field_name(prediction, rollout, field, name), expected, case)
 
 
 def fields_match(
@@ -192,15 +199,12 @@ def numeric(
     value = _value(prediction, found_name)
     number = parse_number(value)
     if number is None:
-        return Grade(
-            value=0.0, reason=f"Expected the number {value_text(target)[:200]}, found {value_text(value)[:200]!r}."
-        )
+        return Grade.of(False, f"Expected the number {value_text(target)[:200]}, found {value_text(value)[:200]!r}.")
     exact_target = Fraction(target)
     if tolerance is None:
         tolerance = 0.0 if exact_target.denominator == 1 else 1e-6
     correct = abs(Fraction(number) - exact_target) <= Fraction(tolerance) * max(Fraction(1), abs(exact_target))
-    reason = "" if correct else f"Expected {value_text(target)[:200]}, found {value_text(number)[:200]}."
-    return Grade(value=float(correct), reason=reason)
+    return Grade.of(correct, f"Expected {value_text(target)[:200]}, found {value_text(number)[:200]}.")
 
 
 @arguments_rule(_validate_pattern)
@@ -215,8 +219,7 @@ def regex(
     if (null := _null_grade(task, prediction, field or "answer", name)) is not None:
         return null
     text = _field_text(prediction, name)[:100_000]
-    match = matches(pattern, text.strip())
-    return Grade(value=float(match), reason="" if match else f"{text[:200]!r} as a whole does not match {pattern!r}.")
+    return Grade.of(matches(pattern, text.strip()), f"{text[:200]!r} as a whole does not match {pattern!r}.")
 
 
 @arguments_rule(_validate_texts)
@@ -250,9 +253,7 @@ def one_of(
         return null
     value = _value(prediction, name)
     allowed = any(same(value, option) for option in values)
-    return Grade(
-        value=float(allowed), reason="" if allowed else f"{value_text(value)[:200]!r} is not one of {list(values)}."
-    )
+    return Grade.of(allowed, f"{value_text(value)[:200]!r} is not one of {list(values)}.")
 
 
 @arguments_rule(is_schema)
@@ -269,9 +270,7 @@ def json_schema(
     value = json_value(prediction if field is None else _value(prediction, field), placeholders=True)
     if len(text := value_text(value)) > MOST_CHARACTERS:
         name = field or "The prediction"
-        return Grade(
-            value=0.0, reason=f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}."
-        )
+        return Grade.of(False, f"{name} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}.")
     is_text = field is not None and isinstance(value, str)
     wrong = "It is a text." if is_text and not names_strings(schema) else wrong_by(schema, value)
     if wrong and is_text:
@@ -279,7 +278,7 @@ def json_schema(
             wrong = wrong_by(schema, json.loads(text))
         except (ValueError, RecursionError) as error:
             wrong = f"{field} is not JSON: {str(error)[:200]}."
-    return Grade(value=0.0, reason=wrong) if wrong else Grade(value=1.0)
+    return Grade.of(not wrong, wrong)
 
 
 @arguments_rule(_validate_limits)
@@ -287,10 +286,8 @@ def length(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None
 ) -> Grade:
     """For a pitfall: 0 up to `max_tokens` words, rising linearly to 1 at twice the limit."""
-    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
-    words = sum(len(value_text(text).split()) for text in texts)
-    over = beyond(words, max_tokens)
-    return Grade(value=over, reason=f"{words} words, the limit is {max_tokens}." if over else "")
+    words = sum(len(text.split()) for text in _written(prediction, field))
+    return Grade.beyond(words, max_tokens, f"{words} words, the limit is {max_tokens}.")
 
 
 def _tools(prediction: dict[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
@@ -309,8 +306,8 @@ def tool_adoption(task: Task, prediction: dict[str, Any], rollout: Rollout | Non
     if any(call["error"] is None for call in calls):
         return Grade(value=1.0)
     if not calls:
-        return Grade(value=0.0, reason=f"{tool} was not called." if tool else "No tool was called.")
-    return Grade(value=0.0, reason=f"Every call of {tool or 'a tool'} failed: {calls[-1]['error']}.")
+        return Grade.of(False, f"{tool} was not called." if tool else "No tool was called.")
+    return Grade.of(False, f"Every call of {tool or 'a tool'} failed: {calls[-1]['error']}.")
 
 
 @arguments_rule(_validate_limits)
@@ -319,7 +316,7 @@ def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     if rollout is None:
         raise NoGrade("the number of LM calls is unknown without a rollout")
     used = len(rollout.transitions)
-    return Grade(value=beyond(used, budget), reason=f"{used} LM calls, the budget is {budget}.")
+    return Grade.beyond(used, budget, f"{used} LM calls, the budget is {budget}.")
 
 
 @arguments_rule(_validate_limits)
@@ -350,7 +347,7 @@ def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, b
     """For a pitfall: 0 up to `budget` tokens, rising linearly to 1 at twice the budget."""
     if rollout is None:
         raise NoGrade("the number of tokens is unknown without a rollout")
-    return Grade(value=beyond(rollout.tokens, budget), reason=f"{rollout.tokens} tokens, the budget is {budget}.")
+    return Grade.beyond(rollout.tokens, budget, f"{rollout.tokens} tokens, the budget is {budget}.")
 
 
 _REFUSAL = re.compile(
@@ -364,6 +361,5 @@ _REFUSAL = re.compile(
 
 def refusal(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None) -> Grade:
     """For a pitfall: grade 1 if the answer begins with a refusal in English. Reads the first 300 characters."""
-    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k not in RUN_FIELDS]
-    refused = any(_REFUSAL.search(value_text(text)[:300].replace("’", "'")) for text in texts)
+    refused = any(_REFUSAL.search(text[:300].replace("’", "'")) for text in _written(prediction, field))
     return Grade(value=float(refused), reason="The answer is a refusal." if refused else "")

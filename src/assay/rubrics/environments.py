@@ -9,7 +9,8 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number
-from assay.traces.records import Rollout, Transition
+from assay.rubrics.steps import step_of
+from assay.traces.records import Rollout
 
 __all__ = [
     "episode_ended",
@@ -72,7 +73,7 @@ def episode_ended(task: Task, prediction: dict[str, Any], rollout: Rollout | Non
     """Grade 1 if the episode ended, 0 if the agent was stopped (`max_steps`, a repeated refused action)."""
     steps = episode_steps(prediction)
     ended = bool(steps) and steps[-1].get("done") is True
-    return Grade(value=float(ended), reason="" if ended else f"The episode had not ended after {len(steps)} actions.")
+    return Grade.of(ended, f"The episode had not ended after {len(steps)} actions.")
 
 
 def valid_actions(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
@@ -103,7 +104,7 @@ def last_info(
     """
     taken = [step for step in episode_steps(prediction) if step.get("error") is None]
     if not taken:
-        return Grade(value=0.0, reason="No action was accepted.")
+        return Grade.of(False, "No action was accepted.")
     info = taken[-1].get("info")
     value = info.get(field) if isinstance(info, Mapping) else None
     if value is None or not _is_finite(value):
@@ -139,9 +140,7 @@ def written_by(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[M
     Raises:
         NoGrade: it wrote none.
     """
-    transition = prediction.get("transition")
-    if not isinstance(transition, Transition):
-        raise NoGrade("a step check needs a transition")
+    transition = step_of(prediction)
     recorded = (rollout.prediction or {}) if rollout is not None else {}
     steps = [step for step in episode_steps(recorded) if step.get("call") == transition.t]
     if not steps:

@@ -73,7 +73,7 @@ def tests_pass(
         code = code_of(prediction, field)
         if code is None or not code.strip():
             fields = sorted(map(str, prediction))
-            return Grade(value=0.0, reason=f"The prediction has no code in {field!r}; it has {fields}.")
+            return Grade.of(False, f"The prediction has no code in {field!r}; it has {fields}.")
         run = partial(
             run_tests,
             code,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.datasets import Task
-from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, beyond, not_expected
+from assay.rubrics.criteria import Grade, NoGrade, NotApplicable, not_expected
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -249,8 +249,7 @@ def adoption_when_needed(task: Task, prediction: dict[str, Any], rollout: Rollou
     """Grade 1 if a tool was called, on tasks that need one; does not apply to others."""
     if not _needed(task):
         raise NotApplicable("the task needs no tool")
-    called = bool(_calls(prediction, rollout))
-    return Grade(value=float(called), reason="" if called else "No tool was called, and the task needs one.")
+    return Grade.of(bool(_calls(prediction, rollout)), "No tool was called, and the task needs one.")
 
 
 def abstention_when_not(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
@@ -258,9 +257,7 @@ def abstention_when_not(task: Task, prediction: dict[str, Any], rollout: Rollout
     if _needed(task):
         raise NotApplicable("the task needs a tool")
     calls = _calls(prediction, rollout)
-    return Grade(
-        value=float(not calls), reason=f"{calls[0]['name']} was called, and the task needs no tool." if calls else ""
-    )
+    return Grade.of(not calls, f"{calls[0]['name']} was called, and the task needs no tool." if calls else "")
 
 
 def argument_exactness(
@@ -325,5 +322,4 @@ def calls_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
         needed = len(listed) if isinstance(listed, list | tuple) else listed
     if not isinstance(needed, int) or isinstance(needed, bool) or needed < 0:
         raise NoGrade(f"task {task.id!r} does not say how many calls it needs: set budget, or expected.calls")
-    over = beyond(calls, needed)
-    return Grade(value=over, reason=f"{calls} tool calls, the budget is {needed}." if over else "")
+    return Grade.beyond(calls, needed, f"{calls} tool calls, the budget is {needed}.")
