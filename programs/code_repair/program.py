@@ -11,16 +11,15 @@ from typing import Any, ClassVar, Literal, Unpack
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
-from assay.errors import ConfigError, FailureKind, LoopStopped, ProgramError
+from assay.errors import FailureKind, LoopStopped, ProgramError
 from assay.models import supports
 from assay.models.limits import ToolOverTime
 from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings
 from assay.programs.allocation import ThinkingPolicy
 from assay.programs.estimate import choice_margin
 from assay.programs.sandbox import Suite, SuiteResult, run_tests
-from assay.programs.sandbox.isolation import ISOLATIONS, Limits
+from assay.programs.sandbox.isolation import Limits, isolations_of
 from assay.support.scrubbing import error_text
-from assay.support.settings import one_of
 from assay.traces.recorder import note_failure, note_isolation
 
 from .edits import Edit, applied, excerpt, functions_of, is_same, replacement_of
@@ -87,8 +86,7 @@ class CodeRepair(Agent):
     ) -> None:
         super().__init__(**agent)
         Limits(timeout_s=timeout_s, memory_mb=memory_mb)
-        if isolation not in ("auto", *ISOLATIONS):
-            raise ConfigError(f"isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
+        isolations_of(isolation)
         self.timeout_s, self.memory_mb, self.isolation = timeout_s, memory_mb, isolation
         self.config = {"timeout_s": timeout_s, "memory_mb": memory_mb, "isolation": isolation}
         tests, solution = dspy.InputField(desc="tests that the code must pass"), dspy.OutputField(desc="Python code")

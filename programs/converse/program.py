@@ -15,7 +15,7 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import DataError, ProgramError
 from assay.models.calls import stop_in
 from assay.models.limits import current_tool_limit, limited, within_limit
-from assay.programs.agent import GUIDE, Agent, AgentSettings
+from assay.programs.agent import GUIDE, Agent, AgentSettings, Held, calls_so_far
 from assay.programs.memory import Memory
 from assay.programs.parameters import AgentParameters
 from assay.programs.simulated_users import (
@@ -108,7 +108,7 @@ class Converse(Agent):
         self._memory = Memory(name=memory) if isinstance(memory, str) else memory
         if self._memory is not None:
             self.config["memory"] = self._memory.name
-        self._user = _Held(_user(user, user_model, self.prompt_format))
+        self._user = Held(_user(user, user_model, self.prompt_format))
         self._add_predictors()
 
     def _add_predictors(self) -> None:
@@ -171,10 +171,10 @@ class Converse(Agent):
             messages.append({"role": "user", "content": turn.message})
             if turn.ended or at == limit:
                 break
-            start = _calls()
+            start = calls_so_far()
             reply = self._reply(talk, turn.message)
             messages.append({"role": "agent", "content": reply})
-            end = _calls()
+            end = calls_so_far()
             turn_calls.append(None if start is None or end is None else [start, end])
         ended = turn.ended or "limit"
         return dspy.Prediction(outcome=dict(talk.outcome), messages=messages, ended=ended, turn_calls=turn_calls)
@@ -196,7 +196,7 @@ class Converse(Agent):
         Raises:
             EnvironmentFailed: the user raised, took too long, or returned something else.
         """
-        user, rollout = self._user.program, current_rollout()
+        user, rollout = self._user.value, current_rollout()
         own = Rollout(
             task_id=rollout.task_id if rollout else "",
             task_type=rollout.task_type if rollout else "default",
@@ -331,16 +331,6 @@ class Converse(Agent):
         return result
 
 
-class _Held:
-    """Keeps the simulated user out of DSPy's sight, which would optimise its prompts together with the agent's."""
-
-    def __init__(self, program: UserProgram) -> None:
-        self.program = program
-
-    def __deepcopy__(self, memo: object) -> "_Held":
-        return self
-
-
 def _user(user: Any, model: str | None, prompt_format: str) -> UserProgram:
     if user == "rules":
         return RuleBasedUser()
@@ -373,8 +363,3 @@ def _form_of(form: Any) -> dict[str, str]:
     if clash := sorted({_FINISH, _GO_ON, _NONE} & fields.keys()):
         raise DataError(f"form has a field named {clash[0]!r}, which the agent uses itself: rename it")
     return fields
-
-
-def _calls() -> int | None:
-    rollout = current_rollout()
-    return None if rollout is None else len(rollout.transitions)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Protocol, TypedDict, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, runtime_checkable
 
 import dspy
 
@@ -19,7 +19,7 @@ from assay.programs.parameters import AgentParameters, reasoning_tokens, review_
 from assay.programs.streaming import in_thread
 from assay.programs.thinking import thinking_limit, with_thought
 from assay.traces.listening import with_lm
-from assay.traces.places import note_carried
+from assay.traces.places import current_rollout, note_carried
 
 T = TypeVar("T")
 
@@ -27,6 +27,22 @@ WRITTEN_DECISIONS = "assay_written_decisions"
 """Key in DSPy's settings. If true, a tool agent executes the action that it wrote, regardless of probabilities and
 threshold. Policy gradient training needs this: tokens are credited with the outcome that they caused."""
 GUIDE = "assay_guide"  # key in DSPy's settings: the expected outputs of a training task, see `Agent.guided`
+
+
+class Held(Generic[T]):
+    """Keeps an object as it is where a program is copied, and out of DSPy's sight, which would optimise its prompts."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: object) -> "Held[T]":
+        return self
+
+
+def calls_so_far() -> int | None:
+    """Number of LM calls of the rollout; None if it is not recorded."""
+    rollout = current_rollout()
+    return None if rollout is None else len(rollout.transitions)
 
 
 @runtime_checkable

@@ -12,7 +12,6 @@ from assay.datasets.tasks import Task
 from assay.errors import DataError, SandboxError
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.rubrics.fields import code_of, value_of
-from assay.support.settings import one_of
 from assay.traces.records import Rollout
 
 __all__ = ["tests_pass"]
@@ -25,11 +24,10 @@ def _validate_limits(
     test_timeout_s: float | None = None,
     **_: Any,
 ) -> None:
-    from assay.programs.sandbox.isolation import ISOLATIONS, Limits
+    from assay.programs.sandbox.isolation import Limits, isolations_of
 
     Limits(timeout_s=timeout_s, memory_mb=memory_mb)
-    if isolation not in ("auto", *ISOLATIONS):
-        raise ValueError(f"isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
+    isolations_of(isolation)
     if test_timeout_s is not None and not 0 < test_timeout_s <= timeout_s:
         raise ValueError(f"test_timeout_s={test_timeout_s!r} must be above 0 and at most timeout_s={timeout_s!r}")
 

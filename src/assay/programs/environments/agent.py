@@ -11,7 +11,7 @@ from assay.datasets import Task
 from assay.errors import ConfigError, ProgramError
 from assay.models import supports
 from assay.models.loops import ToolLoopDetector
-from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings
+from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings, Held
 from assay.programs.allocation import ThinkingPolicy
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, Play
 from assay.programs.estimate import choice_margin
@@ -77,7 +77,7 @@ class EnvironmentAgent(Agent):
             raise ConfigError(f"timeout_s={timeout_s!r} must be a finite number of seconds > 0")
         if inputs:
             self.input_names = tuple(inputs)  # type: ignore[misc]  # other agents fix theirs by class
-        self._made = _Held(environment)
+        self._made = Held(environment)
         self.timeout_s = timeout_s
         self.shows_history = history  # dspy.Module has an attribute `history`
         past = {"history": (str, dspy.InputField(desc="earlier actions, and what happened"))} if history else {}
@@ -91,7 +91,7 @@ class EnvironmentAgent(Agent):
         task = Task(id="" if rollout is None else rollout.task_id, inputs=inputs)
         steps: list[dict[str, Any]] = []
         refused = ToolLoopDetector(_SAME)
-        with Play(self._made.make, self.timeout_s) as play:
+        with Play(self._made.value, self.timeout_s) as play:
             step = first = play.reset(task)
             for _ in range(self.agent_parameters.max_steps):
                 before, action, error = step, self._action(step, steps, first.observation), None
@@ -154,16 +154,6 @@ class ShippedEnvironmentAgent(EnvironmentAgent):
         action = dspy.OutputField(**self.action_limits) if self.action_limits else None
         make = type(self).environment
         super().__init__(make, self.instructions, action=action, history=self.shows_past, **agent)
-
-
-class _Held:
-    """Keeps a function or class as it is where a program is copied."""
-
-    def __init__(self, make: Callable[[], Environment]) -> None:
-        self.make = make
-
-    def __deepcopy__(self, memo: object) -> "_Held":
-        return self
 
 
 def _entry(action: str | None, step: EnvironmentStep, error: str | None, call: int | None) -> dict[str, Any]:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, SandboxError
-from assay.programs.sandbox.isolation import ISOLATIONS, Limits
+from assay.programs.sandbox.isolation import Limits, isolations_of
 from assay.programs.sandbox.process import SandboxedProcess
-from assay.support.settings import one_of
 
-_ISOLATED = ("bubblewrap", "landlock")
 _probing = threading.Lock()
 
 
@@ -141,7 +139,7 @@ def choose_isolation(isolation: str) -> str:
         ConfigError: there is no isolation of this name.
     """
     reasons = {}
-    for name in _named(isolation):
+    for name in isolations_of(isolation):
         reasons[name] = available(name)
         if not reasons[name]:
             return name
@@ -149,13 +147,6 @@ def choose_isolation(isolation: str) -> str:
         f"isolation={isolation!r} is not available: {'; '.join(f'{name}: {why}' for name, why in reasons.items())}. "
         "isolation='none' runs the code with your rights: only for code that you trust"
     )
-
-
-def _named(isolation: Any) -> tuple[str, ...]:
-    """The isolations that a name stands for, strongest first."""
-    if isolation not in ("auto", *ISOLATIONS):
-        raise ConfigError(f"isolation={isolation!r} {one_of(isolation, ('auto', *ISOLATIONS))}")
-    return _ISOLATED if isolation == "auto" else (isolation,)
 
 
 def available(isolation: str) -> str:
@@ -167,7 +158,7 @@ def available(isolation: str) -> str:
         ConfigError: there is no isolation of this name.
     """
     reasons = {}
-    for name in _named(isolation):
+    for name in isolations_of(isolation):
         with _probing:
             reasons[name] = probe(name)
         if not reasons[name]:

@@ -16,8 +16,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from assay.errors import DISTRIBUTION, ConfigError, SandboxError
+from assay.support.settings import one_of
 
 # -- The system call filter of the sandbox, as a classic BPF program.
 #
@@ -119,6 +121,7 @@ def filter_program(*, same_user: bool = False, deny_signals: bool = False) -> by
 ISOLATIONS = ("bubblewrap", "landlock", "none")
 _INSTALL = f"Install it with: pip install '{DISTRIBUTION}[sandbox]'"
 SCRIPTS = Path(__file__).parent  # folder of the scripts that run inside the sandbox
+STRONG = ISOLATIONS[:2]  # what `auto` stands for, strongest first
 INSIDE = "/assay"  # the scripts of this package, read-only
 FOLDER = "/sandbox"  # the only writable folder, as the untrusted code sees it
 _INPUTS = "/assay-input"
@@ -148,6 +151,17 @@ class Limits:
             raise ConfigError(f"timeout_s={self.timeout_s!r} must be a number of seconds")
         if not 0 < self.timeout_s <= 86_400:
             raise ConfigError(f"timeout_s={self.timeout_s!r} must be above 0 and at most 86400 seconds")
+
+
+def isolations_of(name: Any) -> tuple[str, ...]:
+    """The isolations that a name stands for, strongest first.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in ("auto", *ISOLATIONS):
+        raise ConfigError(f"isolation={name!r} {one_of(name, ('auto', *ISOLATIONS))}")
+    return STRONG if name == "auto" else (name,)
 
 
 @dataclass(frozen=True, kw_only=True)
