@@ -7,8 +7,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs.agent import AgentSettings
-from assay.programs.one_call import OneCallAgent
+from assay.programs.agent import AgentSettings, OneCallAgent
 
 
 class Classify(OneCallAgent):

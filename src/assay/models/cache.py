@@ -255,9 +255,6 @@ class KeyLocks:
                     self._locks[key] = (lock, waiting - 1)
 
 
-# -- Cache.
-
-
 _FORMAT = 1  # stored as `user_version` of the file
 
 

@@ -180,9 +180,6 @@ def _described(loop: Loop) -> dict[str, Any]:
     return {"kind": loop.kind, "period": loop.period, "start": loop.start, "words": loop.repeated}
 
 
-# -- Embedded.
-
-
 _SLOTS = 8  # more than the number of concurrent calls: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts cached outside the slots; llama.cpp's default is 8 GiB, and is used up
 # by default llama.cpp samples from the 40 likeliest tokens, of those with 0.05 times the first one's probability

@@ -147,9 +147,6 @@ def error_reason(error: BaseException, key: str = "api_key_env", *, base: str = 
     return text if isinstance(error, LMError) else f"{type(error).__name__}: {text}"
 
 
-# -- Hosted.
-
-
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import of litellm waits seconds for a download
 
 _DEFAULT_TIMEOUT_S = 120.0  # without a timeout, a server that hangs would hang the run

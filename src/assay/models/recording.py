@@ -128,9 +128,6 @@ def events_in_pieces(response: lm15.Response) -> Iterator[Any]:
             yield dataclasses.replace(event, delta=dataclasses.replace(event.delta, text=piece, logprobs=logprobs))
 
 
-# -- Recording.
-
-
 NOT_KNOWN = 1.0  # marks a missing log-probability, which is never above 0: DSPy accepts no NaN
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
-    from assay.programs.sql.opening import open_database
+    from assay.programs.sql.database import open_database
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_agent import ToolAgent
     from assay.shipped.programs.answer_from_documents.program import AnswerFromDocuments
@@ -54,10 +54,10 @@ else:
             "loading": "SHIPPED load_program program_fields program_inputs",
             "mcp_servers": "McpServer",
             "memory": "Fact Memory",
-            "parameters": "RANGES AgentParameters",
+            "parameters": "AgentParameters RANGES",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
-            "sql.opening": "open_database",
+            "sql.database": "open_database",
             "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
             "tool_agent": "ToolAgent",

@@ -18,7 +18,7 @@ import pydantic
 import yaml
 
 from assay.errors import ArtifactError, RubricError
-from assay.rubrics import checks, conversations, documents, environments, steps, tested, tools
+from assay.rubrics import checks, conversations, documents, environments, steps, tools
 from assay.rubrics.calling import as_check, definition_of
 from assay.rubrics.code import checks as code_checks
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec, no_such_condition
@@ -256,9 +256,6 @@ def _identifier(name: str) -> str:
     return f"c_{word}" if word[0].isdigit() else word
 
 
-# -- Loading.
-
-
 SHIPPED = (
     "answer_from_documents",
     "classify",
@@ -281,7 +278,7 @@ _OF_PROGRAMS = [import_module(f"assay.shipped.programs.{name}.checks") for name 
 SHIPPED_CHECKS: Mapping[str, Check] = {
     name: getattr(module, name)
     for module in (
-        *(checks, code_checks, tested, tools, steps, conversations, documents, environments),
+        *(checks, code_checks, tools, steps, conversations, documents, environments),
         *_OF_PROGRAMS,
     )
     for name in module.__all__

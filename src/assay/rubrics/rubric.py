@@ -25,9 +25,8 @@ from assay.rubrics.criteria import (
     is_number,
     merge_judge_criteria,
 )
-from assay.rubrics.predictions import failure_of, task_of
 from assay.rubrics.protocols import GroupGrader, JointGrader, JointResolver, Resolver
-from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade, read_by, set_failure
+from assay.rubrics.scoring import ScoreResult, combine, failure_of, fields_of, grade, read_by, set_failure, task_of
 from assay.support.scrubbing import error_text
 from assay.support.settings import one_of
 from assay.support.values import json_text

@@ -194,9 +194,6 @@ def _plain(text: str) -> str:
     return _IGNORED.sub("", text).lower().replace("'", '"')
 
 
-# -- Tools.
-
-
 def needs_tool(task: Task) -> bool | None:
     """Whether a task needs a tool; None if it does not say."""
     wanted, metadata = task.expected.get("calls"), task.metadata

@@ -172,9 +172,6 @@ def command_of(agent: str) -> list[str]:
     return words
 
 
-# -- Runners.
-
-
 CHECK_S = 0.1  # longest time between two checks
 _KEYS = ("ASSAY_KEY", "ASSAY_AGENT_KEY", "ASSAY_UPSTREAM_KEY")  # with them an agent could set its own reward
 

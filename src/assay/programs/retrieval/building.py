@@ -201,9 +201,6 @@ def _without_tags(text: str) -> tuple[str, str]:
     return unescape(_TAGS.sub(" ", text[:at])), text[at:]
 
 
-# -- Building.
-
-
 _BATCH_PASSAGES, _BATCH_FILES, _BATCH_S = 2000, 500, 5.0  # of one transaction
 _REMOVED = 2000  # passages that one transaction removes
 _FRESH_S = 2.0  # a file that was modified less than this before it was read may change again with the same time stamp

@@ -73,9 +73,6 @@ def by_proximity(
     return sorted(candidates, key=lambda candidate: -total(candidate)) if pairs else list(candidates)
 
 
-# -- Fulltext.
-
-
 TOKENIZER = "porter unicode61 remove_diacritics 2"
 WORDS = sa.func.to_tsvector("english", sa.bindparam("text_of_words"))
 _MOST_WORDS = 64  # of a query; more make it slower and hardly better

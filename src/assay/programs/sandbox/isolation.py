@@ -115,9 +115,6 @@ def filter_program(*, same_user: bool = False, deny_signals: bool = False) -> by
     return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, yes, no, value in lines)
 
 
-# -- Isolation.
-
-
 ISOLATIONS = ("bubblewrap", "landlock", "none")
 _INSTALL = f"Install it with: pip install '{DISTRIBUTION}[sandbox]'"
 SCRIPTS = Path(__file__).parent  # folder of the scripts that run inside the sandbox

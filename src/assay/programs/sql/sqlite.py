@@ -106,9 +106,6 @@ def _sqlite(sql: str, *values: Any) -> Any:
         return other.execute(sql, values).fetchone()[0]
 
 
-# -- Sqlite.
-
-
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _UNIT = 10  # instructions between two calls of the progress handler: the cost is exact to so many
 _UNUSABLE = frozenset(
