@@ -18,6 +18,7 @@ from assay.datasets import Task
 from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN
 from assay.rubrics.comparison import same
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, not_expected
+from assay.rubrics.tools import calls_of
 from assay.support.number_texts import parse_number
 from assay.support.thoughts import without_thoughts
 from assay.support.values import json_value, value_text
@@ -459,19 +460,9 @@ def length(
     return Grade.beyond(words, max_tokens, f"{words} words, the limit is {max_tokens}.")
 
 
-def _tools(prediction: dict[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
-    if rollout is not None and rollout.transitions:
-        return [{"name": t.name, "error": t.error} for t in rollout.tools]
-    steps = prediction.get("steps")
-    if steps is None:
-        raise NoGrade("tool calls are unknown: there is no rollout and the prediction has no field 'steps'")
-    listed = steps if isinstance(steps, list | tuple) else ()
-    return [{"name": step.get("tool"), "error": step.get("error")} for step in listed if isinstance(step, Mapping)]
-
-
 def tool_adoption(task: Task, prediction: dict[str, Any], rollout: Rollout | None, tool: str | None = None) -> Grade:
     """Grade 1 if at least one tool call (of `tool`, if given) ran without an error."""
-    calls = [call for call in _tools(prediction, rollout) if tool is None or call["name"] == tool]
+    calls = [call for call in calls_of(prediction, rollout) if tool is None or call["name"] == tool]
     if any(call["error"] is None for call in calls):
         return Grade(value=1.0)
     if not calls:

@@ -190,22 +190,21 @@ def _toml(text: str, path: Path) -> Any:
     return tomllib.loads(text)
 
 
-def _verifiers(entry: Mapping[str, Any], where: str) -> Criterion:
-    if unknown := sorted(set(entry) - {"name", "text", "weight", "choices"}):
-        raise RubricError(f"{where}: unknown keys {unknown}; verifiers' criteria have name, text, weight and choices")
-    if missing := [key for key in ("name", "text") if not isinstance(entry.get(key), str) or not entry[key].strip()]:
-        raise RubricError(f"{where}: {', '.join(missing)} must be a non-empty string")
-    choices, weight = entry.get("choices", ["no", "yes"]), entry.get("weight", 1.0)
-    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
-        raise RubricError(f"{where}: choices={choices!r} must be a list of strings, worst first")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
-        raise RubricError(f"{where}: weight={weight!r} must be a number >= 0 in verifiers' format")
+class _Verifiers(StrictModel):
+    # A criterion of verifiers.
+    name: Annotated[str, pydantic.StringConstraints(strip_whitespace=True, min_length=1)]
+    text: Annotated[str, pydantic.StringConstraints(strip_whitespace=True, min_length=1)]
+    weight: float = pydantic.Field(1.0, strict=True, ge=0, allow_inf_nan=False)
+    choices: list[str] = ["no", "yes"]
+
+
+def _verifiers(entry: dict[str, Any], where: str) -> Criterion:
+    parsed, problems = validated(entry, None, _Verifiers)
+    if parsed is None:
+        raise RubricError(f"{where}: {'; '.join(message for _, message in problems)}")
     try:
-        return Criterion(
-            name=_identifier(entry["name"]),
-            weight=float(weight),
-            judge=JudgeSpec(text=entry["text"], scale=tuple(choices)),
-        )
+        judge = JudgeSpec(text=parsed.text, scale=tuple(parsed.choices))
+        return Criterion(name=_identifier(parsed.name), weight=parsed.weight, judge=judge)
     except RubricError as error:
         raise RubricError(f"{where}: {error}") from None
 

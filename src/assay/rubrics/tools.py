@@ -225,7 +225,8 @@ def made_calls(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[d
     return None
 
 
-def _calls(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
+def calls_of(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
+    """As `made_calls`. Raises `NoGrade` if they are not known."""
     calls = made_calls(prediction, rollout)
     if calls is None:
         raise NoGrade("tool calls are unknown: the prediction has no field 'calls' or 'steps', and there is no rollout")
@@ -246,14 +247,14 @@ def adoption_when_needed(task: Task, prediction: dict[str, Any], rollout: Rollou
     """Grade 1 if a tool was called, on tasks that need one; does not apply to others."""
     if not _needed(task):
         raise NotApplicable("the task needs no tool")
-    return Grade.of(bool(_calls(prediction, rollout)), "No tool was called, and the task needs one.")
+    return Grade.of(bool(calls_of(prediction, rollout)), "No tool was called, and the task needs one.")
 
 
 def abstention_when_not(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Grade 1 if no tool was called, on tasks that need none; does not apply to others."""
     if _needed(task):
         raise NotApplicable("the task needs a tool")
-    calls = _calls(prediction, rollout)
+    calls = calls_of(prediction, rollout)
     return Grade.of(not calls, f"{calls[0]['name']} was called, and the task needs no tool." if calls else "")
 
 
@@ -277,7 +278,7 @@ def argument_exactness(
         expected = expected_calls(listed)
     except ValueError as error:
         raise NoGrade(f"task {task.id!r}: {error}") from None
-    made = [call for call in _calls(prediction, rollout) if call["error"] is None]
+    made = [call for call in calls_of(prediction, rollout) if call["error"] is None]
     matched, reason = matched_calls(made, expected, _schemas(task))
     share = matched / max(len(made), len(expected))
     return Grade(value=float(share == 1) if all_or_nothing else share, reason=f"{reason}." if reason else "")
@@ -293,7 +294,7 @@ def _schemas(task: Task) -> dict[str, Any]:
 
 def recovery_after_error(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """Share of failed calls whose next call had no error; does not apply to runs without a failed call."""
-    calls = _calls(prediction, rollout)
+    calls = calls_of(prediction, rollout)
     following = [
         index + 1 < len(calls) and calls[index + 1]["error"] is None
         for index, call in enumerate(calls)
@@ -312,7 +313,7 @@ def calls_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     Args:
         budget: default: the number of calls that the task needs.
     """
-    calls = len(_calls(prediction, rollout))
+    calls = len(calls_of(prediction, rollout))
     needed: Any = budget
     if needed is None:
         listed = task.expected.get("calls", task.metadata.get("tool_calls"))
