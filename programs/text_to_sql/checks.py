@@ -10,7 +10,8 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.errors import AssayError, EnvironmentFailed
-from assay.programs.sql.database import QueryError, QueryLimits, QueryResult, open_database
+from assay.programs.sql.database import QueryError, QueryLimits, QueryResult
+from assay.programs.sql.sqlite import open_database
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number, not_expected
 from assay.traces.records import Rollout
 

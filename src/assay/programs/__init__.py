@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from assay.programs.refinement import Refine
     from assay.programs.retrieval import DocumentIndex, Passage, Retriever, TextRetriever
     from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
-    from assay.programs.sql.database import open_database
+    from assay.programs.sql.sqlite import open_database
     from assay.programs.state import program_state, program_version, restore_program
     from assay.programs.tool_agent import ToolAgent
     from assay.shipped.programs.answer_from_documents.program import AnswerFromDocuments
@@ -57,7 +57,7 @@ else:
             "parameters": "AgentParameters RANGES",
             "refinement": "Refine",
             "retrieval": "DocumentIndex Passage Retriever TextRetriever",
-            "sql.database": "open_database",
+            "sql.sqlite": "open_database",
             "simulated_users": "RuleBasedUser SimulatedUser UserProgram",
             "state": "program_state program_version restore_program",
             "tool_agent": "ToolAgent",

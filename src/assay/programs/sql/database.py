@@ -11,10 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from assay.errors import ConfigError, DataError, EnvironmentFailed
+from assay.errors import ConfigError, EnvironmentFailed
 
 # -- How often a nested query writes its columns out before the database counts instructions.
 
@@ -328,25 +327,3 @@ def _by_relevance(tables: Sequence[Table], question: str) -> list[int]:
                 reached[place[other]] = max(reached[place[other]], scores[at] / 2)
     relevant = [at for at in range(len(tables)) if reached[at] > 0] or list(range(len(tables)))
     return sorted(relevant, key=lambda at: (-reached[at], tables[at].name))
-
-
-# -- Opens a database by its name. Drivers are imported when they are needed.
-
-
-def open_database(name: str) -> Database:
-    """A database by its URL (`postgresql://…`) or the path of an SQLite file.
-
-    Raises:
-        DataError: there is no such file.
-        MissingExtra: the driver of PostgreSQL is not installed.
-    """
-    if name.startswith(("postgresql://", "postgres://")):
-        from assay.programs.sql.postgresql import PostgreSQL
-
-        return PostgreSQL(name)
-    path = Path(name)
-    if not path.is_file():
-        raise DataError(f"database={name!r} is no file and no URL of PostgreSQL")
-    from assay.programs.sql.sqlite import SQLite
-
-    return SQLite(path)
