@@ -18,9 +18,9 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import AssayError, ConfigError, DataError, EnvironmentFailed, ProgramError
 from assay.models import supports
 from assay.programs.agent import GUIDE, WRITTEN_DECISIONS, Agent, AgentSettings
-from assay.programs.allocation import margin_of
 from assay.programs.estimate import choice_probabilities, has_probabilities
 from assay.programs.retrieval import INDEX, DocumentIndex, Passage, Retriever, TextRetriever
+from assay.programs.thinking import margin_of
 from assay.rubrics.documents import is_passage, label_texts
 from assay.support.scrubbing import error_text
 from assay.support.values import unicode_text

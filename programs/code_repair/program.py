@@ -15,10 +15,10 @@ from assay.errors import FailureKind, LoopStopped, ProgramError
 from assay.models import supports
 from assay.models.limits import ToolOverTime
 from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings
-from assay.programs.allocation import ThinkingPolicy
 from assay.programs.estimate import choice_margin
 from assay.programs.sandbox import Suite, SuiteResult, run_tests
 from assay.programs.sandbox.isolation import Limits, isolations_of
+from assay.programs.thinking import ThinkingPolicy
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import note_failure, note_isolation
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from assay.errors import ConfigError, LoopStopped
 from assay.models import Call, ResponseCache, get_lm
 from assay.programs import Classify, MathQA, ThinkingPolicy, program_state, restore_program
-from assay.programs.allocation import AUTO, Round, answer_key, majority_is_sure, margin_of, think
+from assay.programs.thinking import AUTO, Round, answer_key, majority_is_sure, margin_of, think
 from assay.testing.fakes import scripted_lm
 
 LONG = "x" * 400

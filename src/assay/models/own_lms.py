@@ -19,9 +19,9 @@ from typing import Any
 import dspy
 from dspy import lm15
 
-from assay.models.answers import response_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Observer
+from assay.models.codec import response_of
 from assay.models.dspy_seam import async_engine_of, engine_of, set_engines
 from assay.models.entries import Entry, Opened, current_entry, entered
 from assay.models.hosted import CustomBackend, HostedBackend

@@ -7,7 +7,6 @@ from assay.support.lazy import attach
 if TYPE_CHECKING:
     from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
     from assay.programs.agent import Agent, BaseAgent
-    from assay.programs.allocation import ThinkingPolicy
     from assay.programs.environments.agent import EnvironmentAgent
     from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, environment_seed
     from assay.programs.environments.gym import GymEnvironment
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from assay.programs.simulated_users import RuleBasedUser, SimulatedUser, UserProgram
     from assay.programs.sql.sqlite import open_database
     from assay.programs.state import program_state, program_version, restore_program
+    from assay.programs.thinking import ThinkingPolicy
     from assay.programs.tool_agent import ToolAgent
     from assay.shipped.programs.answer_from_documents.program import AnswerFromDocuments
     from assay.shipped.programs.classify.program import Classify
@@ -47,7 +47,7 @@ else:
             "assay.shipped.programs.tool_user.program": "ToolUser",
             "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
             "agent": "Agent BaseAgent",
-            "allocation": "ThinkingPolicy",
+            "thinking": "ThinkingPolicy",
             "environments.agent": "EnvironmentAgent",
             "environments.base": "Environment EnvironmentStep InvalidAction environment_seed",
             "environments.gym": "GymEnvironment",

@@ -1,10 +1,13 @@
 """The `Agent` base class: parameters, prompt format, thinking and context of a program. Tools: `tool_agent`."""
 
+import copy
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, runtime_checkable
 
+import anyio.to_thread
 import dspy
 
 from assay.errors import ProgramError
@@ -13,14 +16,71 @@ from assay.models.dspy_seam import prompt_text
 from assay.models.scope import alternatives_of, settings_for_threads
 from assay.models.thinking import Thinking, native_thinking
 from assay.programs.adapters import checked_format, listen_under, make_adapter
-from assay.programs.allocation import AUTO, Round, ThinkingPolicy, answer_key, majority_is_sure, think
 from assay.programs.estimate import choice_margin, logprobs_options
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
-from assay.programs.streaming import in_thread
-from assay.programs.thinking import thinking_limit, with_thought
+from assay.programs.thinking import (
+    AUTO,
+    Round,
+    ThinkingPolicy,
+    answer_key,
+    majority_is_sure,
+    think,
+    thinking_limit,
+    with_thought,
+)
 from assay.support.values import value_text
 from assay.traces.listening import with_lm
 from assay.traces.places import current_rollout, note_carried
+
+# -- Supports `dspy.streamify` for programs that run a copy of themselves.
+#
+# DSPy identifies the predictors of a stream by object identity in the program passed to `streamify`. Output of copied
+# predictors is redirected to the listeners of the originals.
+
+
+class _Renamed:
+    """A stream that replaces the ids of copied predictors by those of their originals."""
+
+    def __init__(self, stream: Any, ids: Mapping[int, int]) -> None:
+        self._stream, self._ids = stream, ids
+
+    async def send(self, item: Any) -> None:
+        if (original := self._ids.get(getattr(item, "predict_id", None) or 0)) is not None:
+            item.predict_id = original
+        await self._stream.send(item)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def streaming_as(program: dspy.Module, copied: dspy.Module) -> AbstractContextManager[Any]:
+    """Context in which the predictors of `copied` stream as those of `program`. Each call has its own copy."""
+    stream = dspy.settings.send_stream
+    if stream is None:
+        return nullcontext()
+    pairs = list(zip(program.predictors(), copied.predictors(), strict=True))
+    listeners = list(dspy.settings.stream_listeners or ())
+    for listener in tuple(listeners):
+        for original, part in pairs:
+            if listener.predict is original:
+                # DSPy streams only predictors that have a listener; the chunks are sent to the original's listener
+                duplicate = copy.copy(listener)
+                duplicate.predict = part
+                listeners.append(duplicate)
+    context: AbstractContextManager[Any] = dspy.context(
+        send_stream=_Renamed(stream, {id(part): id(original) for original, part in pairs}),
+        stream_listeners=listeners,
+    )
+    return context
+
+
+async def in_thread(function: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+    """Calls a function in a worker thread of AnyIO, with the caller's context.
+
+    DSPy can stream from AnyIO's threads, but not from those of `asyncio.to_thread`.
+    """
+    return await anyio.to_thread.run_sync(functools.partial(function, *args, **inputs), abandon_on_cancel=True)
+
 
 T = TypeVar("T")
 
@@ -73,7 +133,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
 
     Its `thinking` is a budget that replaces the one of `reasoning_depth`: a `Thinking` or its short form (tokens, an
     effort word, `off`, `auto`). Its `policy` decides when a step thinks and stops: a `ThinkingPolicy` or its fields by
-    name; with the budget `auto` the default is `assay.programs.allocation.AUTO`. Both are part of the program's state.
+    name; with the budget `auto` the default is `assay.programs.thinking.AUTO`. Both are part of the program's state.
 
     Subclasses implement `solve(**inputs)` and put every constructor argument that is not an agent parameter into
     `config`, so that an artifact can rebuild the program. `parameters()` is DSPy's method and returns predictors.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from assay.models import LINES, supports
 from assay.models.alternatives import value_tokens
-from assay.programs.allocation import margin_of
+from assay.programs.thinking import margin_of
 
 _FLOOR = 1e-9
 _QUOTES = " \t\n\"'`"

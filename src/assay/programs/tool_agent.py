@@ -15,8 +15,8 @@ from assay.models import supports
 from assay.models.loops import ToolLoopDetector
 from assay.models.scope import alternatives_of
 from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings
-from assay.programs.allocation import margin_of
 from assay.programs.estimate import choice_odds, has_probabilities, narrowed_signature
+from assay.programs.thinking import margin_of
 from assay.support.values import value_text
 from assay.traces.recorder import note_failure
 

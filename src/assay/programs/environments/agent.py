@@ -12,9 +12,9 @@ from assay.errors import ConfigError, ProgramError
 from assay.models import supports
 from assay.models.loops import ToolLoopDetector
 from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings, Held
-from assay.programs.allocation import ThinkingPolicy
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, Play
 from assay.programs.estimate import choice_margin
+from assay.programs.thinking import ThinkingPolicy
 from assay.traces.places import current_rollout
 from assay.traces.store.rows import clean
 
