@@ -18,7 +18,7 @@ from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings
 from assay.programs.estimate import choice_margin
 from assay.programs.sandbox import Suite, SuiteResult, run_tests
 from assay.programs.sandbox.isolation import Limits, isolations_of
-from assay.programs.thinking import ThinkingPolicy
+from assay.programs.thinking import OFF
 from assay.support.scrubbing import error_text
 from assay.traces.recorder import note_failure, note_isolation
 
@@ -204,7 +204,7 @@ class _Run:
     def _chosen(self, predictor: dspy.Predict, field: str, choices: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
         """One of the choices, after as much thinking as budget and policy allow."""
         agent, written = self.agent, bool(dspy.settings.get(WRITTEN_DECISIONS))
-        dynamic = agent.thinking_policy != ThinkingPolicy() and not written
+        dynamic = agent.thinking_policy != OFF and not written
         reads = dynamic and supports(dspy.settings.lm, "top_logprobs")
         words = list(map(str, choices)) if reads else []
 

@@ -20,6 +20,7 @@ from assay.programs.estimate import choice_margin, logprobs_options
 from assay.programs.parameters import AgentParameters, reasoning_tokens, review_rounds
 from assay.programs.thinking import (
     AUTO,
+    OFF,
     Round,
     ThinkingPolicy,
     answer_key,
@@ -196,7 +197,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         """The agent's policy, or that of `auto`, or one in which nothing is dynamic."""
         if self.policy is not None:
             return self.policy
-        return AUTO if self.thinking is not None and self.thinking.is_auto else ThinkingPolicy()
+        return AUTO if self.thinking is not None and self.thinking.is_auto else OFF
 
     def _sampled(self, inputs: dict[str, Any]) -> Any:
         """The most frequent of several predictions; the first one of it. Its trace is the only one that is kept."""
@@ -240,7 +241,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
             field: the output field whose token alternatives are kept; "" keeps those of all.
             reads: request these alternatives.
         """
-        policy = ThinkingPolicy() if dspy.settings.get(WRITTEN_DECISIONS) else self.thinking_policy
+        policy = OFF if dspy.settings.get(WRITTEN_DECISIONS) else self.thinking_policy
         options = logprobs_options(dspy.settings.lm) if reads else {}
 
         def choose(limit: int, thoughts: str) -> Round:
@@ -342,7 +343,7 @@ class OneCallAgent(Agent):
         signature = self.predict.signature
         thinking = with_thought(signature, tokens)
         filled = self.fit_context(self.predict, thinking, inputs, [str(inputs["text"])], "text", keep=1)
-        if self.thinking_policy == ThinkingPolicy():
+        if self.thinking_policy == OFF:
             prediction = self.predict(signature=thinking, **filled)
         else:
             field, choices = self.choice or ("", [])

@@ -7,14 +7,16 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import dspy
+from annotated_types import Ge, Gt, Le
 
 from assay.errors import ConfigError, LoopStopped, NoJsonForm
 from assay.models import supports
 from assay.models.line_grammar import LINES
 from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, ThinkingError, native_thinking
+from assay.support.options import Positive, Settings, Share
 from assay.support.values import json_text, json_value
 
 # -- Dynamic allocation of thinking: whether a step thinks, when it stops, and how often a task is solved.
@@ -25,43 +27,24 @@ from assay.support.values import json_text, json_value
 _NOT_ANSWERS = ("calls", "steps", "reasoning", "thought")  # fields of a prediction that are no part of its answer
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThinkingPolicy:
-    """When an agent thinks, and when it stops. Every default is off: without a policy each step thinks once.
+class ThinkingPolicy(Settings):
+    """When an agent thinks, and when it stops. Every default is off: without a policy each step thinks once."""
 
-    Attributes:
-        probe_margin: a step first chooses without a thought, and thinks only if the probabilities of the best two
-            choices differ by less than this. In [0, 1]; higher thinks more. Needs an engine with log-probabilities;
-            others think always, and are not probed unless `stable` is set.
-        stable: a thought ends once this many choices in a row were the same, at least 2.
-        confidence: a thought ends once the best two choices differ by at least this, in [0, 1].
-        piece: thinking tokens between two choices, at least 4; used with `stable` or `confidence`.
-        samples: how often a task is solved at most; the most frequent answer is returned.
-        posterior: solving ends once the probability that the most frequent answer stays ahead of the second is at least
-            this, in (0.5, 1]. Source: Adaptive-Consistency, Beta stopping rule (arXiv 2305.11860).
-    """
-
-    probe_margin: float | None = None
-    stable: int | None = None
-    confidence: float | None = None
-    piece: int = 32
-    samples: int = 1
-    posterior: float = 0.95
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("probe_margin", 0, 1), ("confidence", 0, 1), ("posterior", 0.5, 1)):
-            value = getattr(self, name)
-            if value is None and name != "posterior":
-                continue
-            if not _is_number(value) or not low <= value <= high or (name == "posterior" and value == low):
-                above = "above" if name == "posterior" else "at least"
-                raise ConfigError(f"{name}={value!r} must be a number of {above} {low} and at most {high}")
-        for name, least in (("stable", 2), ("piece", 4), ("samples", 1)):
-            value = getattr(self, name)
-            if value is None and name == "stable":
-                continue
-            if not _is_number(value) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}={value!r} must be an integer of at least {least}")
+    probe_margin: Share | None = None
+    """A step first chooses without a thought, and thinks only if the probabilities of the best two choices differ by
+    less than this. Higher thinks more. Needs an engine with log-probabilities; others think always, and are not probed
+    unless `stable` is set."""
+    stable: Annotated[int, Ge(2)] | None = None
+    """A thought ends once this many choices in a row were the same."""
+    confidence: Share | None = None
+    """A thought ends once the best two choices differ by at least this."""
+    piece: Annotated[int, Ge(4)] = 32
+    """Thinking tokens between two choices; used with `stable` or `confidence`."""
+    samples: Positive = 1
+    """How often a task is solved at most; the most frequent answer is returned."""
+    posterior: Annotated[float, Gt(0.5), Le(1)] = 0.95
+    """Solving ends once the probability that the most frequent answer stays ahead of the second is at least this.
+    Source: Adaptive-Consistency, Beta stopping rule (arXiv 2305.11860)."""
 
     @classmethod
     def of(cls, value: Any) -> "ThinkingPolicy | None":
@@ -87,10 +70,8 @@ class ThinkingPolicy:
         return self.stable is not None or self.confidence is not None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
+OFF = ThinkingPolicy()
+"""The policy of an agent without one: each step thinks once."""
 AUTO = ThinkingPolicy(probe_margin=0.6, stable=2)
 """The policy of an agent whose `thinking` is `auto` and that has none of its own."""
 
@@ -156,7 +137,7 @@ def think(policy: ThinkingPolicy, budget: int, ask: Callable[[int, str], Round],
         try:
             thought.rounds.append(ask(tokens, " ".join(written)))
         except LoopStopped:
-            if policy == ThinkingPolicy():
+            if policy == OFF:
                 raise
             thought.rounds += [] if thought.rounds else [ask(0, "")]  # the forced answer
             thought.why = "loop"

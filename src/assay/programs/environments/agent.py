@@ -14,7 +14,7 @@ from assay.models.loops import ToolLoopDetector
 from assay.programs.agent import WRITTEN_DECISIONS, Agent, AgentSettings, Held
 from assay.programs.environments.base import Environment, EnvironmentStep, InvalidAction, Play
 from assay.programs.estimate import choice_margin
-from assay.programs.thinking import ThinkingPolicy
+from assay.programs.thinking import OFF
 from assay.traces.places import current_rollout
 from assay.traces.store.rows import clean
 
@@ -116,7 +116,7 @@ class EnvironmentAgent(Agent):
         """The action that the model writes; None if it could not be read."""
         if len(step.actions) == 1:
             return step.actions[0]
-        choices, dynamic = list(step.actions), self.thinking_policy != ThinkingPolicy()
+        choices, dynamic = list(step.actions), self.thinking_policy != OFF
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         reads = bool(choices) and dynamic and not written and supports(dspy.settings.lm, "top_logprobs")
         past = _history(steps, first) if self.shows_history else []
