@@ -32,14 +32,8 @@ def constructor_config(program: dspy.Module) -> dict[str, Any]:
     can be expressed that way; its instructions and descriptions are part of the state. Arguments that cannot be
     serialized (tools, clients) are omitted, so that rebuilding the program fails.
     """
-    try:
-        parameters = list(inspect.signature(type(program).__init__).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return {}
     config = {}
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
+    for parameter in _parameters(program):
         value = _stored(program, parameter.name)
         if value is _MISSING or (parameter.default is not parameter.empty and _same(value, parameter.default)):
             continue
@@ -54,16 +48,17 @@ def constructor_config(program: dspy.Module) -> dict[str, Any]:
 
 def missing_arguments(program: dspy.Module) -> list[str]:
     """Names of the constructor's required arguments that `constructor_config` does not have."""
+    config = constructor_config(program)
+    return [p.name for p in _parameters(program) if p.default is p.empty and p.name not in config]
+
+
+def _parameters(program: dspy.Module) -> list[inspect.Parameter]:
+    """The parameters of a program's constructor that have names."""
     try:
         parameters = list(inspect.signature(type(program).__init__).parameters.values())[1:]
     except (TypeError, ValueError):
         return []
-    config = constructor_config(program)
-    return [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in config
-    ]
+    return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def _stored(program: dspy.Module, name: str) -> Any:
