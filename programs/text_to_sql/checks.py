@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt
 
 from assay.datasets import Task
 from assay.errors import AssayError, EnvironmentFailed
 from assay.programs.sql.database import QueryError, QueryLimits, QueryResult
 from assay.programs.sql.sqlite import open_database
-from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number, not_expected
+from assay.rubrics.criteria import Grade, NoGrade, not_expected
 from assay.traces.records import Rollout
 
 __all__ = ["query_cost", "query_runs", "rows_match"]
@@ -103,13 +105,9 @@ def _text_of(value: Any) -> str:
     return f"{number + 0.0:.9g}"  # -0.0 + 0.0 is 0.0
 
 
-def _check_factor(factor: float = 10.0) -> None:
-    if not (is_number(factor) and 1 < factor < math.inf):
-        raise ValueError(f"factor={factor!r} must be a number above 1")
-
-
-@arguments_rule(_check_factor)
-def query_cost(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, factor: float = 10.0) -> Grade:
+def query_cost(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, factor: Annotated[float, Gt(1)] = 10.0
+) -> Grade:
     """How cheap a query is next to the expected one; give the criterion `when: rows_match`, so that only right answers
     are compared.
 

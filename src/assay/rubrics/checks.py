@@ -8,11 +8,12 @@ check of this field gives 1 for null, otherwise 0.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from annotated_types import Ge
 
 from assay.datasets import Task
 from assay.datasets.tasks import OTHER_COLUMNS, UNKNOWN
@@ -47,6 +48,7 @@ __all__ = [
 # and compares list items pairwise for `uniqueItems`. These keywords are replaced here.
 
 
+Limit: TypeAlias = Annotated[float, Ge(1)]  # of words, calls or tokens
 MOST_CHARACTERS = 1_000_000  # of an answer that is validated against a schema
 MATCH_TIMEOUT_S = 2.0
 _SAFE_DEPTH = 20  # nesting depth that never exhausts the recursion limit by itself
@@ -218,21 +220,6 @@ def _validate_pattern(pattern: str, **_: Any) -> None:
     regex.compile(pattern)
 
 
-def _is_number(value: Any, at_least: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and at_least <= value < math.inf
-
-
-def _validate_tolerance(tolerance: float | None = None, **_: Any) -> None:
-    if tolerance is not None and not _is_number(tolerance, 0):
-        raise ValueError(f"tolerance={tolerance!r} must be a number >= 0")
-
-
-def _validate_limits(**limits: Any) -> None:
-    for name, value in limits.items():
-        if name in ("max_tokens", "budget") and not _is_number(value, 1):
-            raise ValueError(f"{name}={value!r} must be a number >= 1")
-
-
 def _validate_texts(text: Any = None, values: Any = None, **_: Any) -> None:
     listed = isinstance(text, list | tuple) and text and all(isinstance(part, str) for part in text)
     if text is not None and not isinstance(text, str) and not listed:
@@ -343,13 +330,12 @@ def fields_match(
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
 
 
-@arguments_rule(_validate_tolerance)
 def numeric(
     task: Task,
     prediction: dict[str, Any],
     rollout: Rollout | None,
     field: str | None = None,
-    tolerance: float | None = None,
+    tolerance: Annotated[float | None, Ge(0)] = None,
 ) -> Grade:
     """Grade 1 if |number - expected| <= tolerance * max(1, |expected|).
 
@@ -451,9 +437,8 @@ def json_schema(
     return Grade.of(not wrong, wrong)
 
 
-@arguments_rule(_validate_limits)
 def length(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: Limit, field: str | None = None
 ) -> Grade:
     """For a pitfall: 0 up to `max_tokens` words, rising linearly to 1 at twice the limit."""
     words = sum(len(text.split()) for text in _written(prediction, field))
@@ -470,8 +455,7 @@ def tool_adoption(task: Task, prediction: dict[str, Any], rollout: Rollout | Non
     return Grade.of(False, f"Every call of {tool or 'a tool'} failed: {calls[-1]['error']}.")
 
 
-@arguments_rule(_validate_limits)
-def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
+def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: Limit) -> Grade:
     """For a pitfall: 0 up to `budget` LM calls, rising linearly to 1 at twice the budget."""
     if rollout is None:
         raise NoGrade("the number of LM calls is unknown without a rollout")
@@ -479,9 +463,8 @@ def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     return Grade.beyond(used, budget, f"{used} LM calls, the budget is {budget}.")
 
 
-@arguments_rule(_validate_limits)
 def thinking(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, budget: int, wasted: bool = False
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, budget: Limit, wasted: bool = False
 ) -> Grade:
     """1.0 for a run without thinking tokens, 0.0 from `budget` of them on, linear in between; 0.0 for a loop.
 
@@ -502,8 +485,7 @@ def thinking(
     return Grade(value=max(0.0, 1 - spent / budget), reason=f"{spent} thinking tokens of {budget}")
 
 
-@arguments_rule(_validate_limits)
-def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
+def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: Limit) -> Grade:
     """For a pitfall: 0 up to `budget` tokens, rising linearly to 1 at twice the budget."""
     if rollout is None:
         raise NoGrade("the number of tokens is unknown without a rollout")

@@ -5,7 +5,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt
 
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule, is_number
@@ -45,11 +47,6 @@ def _is_finite(value: Any) -> bool:
 def _check_range(low: float = 0.0, high: float = 1.0, **_: Any) -> None:
     if not (is_number(low) and is_number(high) and math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"low={low!r} must be a number below high={high!r}")
-
-
-def _check_scale(scale: float = 1.0, **_: Any) -> None:
-    if not (is_number(scale) and math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale!r} must be a finite number > 0")
 
 
 def _graded(value: float, low: float, high: float) -> float:
@@ -112,13 +109,12 @@ def last_info(
     return Grade(value=_graded(float(value), low, high), reason=f"{field} is {float(value):g}.")
 
 
-@arguments_rule(_check_scale)
 def step_reward(
     task: Task,
     prediction: dict[str, Any],
     rollout: Rollout | None,
     *,
-    scale: float = 1.0,
+    scale: Annotated[float, Gt(0)] = 1.0,
     losses: bool = False,
 ) -> Grade:
     """Reward of the environment for the actions that an LM call wrote, divided by `scale`; at most 1.
