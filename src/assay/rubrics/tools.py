@@ -215,14 +215,13 @@ def made_calls(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[d
         return [{"arguments": {}, "error": None, **call} for call in listed]
     if rollout is not None and (rollout.transitions or rollout.tools):
         return [{"name": call.name, "arguments": call.arguments, "error": call.error} for call in rollout.tools]
-    steps = prediction.get("steps")
-    if isinstance(steps, list | tuple):
-        return [
-            {"name": step.get("tool"), "arguments": step.get("arguments") or {}, "error": step.get("error")}
-            for step in steps
-            if isinstance(step, Mapping)
-        ]
-    return None
+    if (steps := prediction.get("steps")) is None:
+        return None
+    return [
+        {"name": step.get("tool"), "arguments": step.get("arguments") or {}, "error": step.get("error")}
+        for step in (steps if isinstance(steps, list | tuple) else ())
+        if isinstance(step, Mapping)
+    ]
 
 
 def calls_of(prediction: Mapping[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
