@@ -457,7 +457,7 @@ _INTERNALS = re.compile(_INTERNAL)
 _NAMED_IN_TEXT = re.compile(_INTERNAL + r"(?!:(?:[A-Z]|\Z))")  # `dspy.teleprompt:COPRO` is how users name an optimizer
 _OF_A_CLASS = re.compile(r"dspy\.(?:\w+\.)*[A-Z]\w*(?:\.\w+)*")
 _SLOTS = ("_engine_spec", "_async_engine_spec")
-_SEAMS = ("src/assay/models/dspy_seam.py", "tests/stub_dspy35.py")
+_SEAMS = ("src/assay/models/dspy_seam.py", "tests/stub_dspy35.py", "tests/dspy_internals.py")
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:

@@ -27,8 +27,7 @@ from assay.models import LanguageModel, Meter, ResponseCache, Thinking, get_lm
 from assay.programs import load_program, program_fields, program_version
 from assay.programs.budgets import check_budget, set_thinking
 from assay.programs.isolation import copied
-from assay.programs.loading import BuiltFromTasks, full_name, program_class
-from assay.programs.saved import models_in_state
+from assay.programs.loading import BuiltFromTasks, full_name, models_in_state, program_class
 from assay.programs.state import with_saved_state
 from assay.rubrics import Rubric
 from assay.rubrics.calling import definition_of

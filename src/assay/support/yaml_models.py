@@ -2,6 +2,7 @@
 valid names."""
 
 import math
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -160,7 +161,7 @@ def _rule(problem: Any, *, either: bool) -> str:
     if problem["type"] == "too_short":
         return "must have at least 1 entry"
     text = str(problem["msg"]).removeprefix("Value error, ")
-    return text.replace("Input should be a valid ", "must be a ").replace("Input should ", "must ")
+    return re.sub("^(Input|String) should ", "must ", text).replace("must be a valid ", "must be a ")
 
 
 def _place(location: Location, data: Any) -> str:
