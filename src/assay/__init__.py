@@ -24,7 +24,7 @@ _WHERE = {
     "Store": "assay.traces",
     "Task": "assay.datasets",
     "collect": "assay.api.collect",
-    "deployed": "assay.api.deployed",
+    "deployed": "assay.commands.deployed",
     "compare": "assay.commands.compare",
     "compile": "assay.api.compile",
     "compile_judge": "assay.api.judge.compile",
@@ -54,7 +54,6 @@ __all__ = [*_WHERE, "__version__"]
 if TYPE_CHECKING:
     from assay.api.collect import collect
     from assay.api.compile import compile
-    from assay.api.deployed import deployed
     from assay.api.improve.run import improve
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
     from assay.commands.compare import compare
+    from assay.commands.deployed import deployed
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
     from assay.commands.index import index

@@ -19,11 +19,8 @@ from assay.support.terminal import echo, protected
 _COMMANDS = {
     "collect": "Collect groups of scored rollouts.",
     "compile": "Compile a program's prompts against a rubric.",
-    "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Compile, audit and use judges.",
-    "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
-    "registry": "Manage versions of agents, their aliases and feature flags.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "train": "Train weights on exported traces.",

@@ -8,10 +8,8 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 
 from assay.datasets import SPLITS
-from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
-    AdvanceSettings,
     CollectSettings,
     CompileSettings,
     FidelitySettings,
@@ -21,11 +19,8 @@ from assay.runs.settings import (
     JudgeCompileSettings,
     JudgeDriftSettings,
     JudgeScoreSettings,
-    LoopInstallSettings,
     RunSettings,
     ServeSettings,
-    SimulateSettings,
-    StartSettings,
     TrainSettings,
     TuneSettings,
     ViewSettings,
@@ -50,11 +45,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge fidelity": (FidelitySettings,),
     "serve": (ServeSettings,),
     "view": (ViewSettings,),
-    "deploy simulate": (SimulateSettings,),
-    "deploy start": (StartSettings,),
-    "deploy advance": (AdvanceSettings,),
-    "loop pool": (PoolSettings,),
-    "loop install": (LoopInstallSettings,),
 }
 
 

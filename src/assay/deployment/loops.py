@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -274,9 +274,6 @@ class Figure:
     high: float | None = None
     detail: Mapping[str, Any] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Scores:
@@ -299,7 +296,7 @@ def loop_figures(
     """The seven figures of an agent.
 
     Args:
-        limits: `assay.runs.settings.loop.LoopLimits`.
+        limits: `assay.commands.loop_file.LoopLimits`.
         suite_limit: of the validation suite, where `limits` names none.
         now: seconds since the epoch.
     """

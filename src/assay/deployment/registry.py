@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from assay.deployment.settings import Suite
 from assay.errors import ArtifactError, ConfigError, DeploymentError
 from assay.sources.artifact_files import unproven_note, verified
 from assay.support.names import check_name
+from assay.support.report import Report
 from assay.support.settings import nearest
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import writing
@@ -30,15 +31,23 @@ RETIRED = "retired:"  # prefix of a flag; the number of the version follows
 _LONGEST = 200  # of a user's name, the width of its column
 
 
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """One version of an agent. `number` counts from 1; its name is `AGENT@NUMBER`.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Version(Report):
+    """One version of an agent.
 
     Attributes:
+        agent: name of the agent.
+        number: counts from 1; the name of the version is `AGENT@NUMBER`.
         artifact: absolute path of the folder.
         sha256: of its manifest, which has the hashes of all its files.
+        model: the model that it was compiled for.
+        adapters: its trained adapters.
+        parent: number of the version that it was made from.
         evidence: what it was registered with, such as gate, test and card.
         people: hashes of the data subjects whose data it holds.
+        tenant: to which it belongs.
+        registered_at: seconds since the epoch.
+        registered_by: name of the user.
     """
 
     agent: str
@@ -64,7 +73,14 @@ class Version:
         return unproven_note(self.name, self.evidence)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self)}
+        return {"name": self.name, **super().to_dict()}
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.name}  {self.sha256[:12]}  {self.artifact}"
+
+    def warnings(self) -> Iterator[str]:
+        if self.note is not None:
+            yield f"note: {self.note}"
 
 
 @dataclass(frozen=True, kw_only=True)

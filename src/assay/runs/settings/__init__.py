@@ -9,14 +9,6 @@ from assay.runs.settings.commands import (
     ImproveSettings,
     RunSettings,
 )
-from assay.runs.settings.deploy import (
-    AdvanceSettings,
-    RegisterSettings,
-    RouteSettings,
-    SimulateSettings,
-    StartSettings,
-    SuiteSettings,
-)
 from assay.runs.settings.judge import (
     FidelitySettings,
     JudgeAuditSettings,
@@ -24,7 +16,6 @@ from assay.runs.settings.judge import (
     JudgeDriftSettings,
     JudgeScoreSettings,
 )
-from assay.runs.settings.loop import LoopInstallSettings
 from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
 from assay.runs.settings.traces import (
@@ -37,7 +28,6 @@ from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
-    "AdvanceSettings",
     "CollectSettings",
     "CommonSettings",
     "CompileSettings",
@@ -48,17 +38,11 @@ __all__ = [
     "JudgeCompileSettings",
     "JudgeDriftSettings",
     "JudgeScoreSettings",
-    "LoopInstallSettings",
     "OfRunSettings",
     "ProgramSettings",
-    "RegisterSettings",
-    "RouteSettings",
     "RunSettings",
     "ServeSettings",
-    "SimulateSettings",
-    "StartSettings",
     "StoredJudgeSettings",
-    "SuiteSettings",
     "TrainSettings",
     "TuneSettings",
     "ViewSettings",
