@@ -34,7 +34,7 @@ COMMANDS = {
     "loop start": ("loop.StartLoop", "Enable assay loop run for an agent. Starts no process."),
     "loop stop": ("loop.StopLoop", "End the loop of an agent. An active deployment continues."),
     "loop status": ("loop.LoopStatus", "Show where the loop of an agent stands, and seven figures."),
-    "loop pool": ("loop.Pool", "Write the rollouts of an agent in production as tasks."),
+    "loop pool": ("pool.Pool", "Write the rollouts of an agent in production as tasks."),
     "loop install": ("loop.InstallLoop", "Write a systemd timer or a cron line that runs a loop. Installs nothing."),
     "models list": ("models.ListModels", "List embedded models and trained adapters, with their files."),
     "models pull": ("models.PullModel", "Download an embedded model and check its sha256."),

@@ -12,11 +12,22 @@ from assay.api.compile import compile as compile_program
 from assay.api.improve.run import improve
 from assay.commands.advancing import advanced
 from assay.commands.deploy import advance_deployment, start_deployment
-from assay.commands.loop import LoopRunReport, RunLoop, collect_pool, loop_file
 from assay.commands.loop_file import LoopSettings
+from assay.commands.pool import collect_pool
 from assay.deployment.decisions import RUNNING
 from assay.deployment.deployments import Deployment, Deployments
-from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Loops, Position, due_in, position, spent
+from assay.deployment.loops import (
+    DONE,
+    ENDED,
+    FAILED,
+    WAITING,
+    LoopRunReport,
+    Loops,
+    Position,
+    due_in,
+    position,
+    spent,
+)
 from assay.deployment.plan import Notifier
 from assay.deployment.pool import gate_value, read_manifest
 from assay.deployment.watching import watches_now
@@ -186,23 +197,23 @@ def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:
 # -- Run.
 
 
-def run_cycle(command: RunLoop, opened: Store) -> LoopRunReport:
+def run_cycle(
+    agent: str, settings: LoopSettings, opened: Store, store: Any, progress: Progress, *, dry_run: bool
+) -> LoopRunReport:
     """Advances the active deployment of an agent; without one takes the steps of a cycle as far as they go.
 
     Safe to call at any time, on any number of machines: one process at a time has the loop. A killed one is continued
     by the next call, at the step that it had begun.
+
+    Args:
+        store: where `opened` is, as it was given.
     """
-    agent, loops = command.agent, Loops(opened.engine)
-    settings = loop_file(loops, agent, command.file)
-    if not loops.known(agent).enabled:
-        reason = "the loop was stopped"
-        return LoopRunReport(agent=agent, action="stopped", reason=reason, dry_run=command.dry_run)
-    run = _Run(agent, settings, opened, command.store, command.reporter)
-    if command.dry_run:
+    run = _Run(agent, settings, opened, store, progress)
+    if dry_run:
         return run.dry()
-    lease = loops.acquire(agent, lease_s=settings.lease_s)
+    lease = run.loops.acquire(agent, lease_s=settings.lease_s)
     if lease is None:
-        holder = loops.known(agent).holder or "another process"
+        holder = run.loops.known(agent).holder or "another process"
         return LoopRunReport(agent=agent, action="held", reason=f"{holder} runs the loop now")
     with lease:
         try:

@@ -1,19 +1,17 @@
 """`assay loop`: from production to a better version, again and again."""
 
-import hashlib
 import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from assay.commands.groups import InExistingStore, InStore, Reported, Trusting
-from assay.deployment.settings import PoolSettings
-from assay.errors import AssayError, ConfigError, DataError, DeploymentError
+from assay.commands.groups import InExistingStore, OfAgent, Reported, Trusting
+from assay.errors import AssayError, ConfigError, DataError
 from assay.support.numbers import figure
 from assay.support.options import Flag, Settings, function_of
 from assay.support.places import no_such_file
@@ -21,17 +19,9 @@ from assay.support.report import Report
 
 if TYPE_CHECKING:
     from assay.commands.loop_file import LoopSettings
-    from assay.deployment.loops import Figure, Loops, LoopStep
-    from assay.deployment.pool import PoolReport
+    from assay.deployment.loops import Figure, LoopRunReport, LoopStep
 else:
-    Figure = PoolReport = Any  # so that the types can be read without the heavy packages
-
-
-class OfAgent(InStore):
-    """Store."""
-
-    agent: Annotated[str, Flag(key=False)] = field(kw_only=False)
-    """Name of the agent."""
+    Figure = LoopRunReport = Any  # so that the types can be read without the heavy packages
 
 
 class WithFile(Settings):
@@ -39,80 +29,6 @@ class WithFile(Settings):
 
     file: Annotated[str | Path | None, Flag(metavar="FILE", key=False)] = None
     """Loop file on this machine, if its path differs from the one given to assay loop start; with the same content."""
-
-
-class Pool(OfAgent, InExistingStore, PoolSettings):
-    """Write the benchmark pool of AGENT: its rollouts in production as tasks, for --data of other commands.
-
-    Tasks are deduplicated, anonymized, split as in all commands, and balanced over task types; those on which
-    production failed are kept. The gates are the requirements for training on the pool.
-
-    Raises:
-        ConfigError: the file exists, or has another ending.
-        DataError: there are no tasks, or the anonymization is incomplete; nothing was written.
-        DeploymentError: there is no such agent.
-    """
-
-    out: Annotated[str | Path | None, Flag(metavar="FILE", key=False)] = None
-    """New file of tasks, .jsonl, with its manifest next to it; without it the tasks are only counted."""
-
-    replace: Annotated[bool, Flag(key=False, shown=False)] = False
-    """Replace an existing file."""
-
-    def run(self) -> PoolReport:
-        from assay.datasets.splits import load_tasks
-        from assay.deployment.pool import write_pool
-        from assay.deployment.registry import Registry
-
-        training = [] if self.against is None else load_tasks(self.against)
-        out, key = None if self.out is None else Path(self.out), self._key()
-        with self.opened() as store:
-            Registry(store.engine).version(f"{self.agent}@1")
-            return write_pool(store, self.agent, self, out, key=key, training=training, replace=self.replace)
-
-    def _key(self) -> Path | None:
-        """One key for all pools of a store, so that a task has the same surrogates, and so the same id, in each."""
-        from assay.runs.opening import home_of
-
-        if self.privacy == "off":
-            return None
-        if self.privacy_key is not None:
-            return Path(self.privacy_key)
-        path = home_of(self.store) / "loop" / "pool.key"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LoopRunReport(Report):
-    """What one run of a loop did.
-
-    Attributes:
-        agent: name of the agent.
-        action: `advance` (of the active deployment), `cycle`, `wait`, `held` (another process runs the loop), `stopped`
-            or `failed`.
-        reason: why the run ended there.
-        cycle: the cycle that it worked on; null if it did not come to one.
-        steps: steps that were taken in this run, each with its status and reason.
-        deployment: the active deployment; null without one.
-        dry_run: whether nothing was written.
-    """
-
-    agent: str
-    action: str
-    reason: str
-    cycle: int | None = None
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    deployment: dict[str, Any] | None = None
-    dry_run: bool = False
-
-    def lines(self) -> Iterator[str]:
-        yield from (f"{step['step']:9} {step['status']:8} {step['reason']}" for step in self.steps)
-        yield f"{self.action}: {self.reason}"
-
-    @property
-    def failure(self) -> str:
-        return "a step of the loop failed" if self.action == "failed" else ""
 
 
 class RunLoop(OfAgent, InExistingStore, WithFile, Trusting, Reported):
@@ -130,9 +46,16 @@ class RunLoop(OfAgent, InExistingStore, WithFile, Trusting, Reported):
 
     def run(self) -> LoopRunReport:
         from assay.commands.cycle import run_cycle
+        from assay.commands.loop_file import started_loop
+        from assay.deployment.loops import LoopRunReport, Loops
 
         with self.opened() as store:
-            return run_cycle(self, store)
+            loops = Loops(store.engine)
+            settings = started_loop(loops, self.agent, self.file)
+            if not loops.known(self.agent).enabled:
+                reason = "the loop was stopped"
+                return LoopRunReport(agent=self.agent, action="stopped", reason=reason, dry_run=self.dry_run)
+            return run_cycle(self.agent, settings, store, self.store, self.reporter, dry_run=self.dry_run)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -169,7 +92,7 @@ class StartLoop(OfAgent, InExistingStore):
     """YAML file with the settings of the loop."""
 
     def run(self) -> StartedLoop:
-        from assay.commands.loop_file import load_loop
+        from assay.commands.loop_file import load_loop, loop_digest
         from assay.deployment.loops import Loops
         from assay.deployment.registry import Registry
 
@@ -177,7 +100,7 @@ class StartLoop(OfAgent, InExistingStore):
         path = Path(self.file).absolute()
         with self.opened() as store:
             champion = Registry(store.engine).version(self.agent)
-            Loops(store.engine).enable(self.agent, str(path), _sha256(path))
+            Loops(store.engine).enable(self.agent, str(path), loop_digest(path))
         return StartedLoop(agent=self.agent, file=str(path), champion=champion.name)
 
 
@@ -199,35 +122,6 @@ def _check_files(settings: "LoopSettings") -> None:
     for path in [*([f"{source}.py"] if python else []), *named]:
         if not Path(path).exists():
             raise DataError(no_such_file(path))
-
-
-def loop_file(loops: "Loops", agent: str, file: str | Path | None = None) -> "LoopSettings":
-    """The settings of a started loop.
-
-    The store has the path and the hash of the file and not its content: commands and Python files that it names are
-    run, and whoever may write to the store must not choose them.
-
-    Raises:
-        DeploymentError: the agent has no loop, or the file is missing or another one than at the start.
-    """
-    from assay.commands.loop_file import load_loop
-
-    loop = loops.known(agent)
-    path = Path(loop.file if file is None else file)
-    if not path.is_file():
-        raise DeploymentError(
-            f"there is no {path} on this machine", hint="Copy the file of the loop here, and name it with `file`"
-        )
-    if _sha256(path) != loop.sha256:
-        raise DeploymentError(
-            f"{path} is not the file that the loop of {agent!r} was started with: start it again with the changed "
-            f"file (assay loop start {agent} --file {path})"
-        )
-    return load_loop(path)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -330,7 +224,7 @@ class LoopStatus(OfAgent, InExistingStore, WithFile):
     """
 
     def run(self) -> LoopStatusReport:
-        from assay.commands.loop_file import LoopLimits
+        from assay.commands.loop_file import LoopLimits, started_loop
         from assay.deployment.deployments import Deployments
         from assay.deployment.loops import Loops, due_in, loop_figures, position, spent
         from assay.deployment.watching import judge_watches
@@ -341,7 +235,7 @@ class LoopStatus(OfAgent, InExistingStore, WithFile):
             loop = loops.known(self.agent)
             settings, problem = None, None
             try:
-                settings = loop_file(loops, self.agent, self.file)
+                settings = started_loop(loops, self.agent, self.file)
             except AssayError as error:
                 problem = str(error)
             with store.engine.connect() as connection:
@@ -506,7 +400,6 @@ def _cron(name: str, command: list[str], folder: Path, minutes: int) -> dict[str
     return {f"{name}.cron": f"{'*' if minutes == 1 else f'*/{minutes}'} * * * * {line}\n"}
 
 
-collect_pool = function_of(Pool, "collect_pool")
 run_loop = function_of(RunLoop, "run_loop")
 start_loop = function_of(StartLoop, "start_loop")
 stop_loop = function_of(StopLoop, "stop_loop")

@@ -1,21 +1,25 @@
 """The file of a loop (YAML): what `assay loop start` reads, and every run of the loop."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
 from assay.commands.deploy import StartOptions
 from assay.deployment.plan import Hook
 from assay.deployment.settings import PoolSettings
-from assay.errors import ConfigError
+from assay.errors import ConfigError, DeploymentError
 from assay.runs.scoring_settings import ScoringSettings
 from assay.runs.settings import CompileSettings, ImproveSettings
 from assay.support.options import Count, Items, Positive, Settings, Share, options_of
 from assay.support.settings import nearest
 from assay.support.yaml_models import load_settings
+
+if TYPE_CHECKING:
+    from assay.deployment.loops import Loops
 
 METHODS: dict[str, Any] = {"compile": CompileSettings, "improve": ImproveSettings}
 
@@ -134,3 +138,30 @@ def load_loop(path: str | Path) -> LoopSettings:
         pool=with_places(settings.pool), deploy=with_places(settings.deploy),
         options={name: placed(value) if name == "monitor" else value for name, value in options.items()},
     )  # fmt: skip
+
+
+def started_loop(loops: "Loops", agent: str, file: str | Path | None = None) -> LoopSettings:
+    """The settings of a started loop.
+
+    The store has the path and the hash of the file and not its content: commands and Python files that it names are
+    run, and whoever may write to the store must not choose them.
+
+    Raises:
+        DeploymentError: the agent has no loop, or the file is missing or another one than at the start.
+    """
+    loop = loops.known(agent)
+    path = Path(loop.file if file is None else file)
+    if not path.is_file():
+        raise DeploymentError(
+            f"there is no {path} on this machine", hint="Copy the file of the loop here, and name it with `file`"
+        )
+    if loop_digest(path) != loop.sha256:
+        raise DeploymentError(
+            f"{path} is not the file that the loop of {agent!r} was started with: start it again with the changed "
+            f"file (assay loop start {agent} --file {path})"
+        )
+    return load_loop(path)
+
+
+def loop_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

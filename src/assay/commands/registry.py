@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from assay.commands.groups import InExistingStore, InStore
+from assay.commands.groups import InExistingStore, OfAgent
 from assay.deployment.settings import Preference, PreferenceFields, Suite, SuiteThresholds
 from assay.errors import ConfigError, DeploymentError
 from assay.support.numbers import counted
@@ -31,23 +31,13 @@ class Reasoned(Settings):
     """Reason, stored in the history."""
 
 
-class OfAgent(InExistingStore):
-    """Store."""
-
-    agent: Annotated[str, Flag(key=False)] = field(kw_only=False)
-    """Name of the agent."""
-
-
-class Register(InStore):
+class Register(OfAgent):
     """Register the folder ARTIFACT as the next version of AGENT. The first version becomes its champion.
 
     Raises:
         ArtifactError: the folder is no artifact, or was changed.
         ConfigError: `agent` is no name.
     """
-
-    agent: Annotated[str, Flag(key=False)] = field(kw_only=False)
-    """Name of the agent."""
 
     artifact: Annotated[str | Path, Flag(key=False)] = field(kw_only=False)
     """Folder of the artifact."""
@@ -291,7 +281,7 @@ def _flag_value(value: Any) -> Any:
     return value
 
 
-class SetFlag(OfAgent, Reasoned):
+class SetFlag(OfAgent, InExistingStore, Reasoned):
     """Set the flag NAME of AGENT to VALUE; without VALUE remove it. It holds within a second, without a restart.
 
     Flags: kill (true: everything to the champion), percentage (share of the candidate), pin:unit:NAME and
@@ -330,7 +320,7 @@ class SuiteReport(Report):
         yield "the agent has no validation suite" if self.suite is None else f"validation suite: {suite}"
 
 
-class SetSuite(OfAgent, SuiteThresholds, Reasoned):
+class SetSuite(OfAgent, InExistingStore, SuiteThresholds, Reasoned):
     """Set the validation suite that every candidate of AGENT must pass; without --data and --rubric show it.
 
     Raises:
@@ -393,7 +383,7 @@ class RoutingReport(Report):
             yield f"{row['task_type']:20} {row['version']:24} {row['probability']:6.1%}  {score}"
 
 
-class Route(OfAgent, PreferenceFields, Reasoned):
+class Route(OfAgent, InExistingStore, PreferenceFields, Reasoned):
     """Let the measured quality per task type choose between versions of AGENT; without --version show the choice.
 
     Versions must have been champions. An active deployment overrides it.
@@ -536,7 +526,7 @@ class CapabilityReport(Report):
             yield f"{row['version']:24} {row['task_type']:20} {score:24} {row['n']} scored, {row['unscored']} not"
 
 
-class Capabilities(OfAgent):
+class Capabilities(OfAgent, InExistingStore):
     """Show the scores of AGENT's versions in production, per task type, with 95 % intervals."""
 
     def run(self) -> CapabilityReport:
