@@ -58,7 +58,9 @@ def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
             if any(isinstance(base, ast.Name) and base.id == "Report" for base in node.bases):
-                yield path, node.name, [method for method in methods if list(_dicts(method))]
+                written = [method for method in methods if list(_dicts(method)) or _writes_fields(method)]
+                if written or not methods:  # others write the object of another class
+                    yield path, node.name, written
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
 
@@ -67,10 +69,13 @@ def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:
     return (node for node in ast.walk(method) if isinstance(node, ast.Dict))
 
 
+def _writes_fields(method: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in ("asdict", "super") for node in ast.walk(method))
+
+
 def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
-    """Keys of the dictionaries that a method writes; of those that `asdict` writes, all fields of the dataclass."""
-    nodes = list(ast.walk(method))
-    if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
+    """Keys of the dictionaries that a method writes; where `asdict` or `super` writes them, the fields of the class."""
+    if _writes_fields(method):
         yield from (item.name for item in dataclasses.fields(owner))
     dictionaries = list(_dicts(method))
     nested = {id(inner) for node in dictionaries for value in node.values for inner in ast.walk(value)}

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.commands.groups import InExistingStore, OfAgent
 from assay.deployment.settings import Preference, PreferenceFields, Suite, SuiteThresholds
 from assay.errors import ConfigError, DeploymentError
-from assay.support.numbers import counted
 from assay.support.options import Flag, Parse, Settings, function_of
 from assay.support.report import Report
 from assay.support.values import json_text, json_value
 
 if TYPE_CHECKING:
-    from assay.deployment.registry import Version
+    from assay.deployment.registry import Version, VersionReport
 else:
-    Version = Any  # so that the types can be read without the heavy packages
+    Version = VersionReport = Any  # so that the types can be read without the heavy packages
 
 _COMPARED = ("program", "version", "model", "adapters", "rubric", "judge_model", "data", "settings", "assay", "dspy")
-_EVIDENCE = 40  # printed lines of it
 
 
 class Reasoned(Settings):
@@ -116,74 +114,6 @@ class ListVersions(InExistingStore):
         return VersionListing(versions=tuple(rows))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class VersionReport(Report):
-    """A version with its evidence, and the history of aliases and flags of its agent.
-
-    Attributes:
-        problem: why it cannot be loaded on this machine (no folder, or a changed one); null if it can.
-        aliases: number of the version by alias, of all aliases of the agent.
-        alias_history: changes of aliases, each with `number`, `at`, `by` and `why`.
-        flags: feature flags of the agent.
-        flag_history: changes of flags.
-    """
-
-    version: Version
-    problem: str | None
-    aliases: dict[str, int]
-    alias_history: tuple[Any, ...]
-    flags: dict[str, Any]
-    flag_history: tuple[Any, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        own = super().to_dict()
-        return {**self.version.to_dict(), **{name: value for name, value in own.items() if name != "version"}}
-
-    def lines(self) -> Iterator[str]:
-        from assay.reports.results import result_lines
-        from assay.reports.texts import readable
-
-        version = self.version
-        for name in ("name", "artifact", "sha256", "model", "adapters", "parent", "tenant", "registered_by"):
-            if (value := getattr(version, name)) not in (None, ()):
-                yield f"{name}: {list(value) if name == 'adapters' else value}"
-        if named := [alias for alias, number in self.aliases.items() if number == version.number]:
-            yield f"aliases: {', '.join(named)}"
-        evidence = dict(json_value(version.evidence))
-        result = evidence.get("result")  # of an artifact; a person may have registered anything
-        lines = list(result_lines(result)) if isinstance(result, dict) else []
-        if lines:
-            del evidence["result"]
-        lines += [f"{name}: {text}" for name, text in _leaf_texts(evidence)]
-        yield "evidence (--json has all figures):" if lines else "evidence: none"
-        yield from (f"  {readable(line)[:200]}" for line in lines[:_EVIDENCE])
-        if len(lines) > _EVIDENCE:
-            yield f"  and {counted(len(lines) - _EVIDENCE, 'more lines')}"
-        for change in self.alias_history:
-            moved = f"= {change.agent}@{change.number}" if change.number else "removed"
-            yield f"{_when(change.at)}  {change.alias} {moved}  {change.by}: {change.why}"
-        yield from (f"flag {name} = {value}" for name, value in self.flags.items())
-
-    def warnings(self) -> Iterator[str]:
-        if self.problem is not None:
-            yield f"note: {self.problem}"
-        yield from self.version.warnings()
-
-
-def _leaf_texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The values in nested objects and lists, each with its path; a list of plain values is one of them."""
-    from assay.reports.texts import setting_texts
-
-    if isinstance(value, dict) and value:
-        for key, part in value.items():
-            yield from _leaf_texts(part, f"{name} {key}".strip())
-    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
-        for number, part in enumerate(value, 1):
-            yield from _leaf_texts(part, f"{name} {number}")
-    else:
-        yield from setting_texts({name: value})
-
-
 class ShowVersion(InExistingStore):
     """Show VERSION (AGENT@NUMBER, AGENT@ALIAS, or AGENT for its champion), and the history of its agent."""
 
@@ -191,13 +121,13 @@ class ShowVersion(InExistingStore):
     """The version."""
 
     def run(self) -> VersionReport:
-        from assay.deployment.registry import Registry, flag_history, flags_of
+        from assay.deployment.registry import Registry, VersionReport, flag_history, flags_of
 
         with self.opened() as store:
             registry = Registry(store.engine)
             version = registry.version(self.version)
             return VersionReport(
-                version=version, problem=registry.problem_of(version), aliases=registry.aliases(version.agent),
+                **vars(version), problem=registry.problem_of(version), aliases=registry.aliases(version.agent),
                 alias_history=tuple(registry.alias_history(version.agent)),
                 flags=flags_of(store.engine, version.agent),
                 flag_history=tuple(flag_history(store.engine, version.agent)),
