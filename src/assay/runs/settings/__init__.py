@@ -19,7 +19,6 @@ from assay.runs.settings.judge import (
 from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
 from assay.runs.settings.traces import (
-    OfRunSettings,
     StoredJudgeSettings,
 )
 from assay.runs.settings.train import TrainSettings
@@ -38,7 +37,6 @@ __all__ = [
     "JudgeCompileSettings",
     "JudgeDriftSettings",
     "JudgeScoreSettings",
-    "OfRunSettings",
     "ProgramSettings",
     "RunSettings",
     "ServeSettings",
