@@ -200,7 +200,7 @@ def test_a_suite_is_shown_and_removed_only_on_request(agent: Path) -> None:
     assert run(*words)["suite"] == named
     with pytest.raises(assay.AssayError, match="would have no effect"):
         text(*words, "--threshold", "0.9")
-    with pytest.raises(assay.AssayError, match="--remove: excludes"):
+    with pytest.raises(assay.AssayError, match="remove: excludes"):
         text(*words, "--remove", "--threshold", "0.9")
     assert run(*words, "--remove")["suite"] is None
     assert run(*words)["suite"] is None
@@ -211,7 +211,7 @@ def test_a_suite_is_shown_and_removed_only_on_request(agent: Path) -> None:
 def test_a_second_start_is_refused_before_the_suite_runs(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store() as store:
         Deployments(store.engine).start("support@2", default_plan())
-    monkeypatch.setattr("assay.commands.deploy.evaluate", lambda *_, **__: pytest.fail("the suite ran"))
+    monkeypatch.setattr("assay.commands.evaluate.evaluate", lambda *_, **__: pytest.fail("the suite ran"))
     suite = ("--suite-data", "arithmetic:", "--suite-rubric", "math_qa")
     with pytest.raises(assay.AssayError, match="is active already"):
         run("deploy", "start", "support@2", *suite)

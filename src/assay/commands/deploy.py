@@ -76,9 +76,10 @@ class Simulate(Traffic, Planned, Reported):
     def run(self) -> SimulationReport:
         from assay.deployment.simulation import simulate
 
-        options = {"runs": self.runs, "seed": self.seed, "interval": self.interval}
         with self.reporter.bar("simulated deployments", self.runs) as advance:
-            return simulate(self.read_plan(), self, **options, on_run=advance)
+            return simulate(
+                self.read_plan(), self, runs=self.runs, seed=self.seed, interval=self.interval, on_run=advance
+            )
 
 
 class StartOptions(Planned):
@@ -418,27 +419,28 @@ class Advance(OfDeployment, StoredJudge, Now, Trusting, Reported):
             current = deployments.get(self.deployment)
             if self.dry_run:
                 return status_of(deployments, current.id, self.moment)
-            measure = None if self.rubric is None else self._scored(store, current.agent)
+            measure = None if self.rubric is None else self._scored(store, current.agent, self.rubric)
             decision = advanced(
                 store, current, rubric=measure, hooks=self.hooks, now=self.moment, progress=self.progress
             )
             return status_of(deployments, current.id, self.moment, decision)
 
-    def _scored(self, store: "Store", agent: str) -> Any:
-        """Scores the rollouts of an agent. Returns the rubric, for replays."""
+    def _scored(self, store: "Store", agent: str, rubric: str | Path) -> Any:
+        """Scores the rollouts of an agent by a rubric. Returns it, for replays."""
         from assay.models import Meter
         from assay.runs.loading import load_rubric
         from assay.runs.rescoring import named_judge, score_stored
         from assay.support.options import options_of
 
         judge: Any = {name: getattr(self, name) for name in options_of(StoredJudge)}
-        scores = score_stored(store, self.rubric, ScoringSettings(**judge), agent=agent, progress=self.progress)
+        scores = score_stored(store, rubric, ScoringSettings(**judge), agent=agent, progress=self.progress)
+        store.flush()  # the evaluation reads the scores from the database
         for name, gap in scores["undecided"].items():
             self.reporter.say(
                 f"{name} was not decided on {gap['n']} of {gap['of']}: {gap['reason']}. Checks that compare expected "
                 "outputs need them in the calls of the agent (expected=…)"
             )
-        return load_rubric(self.rubric, judge_model=named_judge(self, Meter()))
+        return load_rubric(rubric, judge_model=named_judge(self, Meter()))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -128,7 +128,8 @@ def load_loop(path: str | Path) -> LoopSettings:
         return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value
 
     def with_places(part: Any) -> Any:
-        paths = [name for name, option in options_of(type(part)).items() if option.flag.path]
+        kind: Any = type(part)
+        paths = [name for name, option in options_of(kind).items() if option.flag.path]
         return replace(part, **{name: placed(getattr(part, name)) for name in paths})
 
     source, python, function = settings.method.partition(".py:")

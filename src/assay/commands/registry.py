@@ -128,9 +128,9 @@ class ShowVersion(InExistingStore):
             version = registry.version(self.version)
             return VersionReport(
                 **vars(version), problem=registry.problem_of(version), aliases=registry.aliases(version.agent),
-                alias_history=tuple(registry.alias_history(version.agent)),
+                alias_history=registry.alias_history(version.agent),
                 flags=flags_of(store.engine, version.agent),
-                flag_history=tuple(flag_history(store.engine, version.agent)),
+                flag_history=flag_history(store.engine, version.agent),
             )  # fmt: skip
 
 

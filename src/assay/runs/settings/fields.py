@@ -1,10 +1,10 @@
 """Fields that several settings classes share, each with the help text of its class."""
 
-from typing import Any
+from typing import Any, Unpack
 
 from assay.models.prices import price_text
 from assay.models.thinking import short_form
-from assay.support.settings import named_setting, setting
+from assay.support.settings import DeclaredFields, named_setting, setting
 
 RESUMED = False  # for `Declared.job`: a run with another value resumes the same job
 
@@ -101,3 +101,9 @@ def state_of(whose: str = "the program") -> Any:
 def limit_of(what: str) -> Any:
     """The field with the largest number of things that a command lists or asks about."""
     return setting(20, f"Maximum number of {what}.", ge=1)
+
+
+def selected(help: str, **declared: Unpack[DeclaredFields]) -> Any:
+    """An optional field that selects what one call is about."""
+    declared["project"] = False
+    return setting(None, help, **declared)
