@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
+from assay.commands import COMMANDS, command_class
 from assay.commands.deploy import StartOptions
 from assay.deployment.plan import Hook
 from assay.deployment.settings import PoolSettings
 from assay.errors import ConfigError, DeploymentError
 from assay.runs.scoring_settings import ScoringSettings
-from assay.runs.settings import CompileSettings, ImproveSettings
 from assay.support.options import Count, Items, Positive, Settings, Share, options_of
 from assay.support.settings import nearest
 from assay.support.yaml_models import load_settings
@@ -21,7 +21,7 @@ from assay.support.yaml_models import load_settings
 if TYPE_CHECKING:
     from assay.deployment.loops import Loops
 
-METHODS: dict[str, Any] = {"compile": CompileSettings, "improve": ImproveSettings}
+METHODS = ("compile", "improve")
 
 
 class LoopLimits(Settings):
@@ -100,7 +100,7 @@ class LoopSettings(Settings):
     def check(self) -> None:
         object.__setattr__(self, "options", dict(self.options or {}))
         if self.method in METHODS:
-            known = [*(item.name for item in fields(METHODS[self.method])), "monitor"]
+            known = [*_options_of(self.method), "monitor"]
             for name in self.options or {}:
                 if name not in known:
                     hint = f"Did you mean {near!r}?" if (near := nearest(str(name), known)) else ""
@@ -113,6 +113,17 @@ class LoopSettings(Settings):
                 "never has more new tasks than tasks",
                 field="min_new_tasks",
             )
+
+
+def _options_of(method: str) -> list[str]:
+    """The keywords of `assay.compile` or `assay.improve`."""
+    if method in COMMANDS:
+        kind = command_class(method)
+    else:
+        from assay.commands.former import FORMER_COMMANDS
+
+        kind = FORMER_COMMANDS[method][0]
+    return [item.name for item in fields(kind)]
 
 
 def load_loop(path: str | Path) -> LoopSettings:
