@@ -3,8 +3,6 @@
 import ast
 import dataclasses
 import importlib
-import inspect
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,8 +59,8 @@ def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
             if any(isinstance(base, ast.Name) and base.id in ("Report", "JobReport") for base in node.bases):
-                writing = [method for method in methods if list(_dicts(method))]
-                if writing or not methods or "super" in ast.dump(methods[0]):  # otherwise it is another class's object
+                writing = [method for method in methods if list(_dicts(method)) or _writes_fields(method)]
+                if writing or not methods:  # otherwise it is another class's object
                     yield path, node.name, writing
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
@@ -76,14 +74,21 @@ def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:
     return (node for node in ast.walk(method) if isinstance(node, ast.Dict))
 
 
+def _writes_fields(method: ast.FunctionDef) -> bool:
+    return bool(_names(method) & {"asdict", "super"})
+
+
+def _names(method: ast.FunctionDef) -> set[str]:
+    return {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
+
+
 def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
-    """Keys of the dictionaries that a method writes; of those that `asdict` writes, all fields of the dataclass."""
-    nodes = list(ast.walk(method))
-    if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
-        yield from (item.name for item in dataclasses.fields(owner))
-    dictionaries = list(_dicts(method))
-    if any(isinstance(node, ast.Name) and node.id == "super" for node in nodes):
-        base = owner.__mro__[1]
+    """Keys of the dictionaries that a method writes; of those that `asdict` or a `Report` writes, the fields of the
+    class."""
+    base, names, dictionaries = owner.__mro__[1], _names(method), list(_dicts(method))
+    if "asdict" in names or ("super" in names and base.__name__ == "Report"):
+        yield from _fields(owner)
+    elif "super" in names:
         inherited = ast.parse(textwrap.dedent(inspect.getsource(getattr(base, method.name)))).body[0]
         assert isinstance(inherited, ast.FunctionDef)
         yield from _keys(base, inherited)

@@ -24,7 +24,7 @@ _WHERE = {
     "Store": "assay.traces",
     "Task": "assay.datasets",
     "collect": "assay.commands.collect",
-    "deployed": "assay.api.deployed",
+    "deployed": "assay.commands.deployed",
     "compare": "assay.commands.compare",
     "compile": "assay.commands.compile",
     "compile_judge": "assay.commands.judge_compile",
@@ -52,7 +52,6 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api.deployed import deployed
     from assay.api.improve.run import improve
     from assay.api.record import record, recorded
     from assay.api.sft import train_sft
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from assay.commands.collect import collect
     from assay.commands.compare import compare
     from assay.commands.compile import compile
+    from assay.commands.deployed import deployed
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
     from assay.commands.index import index

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from prompt_server import PromptServer, serving
 
 import assay
-from assay.api.registry import register
 from assay.cli.main import group
+from assay.commands.registry import register
 from assay.errors import ConfigError, ParameterError
 from assay.reports.markdown import models_text
 from assay.runs.settings import ServeSettings

@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.deploy.status import advance_deployment
-from assay.api.loop.state import schedule_files
-from assay.api.registry import register
 from assay.api.serve import serve
 from assay.api.train import train_offline
 from assay.commands.compile import Compile
@@ -39,13 +36,7 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
     (assay.train_sft, SFTSettings, options.SFTOptions),
-    (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
-    (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
     (serve, settings.ServeSettings, store_options.ServeOptions),
-]
-EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
-    (register, settings.RegisterSettings),
-    (schedule_files, settings.LoopInstallSettings),
 ]
 WITHOUT_SETTINGS = {assay.train: {"cache"}}
 
@@ -71,14 +62,6 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
             assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
     typed = {name: result for name, result in typing.get_type_hints(keywords).items() if name != "trust"}
     assert typed == {name: setting.type for name, setting in declared.items() if name not in own_parameters}
-
-
-@pytest.mark.parametrize(("function", "kind"), EXPLICIT, ids=[kind.__name__ for _, kind in EXPLICIT])
-def test_keywords_in_a_signature_are_those_of_the_settings(function: Callable[..., Any], kind: type[Any]) -> None:
-    parameters = inspect.signature(function).parameters
-    for name, field in settings_of(kind).items():
-        if not field.declared.named:
-            assert (parameters[name].default, parameters[name].annotation) == (field.default, field.type), name
 
 
 def test_keywords_of_a_declaration_are_its_attributes() -> None:

@@ -254,7 +254,7 @@ def _parameter(
 
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
-    hidden = default in (None, MISSING, False, (), [], {}) or option.flag.name.startswith(" ")
+    hidden = default in (None, MISSING, False, "", (), [], {}) or option.flag.name.startswith(" ")
     shown = "" if hidden else f"default: {_default(option, default)}"
     extras = "; ".join(filter(None, (option.rule, shown)))
     text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")

@@ -17,10 +17,7 @@ from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
 _COMMANDS = {
-    "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
-    "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
-    "registry": "Manage versions of agents, their aliases and feature flags.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "train": "Train weights on exported traces.",
     "tune": "Search the five agent parameters.",

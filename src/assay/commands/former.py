@@ -8,16 +8,11 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt
 
 from assay.datasets import SPLITS
-from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
-    AdvanceSettings,
     ImpactSettings,
     ImproveSettings,
-    LoopInstallSettings,
     ServeSettings,
-    SimulateSettings,
-    StartSettings,
     TrainSettings,
     TuneSettings,
     ViewSettings,
@@ -33,11 +28,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
     "serve": (ServeSettings,),
     "view": (ViewSettings,),
-    "deploy simulate": (SimulateSettings,),
-    "deploy start": (StartSettings,),
-    "deploy advance": (AdvanceSettings,),
-    "loop pool": (PoolSettings,),
-    "loop install": (LoopInstallSettings,),
 }
 
 

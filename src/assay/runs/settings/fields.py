@@ -1,6 +1,5 @@
 """Fields that several settings classes share, each with the help text of its class."""
 
-import dataclasses
 from typing import Any, Unpack
 
 from assay.models.prices import price_text
@@ -99,9 +98,3 @@ def selected(help: str, **declared: Unpack[DeclaredFields]) -> Any:
     """An optional field that selects what one call is about."""
     declared["project"] = False
     return setting(None, help, **declared)
-
-
-def repeated(kind: type[Any], name: str) -> Any:
-    """A field of another settings class under a second name, with the same default, bounds and help."""
-    field = next(field for field in dataclasses.fields(kind) if field.name == name)
-    return dataclasses.field(default=field.default, metadata=field.metadata)

@@ -1,22 +1,30 @@
-"""Stage 0 of a deployment: recorded rollouts of the champion are run again by the candidate, and compared in pairs."""
+"""What a deployment does: recorded rollouts that the candidate runs, replays of judges' anchors, and evaluations."""
 
+import logging
 import math
+import threading
+import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from assay.api.deployed import LoadedVersion
 from assay.api.record import opened_store
+from assay.commands.deployed import LoadedVersion
+from assay.commands.judge_drift import replay_anchors
+from assay.deployment.decisions import PROMOTED, RUNNING, Decision, advance
 from assay.deployment.deployments import Deployment, Deployments
 from assay.deployment.evidence import CANDIDATE
+from assay.deployment.plan import JUDGE_DRIFT, Hook, Watch
 from assay.deployment.readings import SCORED_BY
 from assay.deployment.registry import Version
 from assay.deployment.rollout_values import SHADOW
-from assay.errors import AssayError, ConfigError, DeploymentError, FailureKind
+from assay.deployment.watching import BEGUN, DONE, FAILED, due_replays, notify, watched, watches_now, write_replay
+from assay.errors import AssayError, BudgetExceeded, ConfigError, DeploymentError, FailureKind
 from assay.evaluation.progress import Progress, default_progress
 from assay.evaluation.statistics import Gain, paired_gain
 from assay.models.calls import failure_of_program
@@ -25,9 +33,10 @@ from assay.rubrics import Rubric
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
 from assay.support.scrubbing import error_text
-from assay.traces import Rollout
+from assay.traces import Rollout, Store
 from assay.traces.store import tables as schema
 
+_LOG = logging.getLogger("assay.deployed")
 _HUNG = 3  # rollouts over the time limit, after which a call of `replay` ends
 
 
@@ -122,7 +131,7 @@ def _recorded(engine: sa.Engine, champion: str, deployment: str, most: int | Non
 
 # -- A few recorded rollouts that a candidate runs before its deployment starts: are its outputs those of the champion?
 #
-# Decides nothing about a gain: the shadow step does (`assay.api.deploy.replay`).
+# Decides nothing about a gain: the shadow step does (`replay`).
 
 
 CHECK = "check"  # phase of these rollouts; they have no version, so that no figure of production counts them
@@ -183,9 +192,6 @@ class Rehearsal:
         reasons = [f"{count} of {self.n} failed ({reason})" for reason, count in self.failures.items()]
         return [f"replays: {reason}" for reason in (*reasons, *([self.problem] if self.problem else ()))]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "gain": None if self.gain is None else asdict(self.gain)}
-
 
 def replay_rubric(source: str | None) -> Rubric | None:
     """The rubric of the replays.
@@ -198,8 +204,8 @@ def replay_rubric(source: str | None) -> Rubric | None:
     rubric = load_rubric(source, own_models=True)
     if unasked := [c.name for c in rubric.criteria if c.judge is not None and rubric.decider(c.name) is None]:
         raise ConfigError(
-            f"replay_rubric={source!r} has a judge decide {', '.join(map(repr, unasked))}, and its file names no model",
-            flag="--replay-rubric",
+            f"{source!r} has a judge decide {', '.join(map(repr, unasked))}, and its file names no model",
+            field="replay_rubric",
         )
     return rubric
 
@@ -276,3 +282,136 @@ def _answered(engine: sa.Engine, champion: str, count: int) -> list[str]:
             ranked.append((seen[kind], position, name))
             seen[kind] += 1
     return [name for _, _, name in sorted(ranked)[:count]]
+
+
+# -- Replays the anchors of the judges that a deployment is watched by, when they are due.
+
+
+def replay_judges(
+    deployments: Deployments, deployment: Deployment, *, store: str | Path | None, now: float | None = None,
+    progress: Progress | None = None,
+) -> int:  # fmt: skip
+    """Replays what is due, with each judge as it runs now, and stores the results. Decides nothing.
+
+    A judge that cannot be called is a row with the reason. Of several processes one replays.
+
+    Args:
+        now: seconds since the epoch; by default the present.
+    Returns:
+        The number of judges that were replayed.
+    """
+    if not any(watch.name == JUDGE_DRIFT for watch in deployment.plan.watch):
+        return 0
+    moment = time.time() if now is None else now
+    if watches_now(deployments, deployment, moment) is None:
+        return 0
+    replayed = 0
+    for watch in due_replays(deployment, deployments.history(deployment.id), moment):
+        state = deployments.get(deployment.id).state
+        if state.status != deployment.state.status:
+            break
+        if write_replay(deployments, deployment.id, watch, BEGUN, at=moment, before=state):
+            _replay(deployments, deployment.id, watch, moment, store, progress)
+            replayed += 1
+    return replayed
+
+
+def _replay(
+    deployments: Deployments, name: str, watch: Watch, at: float, store: str | Path | None, progress: Progress | None
+) -> None:
+    options = {key: value for key in ("model", "api_base") if (value := getattr(watch, key)) is not None}
+    try:
+        report = replay_anchors(str(watch.judge), anchors=watch.anchors, store=store, progress=progress, **options)
+    except (Exception, BudgetExceeded) as error:  # a folder that is gone, a model that is away
+        _LOG.warning("the anchors of %s could not be replayed: %s", watch.judge, error_text(error))
+        write_replay(deployments, name, watch, FAILED, at=at, error=error_text(error)[:1000])
+    else:
+        write_replay(deployments, name, watch, DONE, at=at, report=report.to_dict())
+
+
+# -- One evaluation of a deployment, and the thread with which a gateway makes them.
+
+
+_REST = 50  # an evaluation is followed by a pause of so many times its CPU time, so that it takes at most 2 % of a core
+_LONGEST_S = 300.0  # of such a pause
+_REPLAYED = 20  # rollouts per call
+
+
+def advanced(
+    opened: Store, deployment: Deployment, *, rubric: Any = None, hooks: Sequence[Hook] = (), now: float | None = None,
+    most: int | None = None, progress: Progress | None = None,
+) -> Decision:  # fmt: skip
+    """Replays what a shadow step needs, decides, and tells the hooks. Safe to call by several processes at once.
+
+    Watches come first, with the replays of judges that they need. Of a promoted deployment nothing else is evaluated.
+
+    Args:
+        rubric: scores replayed rollouts.
+        most: rollouts that are replayed now; None for all that the step needs.
+        now: seconds since the epoch; by default the present.
+    """
+    deployments = Deployments(opened.engine)
+    if deployment.state.status == RUNNING and deployment.plan.steps[deployment.state.step].shadow:
+        replay(deployments, deployment, rubric=rubric, store=opened.url, most=most, progress=progress)
+    moment = time.time() if now is None else now
+    if replay_judges(deployments, deployment, store=opened.url, now=moment, progress=progress):
+        deployment = deployments.get(deployment.id)
+    if (alarm := watched(deployments, deployment, moment)) is not None:
+        notify(deployment, alarm, hooks)
+        if alarm.action != "alarm":
+            return alarm
+    decision = advance(deployments, deployment.id, moment)
+    notify(deployment, decision, hooks)
+    return decision
+
+
+class Advancer:
+    """Advances the deployments of an agent in a thread, so that no call waits for it.
+
+    Without an active deployment it makes one query in `every_s`. An error is logged, and the next evaluation tries
+    again. Other callers of `advance` may run at the same time.
+
+    Args:
+        opened: the store; stays open while the thread runs.
+        rubric: scores the rollouts that a shadow step replays.
+        every_s: seconds between two evaluations, at least.
+    """
+
+    def __init__(self, opened: Store, agent: str, *, rubric: Any = None, every_s: float = 10.0) -> None:
+        self.opened, self.agent, self.rubric, self.every_s = opened, agent, rubric, every_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._running, name=f"advance-{agent}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends the thread after the evaluation or replayed rollout that is running, or after `timeout_s`."""
+        self._ended.set()
+        self._thread.join(timeout_s)
+
+    def _running(self) -> None:
+        wait = self.every_s
+        while not self._ended.wait(wait):
+            try:
+                wait = max(self.every_s, self.once())
+            except Exception as error:  # a store that is away, a candidate that cannot be loaded
+                level = logging.DEBUG if isinstance(error, DeploymentError) else logging.WARNING
+                _LOG.log(level, "the deployment of %s could not be advanced: %s", self.agent, error_text(error))
+                wait = self.every_s
+
+    def once(self) -> float:
+        """Advances the active deployment, if there is one. Returns for how many seconds to pause."""
+        deployments = Deployments(self.opened.engine)
+        deployment = next(iter(deployments.all(self.agent, limit=1)), None)
+        if deployment is None or deployment.state.status not in (RUNNING, PROMOTED):
+            return 0.0
+        if deployment.state.status == PROMOTED and watches_now(deployments, deployment, time.time()) is None:
+            return 0.0
+        began = time.thread_time()  # a busy machine must not make the pauses longer
+        decision = advanced(self.opened, deployment, rubric=self.rubric, most=_REPLAYED)
+        if decision.action != "continue":
+            _LOG.info("%s: %s (%s): %s", deployment.id, decision.action, decision.rule, decision.reason)
+        if deployment.plan.steps[deployment.state.step].shadow:
+            return 0.0
+        return min(_LONGEST_S, _REST * (time.thread_time() - began))

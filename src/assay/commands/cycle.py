@@ -1,95 +1,53 @@
-"""Public API for `assay loop run`: one call takes the loop of an agent as far as it can go now."""
+"""What `assay loop run` does: one call takes the loop of an agent as far as it can go now."""
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import sqlalchemy as sa
 
-from assay.api.deploy.start import start_deployment
-from assay.api.deploy.status import advance_deployment, advanced
 from assay.api.improve.run import improve
-from assay.api.loop.state import loop_file
+from assay.commands.advancing import advanced
 from assay.commands.compile import compile as compile_program
-from assay.datasets import Task
-from assay.datasets.splits import load_tasks
+from assay.commands.deploy import advance_deployment, start_deployment
+from assay.commands.loop_file import LoopSettings
+from assay.commands.pool import collect_pool
 from assay.deployment.decisions import RUNNING
 from assay.deployment.deployments import Deployment, Deployments
-from assay.deployment.loops import DONE, ENDED, FAILED, WAITING, Loops, Position, due_in, position, spent
+from assay.deployment.loops import (
+    DONE,
+    ENDED,
+    FAILED,
+    WAITING,
+    LoopRunReport,
+    Loops,
+    Position,
+    due_in,
+    position,
+    spent,
+)
 from assay.deployment.plan import Notifier
-from assay.deployment.pool import PoolReport, read_manifest, write_pool
-from assay.deployment.registry import Registry
-from assay.deployment.settings import PoolSettings
+from assay.deployment.pool import gate_value, read_manifest
 from assay.deployment.watching import watches_now
 from assay.errors import BudgetExceeded, ConfigError, DataError, DeploymentError
-from assay.evaluation.progress import Progress, default_progress
+from assay.evaluation.progress import Progress
 from assay.reports.markdown import with_interval
 from assay.runs.opening import artifact_place, home_of
 from assay.runs.rescoring import score_stored
-from assay.runs.scoring_settings import ScoringSettings
-from assay.runs.settings import AdvanceSettings
-from assay.runs.settings.loop import LoopSettings
-from assay.runs.settings.store_options import PoolOptions
+from assay.runs.scoring_settings import ScoringSettings, StoredJudge
 from assay.runs.unused import settings_of_another_job
 from assay.sources.modules import attribute_of
-from assay.sources.trust import trusts
-from assay.support.keywords import takes
 from assay.support.names import place_in
-from assay.support.reprs import ReportRepr
+from assay.support.options import options_of
 from assay.support.scrubbing import error_text
-from assay.support.settings import settings_of
 from assay.support.values import json_text
 from assay.traces import Store
 from assay.traces.store import tables as schema
 from assay.traces.store.leases import Lease, LostLease, seconds
 
-# -- Public API for `assay loop pool`: rollouts of production as tasks.
-
-
-@takes(PoolSettings)
-def collect_pool(
-    agent: str,
-    out: str | Path | None = None,
-    *,
-    replace: bool = False,
-    store: str | Path | None = None,
-    **options: Unpack[PoolOptions],
-) -> PoolReport:
-    """Writes the benchmark pool of an agent: a file of tasks that `compile`, `evaluate` and `improve` take as `data`.
-
-    Args:
-        out: new file that ends in .jsonl, with its manifest next to it; None only counts.
-        replace: an existing file is replaced.
-        options: see `PoolSettings`.
-    Raises:
-        ConfigError: the file exists, or has another ending.
-        DataError: there are no tasks, or the anonymization is incomplete; nothing was written.
-        DeploymentError: there is no such agent.
-    """
-    settings = PoolSettings(**options)
-    training: list[Task] = [] if settings.against is None else load_tasks(settings.against)
-    key = _key(settings, store)
-    with Store(store) as opened:
-        Registry(opened.engine).version(f"{agent}@1")
-        path = None if out is None else Path(out)
-        return write_pool(opened, agent, settings, path, key=key, training=training, replace=replace)
-
-
-def _key(settings: PoolSettings, store: Any) -> Path | None:
-    """One key for all pools of a store, so that a task has the same surrogates, and so the same id, in each."""
-    if settings.privacy == "off":
-        return None
-    if settings.privacy_key is not None:
-        return Path(settings.privacy_key)
-    path = home_of(store) / "loop" / "pool.key"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 # -- The improvement of a cycle: `assay.compile`, `assay.improve` or a function of the user's own.
-
 
 _HACKING = "being gamed"  # of the alarm of `assay.optimizers.finetuning.policy_gradient`, in notes and logs
 
@@ -239,43 +197,8 @@ def _by_function(settings: LoopSettings, order: Order) -> dict[str, Any]:
 # -- Run.
 
 
-_JUDGE = tuple(settings_of(AdvanceSettings))  # of the scoring settings: the model of the rubric's judges
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LoopRunReport(ReportRepr):
-    """What one run of a loop did.
-
-    Attributes:
-        action: advance (of the active deployment), cycle, wait, held (another process runs the loop), stopped, failed.
-        reason: why it ended there.
-        cycle: the cycle that it worked on; None if it did not come to one.
-        steps: the steps that were taken in this run, each with its status.
-        deployment: the active deployment; None without one.
-        dry_run: whether nothing was written.
-    """
-
-    agent: str
-    action: str
-    reason: str
-    cycle: int | None = None
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    deployment: dict[str, Any] | None = None
-    dry_run: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@takes()
-@trusts
-def run_loop(
-    agent: str,
-    *,
-    file: str | Path | None = None,
-    dry_run: bool = False,
-    store: str | Path | None = None,
-    progress: Progress | None = None,
+def run_cycle(
+    agent: str, settings: LoopSettings, opened: Store, store: Any, progress: Progress, *, dry_run: bool
 ) -> LoopRunReport:
     """Advances the active deployment of an agent; without one takes the steps of a cycle as far as they go.
 
@@ -283,29 +206,20 @@ def run_loop(
     by the next call, at the step that it had begun.
 
     Args:
-        file: the loop's file on this machine, where it is elsewhere than on the one that started the loop; with the
-            same content.
-        dry_run: says what would be done, and writes nothing.
-    Raises:
-        DeploymentError: the agent has no loop, or its file was changed.
+        store: where `opened` is, as it was given.
     """
-    with Store(store) as opened:
-        loops = Loops(opened.engine)
-        settings = loop_file(loops, agent, file)
-        if not loops.known(agent).enabled:
-            return LoopRunReport(agent=agent, action="stopped", reason="the loop was stopped", dry_run=dry_run)
-        run = _Run(agent, settings, opened, store, default_progress(progress))
-        if dry_run:
-            return run.dry()
-        lease = loops.acquire(agent, lease_s=settings.lease_s)
-        if lease is None:
-            holder = loops.known(agent).holder or "another process"
-            return LoopRunReport(agent=agent, action="held", reason=f"{holder} runs the loop now")
-        with lease:
-            try:
-                return run.go(lease)
-            finally:
-                run.notifier.close()
+    run = _Run(agent, settings, opened, store, progress)
+    if dry_run:
+        return run.dry()
+    lease = run.loops.acquire(agent, lease_s=settings.lease_s)
+    if lease is None:
+        holder = run.loops.known(agent).holder or "another process"
+        return LoopRunReport(agent=agent, action="held", reason=f"{holder} runs the loop now")
+    with lease:
+        try:
+            return run.go(lease)
+        finally:
+            run.notifier.close()
 
 
 @dataclass
@@ -357,7 +271,7 @@ class _Run:
 
     def _score(self) -> None:
         """Scores rollouts of production that have no score."""
-        scoring = ScoringSettings(**(self.settings.scoring or {}))
+        scoring = self.settings.scoring or ScoringSettings()
         with Store(self.store) as store:
             score_stored(store, self.settings.rubric, scoring, agent=self.agent, progress=self.progress)
 
@@ -374,13 +288,13 @@ class _Run:
             return self._report("wait", f"deployment {active.id} is paused: resume, promote or roll it back")
         if self.settings.scoring and not dry_run:  # its threads and time limit
             self._score()
-        judge = {name: value for name, value in (self.settings.scoring or {}).items() if name in _JUDGE}
+        scoring = self.settings.scoring or ScoringSettings()
+        judge: Any = {name: getattr(scoring, name) for name in options_of(StoredJudge)}
         report = advance_deployment(
             active.id, rubric=self.settings.rubric, dry_run=dry_run, hooks=self.settings.events, store=self.store,
             progress=self.progress, **judge,
         )  # fmt: skip
-        decision = report.decision
-        return self._report("advance", f"{decision.action} ({decision.rule}): {decision.reason}", dry_run=dry_run)
+        return self._report("advance", f"{report.decision} ({report.rule}): {report.reason}", dry_run=dry_run)
 
     def _hindrance(self, at: Position) -> str | None:
         """Why the cycle cannot continue now; None if it can."""
@@ -450,7 +364,7 @@ class _Run:
     def _pool_settings(self, cycle: int) -> dict[str, Any]:
         """Settings of the pool; compared with the training data that was named, else with the newest pool that an
         improvement was made from, where it is on this machine."""
-        options = {name: getattr(self.settings.pool, name) for name in settings_of(type(self.settings.pool))}
+        options: dict[str, Any] = {**vars(self.settings.pool)}
         if options["against"] is None:
             steps = self.loops.steps(self.agent)
             used = {s.cycle for s in steps if s.step == "improve" and s.status in (DONE, ENDED) and s.cycle < cycle}
@@ -463,7 +377,7 @@ class _Run:
     def _pool(self, at: Position) -> tuple[str, dict[str, Any]]:
         out = self._folder(at.cycle) / "pool.jsonl"
         try:
-            report = collect_pool(self.agent, out, replace=True, store=self.store, **self._pool_settings(at.cycle))
+            report = collect_pool(self.agent, out=out, replace=True, store=self.store, **self._pool_settings(at.cycle))
         except DataError as error:
             return WAITING, {"reason": str(error)}
         return DONE, {**report.to_dict(), "reason": f"{report.tasks} tasks"}
@@ -476,7 +390,7 @@ class _Run:
         data = Path(pool["path"])
         if not data.is_file():  # another machine has collected it
             again = collect_pool(
-                self.agent, self._folder(at.cycle) / "pool.jsonl", replace=True, store=self.store,
+                self.agent, out=self._folder(at.cycle) / "pool.jsonl", replace=True, store=self.store,
                 **self._pool_settings(at.cycle),
             )  # fmt: skip
             data = Path(str(again.path))
@@ -511,7 +425,7 @@ class _Run:
         for known in self.deployments.all(self.agent):
             if known.candidate == version.number:  # started before this process or its predecessor was killed
                 return DONE, {"deployment": known.id, "reason": f"{version.name} is being deployed"}
-        options = {name: getattr(self.settings.deploy, name) for name in settings_of(type(self.settings.deploy))}
+        options: Any = vars(self.settings.deploy)
         try:
             report = start_deployment(version.name, store=self.store, progress=self.progress, **options)
         except DeploymentError as error:
@@ -519,9 +433,11 @@ class _Run:
                 return WAITING, {"reason": str(error)}
             return ENDED, {"reason": f"not deployed: {error}"}
         suite = None if report.suite is None else report.suite.pass_rate
-        detail: dict[str, Any] = {"deployment": None, "suite": suite, "reason": f"{version.name} is deployed"}
-        if report.deployment is not None:
-            detail["deployment"] = report.deployment.id
+        detail: dict[str, Any] = {
+            "deployment": report.deployment,
+            "suite": suite,
+            "reason": f"{version.name} is deployed",
+        }
         return DONE, detail
 
     def dry(self) -> LoopRunReport:
@@ -553,9 +469,7 @@ class _Run:
 def _passed(pool: Mapping[str, Any], new: int) -> tuple[str, dict[str, Any]]:
     """Whether a pool passes its gates and has enough new tasks."""
     missing = [
-        f"{gate['gate']} is {gate['value']:.3g}, {gate['required']} is required"
-        if isinstance(gate["value"], float)
-        else f"{gate['gate']} is {gate['value']}, {gate['required']} is required"
+        f"{gate['gate']} is {gate_value(gate)}, {gate['required']} is required"
         for gate in pool["gates"]
         if not gate["passed"]
     ]

@@ -1,4 +1,4 @@
-"""Public API for agents in production: `assay.deployed(NAME)` runs the version that its alias and deployment say."""
+"""Agents in production: `assay.deployed(NAME)` runs the version that its alias and deployment say."""
 
 import itertools
 import logging
@@ -6,13 +6,15 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any
 
 import dspy
+from annotated_types import Ge
 
 from assay.api.record import opened_store, record
+from assay.commands.groups import InStore, Trusting
 from assay.datasets import Task
 from assay.datasets.tasks import known_outputs, own_containers, task_key
 from assay.deployment.artifact import check_pinned, load_artifact
@@ -23,7 +25,7 @@ from assay.errors import AssayError, ConfigError, DataError, DeploymentError, Fa
 from assay.evaluation.stored import BackgroundScoring, task_of
 from assay.models import LanguageModel, Meter, get_lm
 from assay.models.calls import failure_of_program
-from assay.models.limits import DEFAULT_S, OverTime, check_limit, limited, within_limit
+from assay.models.limits import DEFAULT_S, OverTime, limited, within_limit
 from assay.programs import program_fields, program_version
 from assay.programs.isolation import running
 from assay.programs.wrapping import as_prediction
@@ -32,10 +34,8 @@ from assay.rubrics.criteria import OutOfRange
 from assay.rubrics.loading import RubricSource
 from assay.runs.loading import load_rubric
 from assay.runs.rescoring import named_judge, threads_for
-from assay.runs.settings import StoredJudgeSettings
-from assay.runs.settings.store_options import StoredJudgeOptions
-from assay.sources.trust import trusts
-from assay.support.keywords import takes
+from assay.runs.scoring_settings import StoredJudge
+from assay.support.options import Flag, Seconds, function_of
 from assay.support.scrubbing import error_text
 from assay.traces import Recorder, Rollout
 from assay.traces.listening import ToolReplay, listening, replacing
@@ -126,39 +126,20 @@ class DeployedAgent:
     such a rollout is no part of a comparison. `counts` has the number of rollouts of this process by version, arm and
     status (done, failed, error), `seconds` their duration by version and arm. A version of which `hanging` rollouts
     have run for `long_s` falls back too, so that its threads do not take those of the champion.
-
-    Args:
-        agent: name, or `AGENT@VERSION`.
-        store: see `assay.Store`.
-        rubric: scores each rollout when it ends; without one rollouts are unscored until `assay traces score`. It is
-            read once. If it has judges, they score in threads, after the answer was returned; so does a DSPy metric
-            for which a model is named.
-        judge: model of the judges that name none, and of a DSPy metric that calls one.
-        refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
-        timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
-        replace_lms: as for `deployed`.
-    Raises:
-        ConfigError: a criterion has a judge without a model, or one that compares outputs of one task.
     """
 
     hanging: int = 64
     long_s: float = 60.0
 
-    def __init__(
-        self, agent: str, *, store: str | Path | None = None, rubric: RubricSource | None = None,
-        judge: StoredJudgeSettings | None = None, refresh_s: float = 1.0, timeout_s: float = DEFAULT_S,
-        replace_lms: bool = False,
-    ) -> None:  # fmt: skip
-        check_limit(timeout_s)
-        opened, self.recorder = opened_store(store)
-        self.store, self.agent = opened, agent
-        judge = judge or StoredJudgeSettings()
-        self.rubric = None if rubric is None else _measure(rubric, judge, self.recorder)
+    def __init__(self, settings: "Deployed") -> None:
+        opened, self.recorder = opened_store(settings.store)
+        self.store, self.agent = opened, settings.agent
+        self.rubric = None if settings.rubric is None else _measure(settings.rubric, settings, self.recorder)
         self._scoring: BackgroundScoring | None = None
-        if self.rubric is not None and (self.rubric.needs_judge or judge.judge_model is not None):
+        if self.rubric is not None and (self.rubric.needs_judge or settings.judge_model is not None):
             self._scoring = BackgroundScoring(self.rubric, self.recorder, threads=threads_for(self.rubric))
-        self.router = Router(opened.engine, agent, refresh_s=refresh_s)
-        self.timeout_s, self.replace_lms = timeout_s, replace_lms
+        self.router = Router(opened.engine, settings.agent, refresh_s=settings.refresh_s)
+        self.timeout_s, self.replace_lms = settings.timeout_s, settings.replace_lms
         self._open = defaultdict[str, dict[int, float]](dict)
         self.fallbacks: dict[str, int] = {}
         self.counts = Counter[tuple[str, str, str]]()
@@ -317,7 +298,7 @@ def _is_down(error: BaseException) -> bool:
     return failure_of_program(error) in (FailureKind.MODEL, FailureKind.TIMEOUT)
 
 
-def _measure(rubric: RubricSource, settings: StoredJudgeSettings, recorder: Recorder) -> Rubric:
+def _measure(rubric: RubricSource, settings: StoredJudge, recorder: Recorder) -> Rubric:
     """The rubric with models for all of its judges; their calls are recorded."""
     judge = named_judge(settings, Meter(), observers=[recorder.observe])
     measure = load_rubric(rubric, judge_model=judge)
@@ -330,42 +311,40 @@ def _measure(rubric: RubricSource, settings: StoredJudgeSettings, recorder: Reco
     return measure
 
 
-@takes(StoredJudgeSettings)
-@trusts
-def deployed(
-    agent: str,
-    *,
-    store: str | Path | None = None,
-    rubric: RubricSource | None = None,
-    refresh_s: float = 1.0,
-    timeout_s: float = DEFAULT_S,
-    replace_lms: bool = False,
-    **options: Unpack[StoredJudgeOptions],
-) -> DeployedAgent:
+class Deployed(StoredJudge, InStore, Trusting):
     """An agent of the registry as a callable: `assay.deployed("support")(question="…", unit="user-7")`.
 
-    Args:
-        agent: name, or `AGENT@NUMBER`, `AGENT@ALIAS` for one version without a deployment.
-        rubric: scores each rollout when it ends. It is read once.
-        refresh_s: seconds after which changes of aliases, deployments and flags are seen at the latest.
-        timeout_s: time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked.
-        replace_lms: whether the version's model is called in place of the models that its program makes itself.
-        options: the fields of `assay.runs.settings.StoredJudgeSettings`: the model of the rubric's judges. They score
-            in threads, after the answer was returned; `DeployedAgent.wait` waits for them.
+    Judges of the rubric score in threads, after the answer was returned; `DeployedAgent.wait` waits for them.
+
     Raises:
         DeploymentError: there is no such agent, or it has no champion.
-        ConfigError: a criterion has a judge and no model is named for it, or a judge's model is named without a rubric.
+        ConfigError: a criterion has a judge without a model, or one that compares outputs of one task; or a judge's
+            model is named without a rubric.
     """
-    values: dict[str, Any] = {**options}
-    judge = StoredJudgeSettings(**values)
-    if rubric is None and judge.judge_model is not None:
-        raise ConfigError(f"judge_model={judge.judge_model!r} would have no effect without rubric")
-    return DeployedAgent(
-        agent,
-        store=store,
-        rubric=rubric,
-        judge=judge,
-        refresh_s=refresh_s,
-        timeout_s=timeout_s,
-        replace_lms=replace_lms,
-    )
+
+    agent: str = field(kw_only=False)
+    """Name, or `AGENT@NUMBER`, `AGENT@ALIAS` for one version without a deployment."""
+
+    rubric: Annotated[Any, Flag(metavar="R")] = None
+    """Rubric that scores each rollout when it ends; without one rollouts are unscored until `assay traces score`. It is
+    read once. If it has judges, they score in threads, after the answer was returned; so does a DSPy metric for which a
+    model is named."""
+
+    refresh_s: Annotated[float, Ge(0)] = 1.0
+    """Seconds after which changes of aliases, deployments and flags are seen at the latest."""
+
+    timeout_s: Seconds = DEFAULT_S
+    """Time limit of one rollout. Beyond it the agent has failed, or the model if it was being asked."""
+
+    replace_lms: bool = False
+    """Call the version's model in place of the models that its program makes itself."""
+
+    def check(self) -> None:
+        if self.rubric is None and self.judge_model is not None:
+            raise ConfigError("would have no effect without `rubric`", field="judge_model")
+
+    def run(self) -> DeployedAgent:
+        return DeployedAgent(self)
+
+
+deployed = function_of(Deployed, "deployed")
