@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import importlib
+import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -152,7 +152,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         policy: Any = None,
     ) -> None:
         super().__init__()
-        self.thinking, self.policy = Thinking.of(thinking), ThinkingPolicy.of(policy)
+        self.thinking, self.policy = Thinking.of(thinking), None if policy is None else ThinkingPolicy.of(policy)
         self.agent_parameters = AgentParameters.of({} if parameters is None else parameters)
         self.prompt_format = checked_format(prompt_format)
         self.config: dict[str, Any] = {}

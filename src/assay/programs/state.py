@@ -211,7 +211,7 @@ def restore_program(
     if "thinking" in state:
         program.thinking = Thinking.of(state["thinking"])
     if "policy" in state:
-        program.policy = ThinkingPolicy.of(state["policy"])
+        program.policy = None if state["policy"] is None else ThinkingPolicy.of(state["policy"])
     return program
 
 

@@ -6,13 +6,13 @@ For models that think by themselves, `assay.models.thinking` sets the engine's o
 import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import dspy
 from annotated_types import Ge, Gt, Le
 
-from assay.errors import ConfigError, LoopStopped, NoJsonForm
+from assay.errors import LoopStopped, NoJsonForm
 from assay.models import supports
 from assay.models.line_grammar import LINES
 from assay.models.thinking import CHARACTERS, THOUGHT_FIELDS, Thinking, ThinkingError, native_thinking
@@ -45,20 +45,6 @@ class ThinkingPolicy(Settings):
     posterior: Annotated[float, Gt(0.5), Le(1)] = 0.95
     """Solving ends once the probability that the most frequent answer stays ahead of the second is at least this.
     Source: Adaptive-Consistency, Beta stopping rule (arXiv 2305.11860)."""
-
-    @classmethod
-    def of(cls, value: Any) -> "ThinkingPolicy | None":
-        """A policy from its fields by name; None stays None.
-
-        Raises:
-            ConfigError: an unknown field, or a value out of range.
-        """
-        if value is None or isinstance(value, cls):
-            return value
-        names = [entry.name for entry in fields(cls)]
-        if not isinstance(value, Mapping) or set(value) - set(names):
-            raise ConfigError(f"a thinking policy has the fields {', '.join(names)}; got {value!r}")
-        return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, JSON-ready."""

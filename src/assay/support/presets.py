@@ -13,7 +13,7 @@ from assay.support.settings import Settings as FormerSettings
 from assay.support.settings import check_value, nearest, settings_of
 
 
-def apply_preset(settings: Settings | FormerSettings, field: str, kind: type[Any]) -> None:
+def apply_preset(settings: Settings | FormerSettings, field: str, kind: Any) -> None:
     """Fills in the settings of the preset that a field names; a setting that is not at its default stays as it is.
 
     The preset's own value of the field, such as `optimizer = "gepa"`, replaces its name.
