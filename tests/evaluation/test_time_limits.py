@@ -13,7 +13,7 @@ import dspy
 import pytest
 from endless_programs import by_question, scored
 
-from assay.api.run import run
+from assay.commands.run import run
 from assay.errors import ConfigError, FailureKind, ProgramFailed
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm

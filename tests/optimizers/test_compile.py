@@ -137,7 +137,7 @@ def test_server_failure_after_the_search_leaves_a_resumable_run(tmp_path: Path) 
 
 def test_calls_are_stored_and_not_held_in_memory(tmp_path: Path) -> None:
     report = compile_it("labeled", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
-    assert report.meter.usage.calls > 10
+    assert report.calls > 10
     assert report.outcome.baseline.session.lm.history == []
 
 

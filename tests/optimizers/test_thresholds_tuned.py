@@ -13,8 +13,8 @@ from assay.errors import ParameterError
 from assay.optimizers.parameters import Space
 from assay.optimizers.parameters.space import check_ranges
 from assay.programs import RANGES, Classify, MathQA, ThinkingPolicy
-from assay.programs.allocation import THRESHOLDS
 from assay.programs.budgets import set_thresholds
+from assay.programs.thinking import THRESHOLDS
 from assay.rubrics import Criterion, Rubric
 from assay.rubrics.checks import exact
 from assay.testing import scripted_lm
