@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.api.deploy.replay import replay
+from assay.commands.advancing import replay
 from assay.datasets.splits import split_of
 from assay.datasets.tasks import task_key
 from assay.deployment import save_artifact

@@ -103,7 +103,7 @@ def _common(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _compile(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.compile import compile
+    from assay.commands.compile import compile
 
     return compile("p.py:Sums", **_common(address, resume, **more), max_search_calls=60).to_dict()
 
@@ -115,7 +115,7 @@ def _tune(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _collect(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.collect import collect
+    from assay.commands.collect import collect
 
     return collect(
         "p.py:Sums", **_common(address, resume, **more), n=3, prompt_format="chat", parameters={"temperature": 1.0}

@@ -18,7 +18,7 @@ from assay.models.limits import LAST_CALLS_S
 from assay.models.unrecorded import Unrecorded
 from assay.runs.ending import ending_signals
 from assay.runs.settings import ServeSettings
-from assay.runs.settings.store_options import ServeOptions, StoredJudgeOptions
+from assay.runs.settings.store_options import ServeOptions
 from assay.support.keywords import takes
 from assay.traces.gateway.connections import ConnectionLimits, Listener
 from assay.traces.gateway.server import Gateway
@@ -28,8 +28,8 @@ from assay.traces.records import new_id
 from assay.traces.store import Store
 
 if TYPE_CHECKING:
-    from assay.api.deploy.status import Advancer
-    from assay.api.deployed import DeployedAgent
+    from assay.commands.advancing import Advancer
+    from assay.commands.deployed import DeployedAgent
 
 # How long the end waits for a database that does not answer, first and once more after an error.
 # Rows that it has not written by then stay in a file, and are written when the store is opened next.
@@ -177,9 +177,9 @@ def _agents(settings: ServeSettings, store: str | Path | None) -> "dict[str, Dep
     """The deployed agents by name; one that has no champion is an error now."""
     if not settings.agent:
         return {}
-    from assay.api.deployed import deployed
+    from assay.commands.deployed import deployed
 
-    judge: StoredJudgeOptions = {
+    judge: Any = {
         "judge_model": settings.judge_model, "judge_api_base": settings.judge_api_base,
         "judge_api_key_env": settings.judge_api_key_env, "judge_thinking": settings.judge_thinking,
         "price": settings.judge_price,
@@ -201,7 +201,7 @@ def _advancers(settings: ServeSettings, agents: "Mapping[str, DeployedAgent]") -
     """Threads that advance the deployments of the agents; started."""
     if not settings.agent or not settings.advance_s:
         return []
-    from assay.api.deploy.status import Advancer
+    from assay.commands.advancing import Advancer
 
     advancers = [
         Advancer(agent.store, name, rubric=agent.rubric, every_s=settings.advance_s)

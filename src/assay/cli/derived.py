@@ -72,17 +72,6 @@ class _Group(click.Group):
             formatter.write_dl([(name, COMMANDS[f"{self.name} {name}"][1]) for name in self.list_commands(ctx)])
 
 
-class PartlyDerived(click.Group):
-    """A group of which some commands are derived. It goes with the last of the others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        derived = [words.partition(" ")[2] for words in COMMANDS if words.startswith(f"{self.name} ")]
-        return sorted([*super().list_commands(ctx), *derived])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) or derived_command(f"{self.name} {cmd_name}")
-
-
 class _Command(click.Command):
     """A command whose help shows its options by group: first its own, last those of all commands."""
 
@@ -164,6 +153,7 @@ class _Run:
     def __call__(self, **values: Any) -> None:
         from assay.cli.options import stdout_apart
         from assay.cli.shared import Console
+        from assay.cli.wording import in_flags
         from assay.commands.project import demand_trust
         from assay.sources.trust import trusting
         from assay.support.options import options_of
@@ -194,13 +184,21 @@ class _Run:
                     demand_trust(self.path, self.words, used)
                 if store := parsed.get("store"):
                     stack.enter_context(default_store(str(store)))
-                shown = {"progress": Console()} if "progress" in options_of(self.command) else {}
+                known = options_of(self.command)
+                shown: dict[str, Any] = {"progress": Console()} if "progress" in known else {}
+                shown |= {"words": in_flags} if "words" in known else {}
+                shown |= {"stdout": context.meta.get("stdout")} if "stdout" in known else {}
                 settings = self.command(**{**used, **parsed, **shown})
                 stack.enter_context(settings.scope())
-                report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
+                if getattr(output, "dry_run", False):
+                    from assay.runs.planning import plan_of
+
+                    _show(plan_of(settings), names, as_json=as_json)
+                    return
+                report = settings.run()
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
-                    _write_page(page, report, settings.store)
+                    report.write_page(page, store=getattr(settings, "store", None), words=in_flags)
                 output.finish(settings, report)
             except AssayError as error:
                 error.names = names
@@ -211,19 +209,6 @@ class _Run:
                 raise _Failure(spoken(report.failure, names))
 
 
-def _planned(settings: Any) -> "Report":
-    from assay.api.plan import plan_command
-
-    return plan_command(settings)
-
-
-def _write_page(path: str, report: Any, store: str | Path | None) -> None:
-    from assay.api.pages import write_page
-    from assay.cli.wording import in_flags
-
-    write_page(path, report, store=store, words=in_flags)
-
-
 def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     """Writes a report to standard output."""
     from assay.cli.shared import echo_line, print_json
@@ -231,14 +216,16 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     from assay.support.terminal import rich_console
 
     if as_json:
-        print_json(report.to_dict())
+        if not report.is_stream:
+            print_json(report.to_dict())
         return
     lines = list(report.lines())
     if not lines and report.none:
         echo(spoken(report.none, names), err=True)
     for line in lines:
         if isinstance(line, str):
-            (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))
+            text = line if report.is_data else in_flags(spoken(line, names))
+            (echo_line if report.is_list else echo)(text)
         else:
             rich_console().print(_drawn(line))
     for line in report.warnings():
@@ -267,7 +254,7 @@ def _parameter(
 
     default = stored.get(option.name, option.default)
     required = wanted and option.required and option.name not in stored
-    hidden = default in (None, MISSING, False, (), [], {}) or option.flag.name.startswith(" ")
+    hidden = default in (None, MISSING, False, "", (), [], {}) or option.flag.name.startswith(" ")
     shown = "" if hidden else f"default: {_default(option, default)}"
     extras = "; ".join(filter(None, (option.rule, shown)))
     text = spoken(option.help, lambda name: _flag(options, name)) + (f"  [{extras}]" if extras else "")

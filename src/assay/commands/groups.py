@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,6 +87,20 @@ class InExistingStore(InStore):
                 f"there is no store at {file}: no command has written one yet", hint="Name it with `store`"
             )
         return Store(self.store)
+
+
+class NewArtifact(Settings):
+    """Result."""
+
+    out: Annotated[str | Path | None, Flag(metavar="DIR", key=False)] = None
+    """New folder to write the artifact to; by default one in .assay/artifacts."""
+
+
+class OfAgent(InStore):
+    """Store."""
+
+    agent: Annotated[str, Flag(key=False)] = field(kw_only=False)
+    """Name of the agent."""
 
 
 class Trusting(Settings):

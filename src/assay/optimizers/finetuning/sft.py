@@ -289,9 +289,8 @@ def fitting_rows(
                 excluded[f"that cannot be learned from: {reason}"] += 1
                 continue
             prompt, completion, tools = renderer.written(row["prompt"], row["completion"], tools)
-            written = json.dumps(tools or None, ensure_ascii=False)
-            row = {**row, "prompt": prompt, "completion": completion, "tools": written}
-            messages = [*prompt, *completion]
+            texts = json.dumps(tools or None, ensure_ascii=False)
+            row, messages = {**row, "prompt": prompt, "completion": completion, "tools": texts}, [*prompt, *completion]
             if row.get("whole"):
                 parts = [{**row, **tokens} for tokens in conversation_rows(messages, tools, policy.tokenizer)]
                 lengths = [len(part["input_ids"]) for part in parts]

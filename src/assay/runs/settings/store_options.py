@@ -7,45 +7,6 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 
-class SimulateOptions(TypedDict, total=False):
-    """Settings of `assay.api.deploy.start.simulate_plan`."""
-
-    base: float
-    effect: float
-    drift: float
-    novelty: float
-    delay_s: float
-    missing: float
-    task_types: int
-    users: int
-    heavy: float
-    user_spread: float
-    tasks: int
-    task_spread: float
-    history: int
-    plan: str | None
-    runs: int
-    seed: int
-    interval: int
-    goal: float | None
-
-
-class StartOptions(TypedDict, total=False):
-    """Settings of `assay.api.deploy.start.start_deployment`."""
-
-    plan: str | None
-    goal: float | None
-    metrics: Sequence[str]
-    suite_data: str | None
-    suite_rubric: str | None
-    suite_threshold: float
-    suite_pass_rate: float
-    suite_pass_at: float
-    replay: int
-    replay_rubric: str | None
-    force: bool
-
-
 class ServeOptions(TypedDict, total=False):
     """The keywords of `assay.api.serve.serve`, without the keys: settings are stored."""
 
@@ -74,30 +35,3 @@ class ServeOptions(TypedDict, total=False):
     otlp: str
     otlp_endpoint: str | None
     otlp_tenants: Sequence[str]
-
-
-class PoolOptions(TypedDict, total=False):
-    """Settings of `assay.api.loop.run.collect_pool`."""
-
-    tenants: Sequence[str]
-    require_consent: bool
-    task_types: Sequence[str]
-    since_days: float | None
-    max_tasks: int
-    privacy: str
-    privacy_key: str | None
-    min_points: int
-    min_clean: float
-    min_task_types: int
-    against: str | None
-
-
-class StoredJudgeOptions(TypedDict, total=False):
-    """The keywords of `assay.api.deploy.status.advance_deployment` and `assay.deployed` that name a model of judges."""
-
-    trust: bool
-    judge_model: str | None
-    judge_api_base: str | None
-    judge_api_key_env: str | None
-    judge_thinking: int | str | None
-    price: str | None

@@ -8,18 +8,10 @@ from assay.models.roles import check_address
 from assay.runs.settings.fields import (
     api_base,
     price_of_model,
-    selected,
     thinking_of,
 )
 from assay.runs.settings.shared import JudgeModelSettings
-from assay.support.settings import Settings, setting
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfRunSettings(Settings):
-    """The selection of the rollouts of one run; the settings of `assay traces stats`."""
-
-    run_id: str | None = selected("Only rollouts of this run.", flag="--run")
+from assay.support.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
