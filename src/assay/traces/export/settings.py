@@ -437,7 +437,9 @@ class Credited(Rewarded):
 
     def check(self) -> None:
         if self.discount != 1 and self.returns != "to_go":
-            raise ConfigError(f"has no effect with `returns` {self.returns!r}: use 'to_go'", field="discount")
+            raise ConfigError(
+                f"would have no effect with `returns` {self.returns!r}: it requires 'to_go'", field="discount"
+            )
 
 
 class Protected(Settings):
