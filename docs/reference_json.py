@@ -54,22 +54,42 @@ def json_page(source: Path) -> str:
 
 
 def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
-    """Each class of a report with the methods that write its keys. Where they write none, its fields are the keys."""
-    for path in sorted(source.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.ClassDef) or node.name in ("Report", "JobReport"):
-                continue
-            methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
-            if any(isinstance(base, ast.Name) and base.id in ("Report", "JobReport") for base in node.bases):
-                writing = [method for method in methods if list(_dicts(method))]
-                if writing or not methods or "super" in ast.dump(methods[0]):  # otherwise it is another class's object
-                    yield path, node.name, writing
-            elif node.name.endswith(REPORTS):
+    """Each class of a report with the methods that write its keys. Where it has none, its fields are the keys.
+
+    Classes that only others extend, and reports that write another object or none, are left out.
+    """
+    files = {path: ast.parse(path.read_text(encoding="utf-8")).body for path in sorted(source.rglob("*.py"))}
+    classes = [(path, node) for path, body in files.items() for node in body if isinstance(node, ast.ClassDef)]
+    extended = {base.id for _, node in classes for base in node.bases if isinstance(base, ast.Name)}
+    reports = {"Report"}
+    while more := {node.name for _, node in classes if reports & set(_base_names(node))} - reports:
+        reports |= more
+    for path, node in classes:
+        methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
+        if not reports & set(_base_names(node)):
+            if node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
+        elif node.name not in extended and "is_stream" not in ast.dump(node):
+            writing = [method for method in methods if any(_constant_keys(method)) or _extends(method)]
+            if writing or not methods:
+                yield path, node.name, writing
 
 
 def _fields(owner: type) -> Iterator[str]:
     return (item.name for item in dataclasses.fields(owner) if item.metadata != OBJECT)
+
+
+def _base_names(node: ast.ClassDef) -> Iterator[str]:
+    return (base.id for base in node.bases if isinstance(base, ast.Name))
+
+
+def _extends(method: ast.FunctionDef) -> bool:
+    """Whether a method calls the one that it overrides."""
+    return any(isinstance(node, ast.Name) and node.id == "super" for node in ast.walk(method))
+
+
+def _constant_keys(method: ast.FunctionDef) -> Iterator[ast.Constant]:
+    return (key for node in _dicts(method) for key in node.keys if isinstance(key, ast.Constant))
 
 
 def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:
@@ -82,8 +102,10 @@ def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
     if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
         yield from (item.name for item in dataclasses.fields(owner))
     dictionaries = list(_dicts(method))
-    if any(isinstance(node, ast.Name) and node.id == "super" for node in nodes):
-        base = owner.__mro__[1]
+    base = owner.__mro__[1]
+    if _extends(method) and base.__name__ == "Report":
+        yield from _fields(owner)
+    elif _extends(method):
         inherited = ast.parse(textwrap.dedent(inspect.getsource(getattr(base, method.name)))).body[0]
         assert isinstance(inherited, ast.FunctionDef)
         yield from _keys(base, inherited)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Reported, Trusting
 from assay.commands.judging import (
     MEASURES,
+    JudgedReport,
     JudgeSource,
-    SpentReport,
     agreement_table,
     card_lines,
     interval,
@@ -35,7 +35,6 @@ from assay.runs.groups import (
     Preflight,
     ReflectionModel,
     Resumable,
-    Source,
     Threads,
 )
 from assay.support.numbers import counted, figure, signed
@@ -58,7 +57,7 @@ UNPROVEN = "no proof that it agrees better: the baseline is kept; the unproven j
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class JudgeReport(SpentReport):
+class JudgeReport(JudgedReport):
     """What `compile_judge` returns.
 
     Attributes:
@@ -88,8 +87,6 @@ class JudgeReport(SpentReport):
     test: Mapping[str, Any]
     test_openings: Mapping[str, int] | None
     card: Mapping[str, Any]
-    coverage: float | None = None
-    undecided: Mapping[str, Any] = field(default_factory=dict)
     candidates: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
     data: Mapping[str, Any]
@@ -202,7 +199,7 @@ class CompileJudge(
     judge: JudgeSource = field(kw_only=False)
     """Judge: a YAML file, an artifact's folder, file.py:NAME, or one sentence that says what to judge. In Python also
     a judge."""
-    labels: Annotated[Source, Flag(metavar="D", path=True)]
+    labels: Annotated[Any, Flag(metavar="D", path=True)]
     """Human labels: a .jsonl, .json, .csv or .parquet file, hf:…, or 'store'."""
     model: str | None = None
     """Language model of the judge; by default embedded/smollm2-135m."""
