@@ -18,14 +18,18 @@ else:
     Progress = Any  # so that the types of the fields can be read without the heavy packages
 
 
-class Output(Settings):
+class NoJson(Settings):
+    """Output of a command that changes something and reports a line."""
+
+    def finish(self, command: Any, report: Any) -> None:
+        """What is done once the report is shown; raises where it ends the command with an error."""
+
+
+class Output(NoJson):
     """Output."""
 
     json: bool = False
     """One JSON object on standard output, nothing else."""
-
-    def finish(self, command: Any, report: Any) -> None:
-        """What is done once the report is shown; raises where it ends the command with an error."""
 
 
 class JobOutput(Output):
@@ -58,10 +62,6 @@ class WithPage(Output):
             raise ConfigError("exists and is not overwritten, because its name does not end in .html", field="report")
         if not os.access(Path(self.report).resolve().parent, os.W_OK) or Path(self.report).is_dir():
             raise ConfigError("cannot be written", field="report", hint="Name a file in a folder that exists")
-
-
-class NoJson(Settings):
-    """Output of a command that changes something and reports a line."""
 
 
 class InStore(Settings):
