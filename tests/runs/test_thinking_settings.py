@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 import assay
 from assay.api.judge.score import score_rows
-from assay.api.tune import tune
 from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
 from assay.commands.compile import Compile
 from assay.commands.project import project_settings
 from assay.commands.scoring import score_rollouts
+from assay.commands.tune import tune
 from assay.errors import ConfigError, ProjectError
 from assay.models import Thinking, get_lm
 from assay.programs import Classify

@@ -25,7 +25,6 @@ _COMMANDS = {
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "train": "Train weights on exported traces.",
-    "tune": "Search the five agent parameters.",
     "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 

@@ -13,7 +13,6 @@ from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
     FidelitySettings,
-    ImpactSettings,
     ImproveSettings,
     JudgeAuditSettings,
     JudgeCompileSettings,
@@ -25,7 +24,6 @@ from assay.runs.settings import (
     SimulateSettings,
     StartSettings,
     TrainSettings,
-    TuneSettings,
     ViewSettings,
 )
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
@@ -35,7 +33,6 @@ _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in tr
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "run": (RunSettings,),
-    "tune": (TuneSettings, ImpactSettings),
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},

@@ -30,7 +30,6 @@ from assay.runs.settings.traces import (
     StoredJudgeSettings,
 )
 from assay.runs.settings.train import TrainSettings
-from assay.runs.settings.tune import ImpactSettings, TuneSettings
 from assay.runs.settings.view import ViewSettings
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "AdvanceSettings",
     "CommonSettings",
     "FidelitySettings",
-    "ImpactSettings",
     "ImproveSettings",
     "JudgeAuditSettings",
     "JudgeCompileSettings",
@@ -56,6 +54,5 @@ __all__ = [
     "StoredJudgeSettings",
     "SuiteSettings",
     "TrainSettings",
-    "TuneSettings",
     "ViewSettings",
 ]
