@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from assay.support.report import OBJECT
+from assay.support.report import OBJECT, Report
 
 from reference_text import descriptions, docstring
 
@@ -23,6 +23,7 @@ measured are `null`, never 0.
 """
 REPORTS = ("Report", "Gain", "Evaluation", "Agreement", "Openings", "AgentMetrics")
 METHODS = ("to_dict", "report")
+BASES = ("Report", "JobReport", "ScoredRuns", "SpentReport", "JudgedReport")
 
 
 DESCRIPTIONS = Path(__file__).parent / "json_keys.yaml"
@@ -40,8 +41,10 @@ def json_page(source: Path) -> str:
     for path, name, methods in _reports(source):
         module = ".".join(("assay", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         owner = getattr(importlib.import_module(module), name)
-        written = [key for method in methods for key in _keys(owner, method)]
-        keys = list(dict.fromkeys(written or _fields(owner)))
+        written = [key for method in methods for key in _keys(owner, method)] if methods else list(_of_report(owner))
+        keys = list(dict.fromkeys(written))
+        if not keys or getattr(owner, "is_stream", False):  # the object of another class is written, or none
+            continue
         own = descriptions(owner) | known.get(name, {})
         if missing := [key for key in keys if key not in own and key not in shared]:
             raise ValueError(f"{DESCRIPTIONS.name} has no description of {name}: {', '.join(missing)}")
@@ -54,42 +57,30 @@ def json_page(source: Path) -> str:
 
 
 def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
-    """Each class of a report with the methods that write its keys. Where it has none, its fields are the keys.
-
-    Classes that only others extend, and reports that write another object or none, are left out.
-    """
-    files = {path: ast.parse(path.read_text(encoding="utf-8")).body for path in sorted(source.rglob("*.py"))}
-    classes = [(path, node) for path, body in files.items() for node in body if isinstance(node, ast.ClassDef)]
-    extended = {base.id for _, node in classes for base in node.bases if isinstance(base, ast.Name)}
-    reports = {"Report"}
-    while more := {node.name for _, node in classes if reports & set(_base_names(node))} - reports:
-        reports |= more
-    for path, node in classes:
-        methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
-        if not reports & set(_base_names(node)):
-            if node.name.endswith(REPORTS):
+    """Each class of a report with the method that writes its keys; without one for a subclass of `Report`."""
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef) or node.name in BASES:
+                continue
+            methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
+            if any(isinstance(base, ast.Name) and base.id in BASES for base in node.bases):
+                yield path, node.name, []
+            elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
-        elif node.name not in extended and "is_stream" not in ast.dump(node):
-            writing = [method for method in methods if any(_constant_keys(method)) or _extends(method)]
-            if writing or not methods:
-                yield path, node.name, writing
 
 
-def _fields(owner: type) -> Iterator[str]:
-    return (item.name for item in dataclasses.fields(owner) if item.metadata != OBJECT)
-
-
-def _base_names(node: ast.ClassDef) -> Iterator[str]:
-    return (base.id for base in node.bases if isinstance(base, ast.Name))
-
-
-def _extends(method: ast.FunctionDef) -> bool:
-    """Whether a method calls the one that it overrides."""
-    return any(isinstance(node, ast.Name) and node.id == "super" for node in ast.walk(method))
-
-
-def _constant_keys(method: ast.FunctionDef) -> Iterator[ast.Constant]:
-    return (key for node in _dicts(method) for key in node.keys if isinstance(key, ast.Constant))
+def _of_report(owner: type) -> Iterator[str]:
+    """Keys of a subclass of `Report`: those that its `to_dict` writes, and those of its base where it calls that."""
+    for parent in owner.__mro__:
+        if parent is Report:
+            yield from (item.name for item in dataclasses.fields(owner) if item.metadata != OBJECT)
+        elif (method := vars(parent).get("to_dict")) is not None:
+            source = textwrap.dedent(inspect.getsource(method))
+            definition = ast.parse(source).body[0]
+            assert isinstance(definition, ast.FunctionDef)
+            yield from _keys(owner, definition)
+            if "super()" not in source:
+                return
 
 
 def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:
@@ -102,10 +93,8 @@ def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
     if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
         yield from (item.name for item in dataclasses.fields(owner))
     dictionaries = list(_dicts(method))
-    base = owner.__mro__[1]
-    if _extends(method) and base.__name__ == "Report":
-        yield from _fields(owner)
-    elif _extends(method):
+    if any(isinstance(node, ast.Name) and node.id == "super" for node in nodes):
+        base = owner.__mro__[1]
         inherited = ast.parse(textwrap.dedent(inspect.getsource(getattr(base, method.name)))).body[0]
         assert isinstance(inherited, ast.FunctionDef)
         yield from _keys(base, inherited)

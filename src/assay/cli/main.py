@@ -23,7 +23,6 @@ _COMMANDS = {
     "registry": "Manage versions of agents, their aliases and feature flags.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "train": "Train weights on exported traces.",
-    "tune": "Search the five agent parameters.",
     "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 

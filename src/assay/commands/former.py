@@ -12,14 +12,12 @@ from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
-    ImpactSettings,
     ImproveSettings,
     LoopInstallSettings,
     ServeSettings,
     SimulateSettings,
     StartSettings,
     TrainSettings,
-    TuneSettings,
     ViewSettings,
 )
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
@@ -27,7 +25,6 @@ from assay.support.settings import Setting, members_of_type, settings_of
 
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "tune": (TuneSettings, ImpactSettings),
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},

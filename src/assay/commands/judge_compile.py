@@ -35,6 +35,7 @@ from assay.runs.groups import (
     Preflight,
     ReflectionModel,
     Resumable,
+    Source,
     Threads,
 )
 from assay.support.numbers import counted, figure, signed
@@ -199,7 +200,7 @@ class CompileJudge(
     judge: JudgeSource = field(kw_only=False)
     """Judge: a YAML file, an artifact's folder, file.py:NAME, or one sentence that says what to judge. In Python also
     a judge."""
-    labels: Annotated[Any, Flag(metavar="D", path=True)]
+    labels: Annotated[Source, Flag(metavar="D", path=True)]
     """Human labels: a .jsonl, .json, .csv or .parquet file, hf:…, or 'store'."""
     model: str | None = None
     """Language model of the judge; by default embedded/smollm2-135m."""

@@ -22,14 +22,12 @@ from assay.runs.settings.traces import (
     StoredJudgeSettings,
 )
 from assay.runs.settings.train import TrainSettings
-from assay.runs.settings.tune import ImpactSettings, TuneSettings
 from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
     "AdvanceSettings",
     "CommonSettings",
-    "ImpactSettings",
     "ImproveSettings",
     "LoopInstallSettings",
     "OfRunSettings",
@@ -42,6 +40,5 @@ __all__ = [
     "StoredJudgeSettings",
     "SuiteSettings",
     "TrainSettings",
-    "TuneSettings",
     "ViewSettings",
 ]
