@@ -238,12 +238,3 @@ class JudgeCompileOptions(_Common, _Cache, _Reflection, total=False):
     objective: str | None
     demos: int
     negatives: int
-
-
-class PlanOptions(ImproveOptions, _Curriculum, total=False):
-    """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
-
-    split: str
-    n: int
-    samples: int
-    trials: int
