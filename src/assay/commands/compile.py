@@ -144,9 +144,9 @@ def sides_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
 
     rows = [
         row("score", lambda side: figure(side["score"])),
-        *(row(f"  {name}", lambda side, name=name: graded(side, name)) for name in after["criteria"]),
+        *((f"  {name}", *(graded(side, name) for side in sides)) for name in after["criteria"]),
         *(
-            row(f"  {type_label(kind)}", lambda side, kind=kind: figure(side["task_types"].get(kind)))
+            (f"  {type_label(kind)}", *(figure(side["task_types"].get(kind)) for side in sides))
             for kind in (kinds if len(kinds) > 1 else ())
         ),
         *tool_rows(sides),

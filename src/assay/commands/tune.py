@@ -438,9 +438,8 @@ class TuneOrImpact(Tune):
             raise ConfigError(f"would have no effect: `impact` {reason}", field=unused[0])
 
     def run(self) -> TuneReport | ImpactReport:  # type: ignore[override]
-        if not self.impact:
-            return super().run()
-        return Impact(**{name: getattr(self, name) for name in options_of(Impact)}).run()
+        kind: type[Tune] | type[Impact] = Impact if self.impact else Tune  # the job is the same as that of Python
+        return kind(**{name: getattr(self, name) for name in options_of(kind)}).run()
 
 
 # -- Worker processes on one study
@@ -597,7 +596,7 @@ class StagedSearch:
         from assay.runs.studies import study_of
 
         config, objective = replace(self.config.search, trials=trials), self.objective.named(f"stage {name}, ")
-        study = study_of(self.job, self.config, config, self.space, self.url, stage=name)
+        study = study_of(self.job, self.config, self.config.search, self.space, self.url, stage=name)
         try:
             search(
                 objective, tasks, self.space, config, study, defaults=self.points, progress=self.progress, alone=True,

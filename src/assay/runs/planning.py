@@ -98,7 +98,7 @@ def plan_of(command: ProgramJob) -> Plan:
     """
     config: Any
     program, lm, config = named(command.prepared())
-    return planned(config, program, config.needed, config.request, rubric=command.rubric, lm=lm, store=command.store)
+    return planned(config, program, config.needed, config.request, rubric=command.rubric, lm=lm, store=config.store)
 
 
 def planned(

@@ -179,12 +179,3 @@ class SFTOptions(TypedDict, total=False):
     evaluations: int
     seed: int
     report_to: str
-
-
-class PlanOptions(ImproveOptions, _Curriculum, total=False):
-    """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
-
-    split: str
-    n: int
-    samples: int
-    trials: int
