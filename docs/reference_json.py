@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from assay.support.report import OBJECT
+from assay.support.report import OBJECT, Report
 
 from reference_text import descriptions, docstring
 
@@ -23,6 +23,7 @@ measured are `null`, never 0.
 """
 REPORTS = ("Report", "Gain", "Evaluation", "Agreement", "Openings", "AgentMetrics")
 METHODS = ("to_dict", "report")
+BASES = ("Report", "JobReport", "ScoredRuns", "SpentReport", "JudgedReport")
 
 
 DESCRIPTIONS = Path(__file__).parent / "json_keys.yaml"
@@ -40,8 +41,10 @@ def json_page(source: Path) -> str:
     for path, name, methods in _reports(source):
         module = ".".join(("assay", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         owner = getattr(importlib.import_module(module), name)
-        written = [key for method in methods for key in _keys(owner, method)]
-        keys = list(dict.fromkeys(written or _fields(owner)))
+        written = [key for method in methods for key in _keys(owner, method)] if methods else list(_of_report(owner))
+        keys = list(dict.fromkeys(written))
+        if not keys or getattr(owner, "is_stream", False):  # the object of another class is written, or none
+            continue
         own = descriptions(owner) | known.get(name, {})
         if missing := [key for key in keys if key not in own and key not in shared]:
             raise ValueError(f"{DESCRIPTIONS.name} has no description of {name}: {', '.join(missing)}")
@@ -54,46 +57,42 @@ def json_page(source: Path) -> str:
 
 
 def _reports(source: Path) -> Iterator[tuple[Path, str, list[ast.FunctionDef]]]:
-    """Each class of a report with the methods that write its keys. Where they write none, its fields are the keys."""
+    """Each class of a report with the method that writes its keys; without one for a subclass of `Report`."""
     for path in sorted(source.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.ClassDef) or node.name in ("Report", "JobReport"):
+            if not isinstance(node, ast.ClassDef) or node.name in BASES:
                 continue
             methods = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS]
-            if any(isinstance(base, ast.Name) and base.id in ("Report", "JobReport") for base in node.bases):
-                writing = [method for method in methods if list(_dicts(method)) or _writes_fields(method)]
-                if writing or not methods:  # otherwise it is another class's object
-                    yield path, node.name, writing
+            if any(isinstance(base, ast.Name) and base.id in BASES for base in node.bases):
+                yield path, node.name, []
             elif node.name.endswith(REPORTS):
                 yield from ((path, node.name, [method]) for method in methods)
 
 
-def _fields(owner: type) -> Iterator[str]:
-    return (item.name for item in dataclasses.fields(owner) if item.metadata != OBJECT)
+def _of_report(owner: type) -> Iterator[str]:
+    """Keys of a subclass of `Report`: those that its `to_dict` writes, and those of its base where it calls that."""
+    for parent in owner.__mro__:
+        if parent is Report:
+            yield from (item.name for item in dataclasses.fields(owner) if item.metadata != OBJECT)
+        elif (method := vars(parent).get("to_dict")) is not None:
+            source = textwrap.dedent(inspect.getsource(method))
+            definition = ast.parse(source).body[0]
+            assert isinstance(definition, ast.FunctionDef)
+            yield from _keys(owner, definition)
+            if "super()" not in source:
+                return
 
 
 def _dicts(method: ast.FunctionDef) -> Iterator[ast.Dict]:
     return (node for node in ast.walk(method) if isinstance(node, ast.Dict))
 
 
-def _writes_fields(method: ast.FunctionDef) -> bool:
-    return bool(_names(method) & {"asdict", "super"})
-
-
-def _names(method: ast.FunctionDef) -> set[str]:
-    return {node.id for node in ast.walk(method) if isinstance(node, ast.Name)}
-
-
 def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
-    """Keys of the dictionaries that a method writes; of those that `asdict` or a `Report` writes, the fields of the
-    class."""
-    base, names, dictionaries = owner.__mro__[1], _names(method), list(_dicts(method))
-    if "asdict" in names or ("super" in names and base.__name__ == "Report"):
-        yield from _fields(owner)
-    elif "super" in names:
-        inherited = ast.parse(textwrap.dedent(inspect.getsource(getattr(base, method.name)))).body[0]
-        assert isinstance(inherited, ast.FunctionDef)
-        yield from _keys(base, inherited)
+    """Keys of the dictionaries that a method writes; of those that `asdict` writes, all fields of the dataclass."""
+    nodes = list(ast.walk(method))
+    if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
+        yield from (item.name for item in dataclasses.fields(owner))
+    dictionaries = list(_dicts(method))
     nested = {id(inner) for node in dictionaries for value in node.values for inner in ast.walk(value)}
     for node in dictionaries:
         if id(node) not in nested:

@@ -38,7 +38,7 @@ _WHERE = {
     "load_rubric": "assay.runs.loading",
     "load_tasks": "assay.datasets",
     "load_verifier": "assay.runs.loading",
-    "parameter_impact": "assay.api.tune",
+    "parameter_impact": "assay.commands.impact",
     "project_settings": "assay.commands.project",
     "record": "assay.api.record",
     "recorded": "assay.api.record",
@@ -46,7 +46,7 @@ _WHERE = {
     "side_effects": "assay.traces.listening",
     "train": "assay.api.train",
     "train_sft": "assay.api.sft",
-    "tune": "assay.api.tune",
+    "tune": "assay.commands.tune",
 }
 
 __all__ = [*_WHERE, "__version__"]
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
     from assay.api.record import record, recorded
     from assay.api.sft import train_sft
     from assay.api.train import train
-    from assay.api.tune import parameter_impact, tune
     from assay.commands.collect import collect
     from assay.commands.compare import compare
     from assay.commands.compile import compile
     from assay.commands.deployed import deployed
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export
+    from assay.commands.impact import parameter_impact
     from assay.commands.index import index
     from assay.commands.judge_compile import compile_judge
     from assay.commands.project import project_settings
-    from assay.commands.run import run
+    from assay.commands.tune import tune
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
     from assay.models import get_lm

@@ -10,14 +10,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from assay.cli.flags import command_settings, settings_flags
 from assay.cli.main import group
 from assay.commands.compile import Compile
 from assay.commands.former import FORMER_COMMANDS as COMMANDS
+from assay.commands.tune import TuneOrImpact
 from assay.datasets import load_tasks
 from assay.errors import ConfigError, DataError
 from assay.rubrics import SHIPPED
-from assay.runs.settings import TuneSettings
 from assay.support.options import options_of
 from assay.support.settings import settings_of
 
@@ -27,24 +26,6 @@ def command_of(name: str) -> click.Command:
     for part in name.split():
         command = command.get_command(click.Context(command), part)
     return command
-
-
-def command_options(
-    arguments: list[str], *kinds: type[Any], sizes: tuple[str, ...] = ("train", "val", "gate", "test")
-) -> dict[str, Any]:
-    """What a command with the flags of settings classes makes of arguments."""
-    rows: list[dict[str, Any]] = []
-
-    @click.command("compile")
-    @settings_flags(*kinds, sizes=sizes)
-    def command(**values: Any) -> None:
-        rows.append(command_settings(values, *kinds, project=False))
-        assert not values
-
-    ended = CliRunner().invoke(command, arguments, standalone_mode=False)
-    if ended.exception is not None:
-        raise ended.exception
-    return rows[0]
 
 
 def given(monkeypatch: pytest.MonkeyPatch, kind: Any, *arguments: str) -> Any:
@@ -93,7 +74,7 @@ def test_flags_become_settings_and_others_keep_their_defaults(
     assert changed == {name: value for name, value in job.items() if value is not None}
 
 
-def test_flags_of_ranges_lists_and_numbers() -> None:
+def test_flags_of_ranges_lists_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [
         "--range",
         "max_steps=1:4",
@@ -108,13 +89,15 @@ def test_flags_of_ranges_lists_and_numbers() -> None:
     ]
     expected = {
         "ranges": {"max_steps": (1.0, 4.0)},
-        "objectives": ("score", "tokens"),
+        "objectives": ["score", "tokens"],
         "budget": {"steps": 3.0},
-        "also": ("a", "b"),
+        "also": ["a", "b"],
     }
-    assert command_options([*JOB, *flags], TuneSettings) == {"rubric": "r", "data": "d", **expected}
-    with pytest.raises(click.UsageError, match="NAME=LOW:HIGH"):
-        command_options([*JOB, "--range", "max_steps=1"], TuneSettings)
+    made = given(monkeypatch, TuneOrImpact, "tune", "p.py:P", *JOB, *flags)
+    assert {name: getattr(made, name) for name in expected} == expected
+    done = CliRunner().invoke(group, ["tune", "p.py:P", *JOB, "--range", "max_steps=1"])
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.field == "ranges"
 
 
 def test_only_a_setting_of_names_and_values_asks_for_a_name_and_a_value() -> None:

@@ -16,15 +16,14 @@ from assay.commands.compile import Compile
 from assay.commands.evaluate import Evaluate
 from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.commands.judge_compile import CompileJudge
+from assay.commands.tune import TuneOrImpact
 from assay.runs.settings import (
     TrainSettings,
-    TuneSettings,
 )
 from assay.traces.store.rows import as_json
 
 JOB = {"program": "my programs/p.py:P", "rubric": "r.yaml", "data": "arithmetic:size=9&seed=1"}
 CASES: list[Any] = [
-    TuneSettings(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=("score", "tokens")),
 ]  # fmt: skip
 
 
@@ -52,6 +51,7 @@ def test_a_command_has_the_settings_of_its_run(settings: Any) -> None:
     "settings",
     [
         Compile(**JOB),
+        TuneOrImpact(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=["score", "tokens"], also=["a", "b"]),
         Compile(
             **JOB, model="openai/m", early_stop=False, cache=False, preflight=False, val_size=4, test_size=5, seed=3,
             parameters={"temperature": 0.5, "tool": "a b"}, optimizer="gepa",

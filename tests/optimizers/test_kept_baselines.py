@@ -13,7 +13,6 @@ from dspy import lm15
 import assay
 from assay.api.serve import serve
 from assay.cli.main import group
-from assay.cli.tune import print_report
 from assay.evaluation.progress import SilentProgress
 from assay.models import with_recording
 from assay.reports.compiled import compile_page
@@ -125,7 +124,7 @@ def test_a_tuned_program_that_is_unproven_is_beside_an_artifact_with_the_default
         for name in ("artifact", "unproven")
     }
     assert temperature["unproven"] == data["best"]["temperature"] != temperature["artifact"]
-    print_report(data)
+    print(*report.lines(), sep="\n")
     assert "not opened" in capsys.readouterr().out
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from assay.commands.compile import Compile
+from assay.commands.tune import Tune
 from assay.errors import ConfigError
-from assay.runs.settings import TrainSettings, TuneSettings
+from assay.runs.settings import TrainSettings
 from assay.support.package import CONTENT
 
 JOB: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
 SHIPPED = sorted(path.stem for path in (CONTENT / "optimizers").glob("*.toml"))
-SETTINGS = {"tune": (TuneSettings, "method"), "grpo": (TrainSettings, "algorithm")}
+SETTINGS = {"tune": (Tune, "method"), "grpo": (TrainSettings, "algorithm")}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -25,7 +26,7 @@ def test_a_copy_of_a_shipped_preset_does_the_same(name: str, tmp_path: Path) -> 
 
 
 def test_the_presets_of_defaults_say_what_the_defaults_are() -> None:
-    assert TuneSettings(**JOB, method="tune") == TuneSettings(**JOB)
+    assert Tune(**JOB, method="tune") == Tune(**JOB)
     assert TrainSettings(**JOB, algorithm="rloo") == replace(TrainSettings(**JOB), algorithm="rloo")
 
 

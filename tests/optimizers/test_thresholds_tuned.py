@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import assay
-from assay.api.tune import parameter_impact, tune
+from assay.commands.impact import parameter_impact
+from assay.commands.tune import tune
 from assay.errors import ParameterError
 from assay.optimizers.parameters import Space
 from assay.optimizers.parameters.space import check_ranges

@@ -109,7 +109,7 @@ def _compile(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _tune(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.tune import tune
+    from assay.commands.tune import tune
 
     return tune("p.py:Sums", **_common(address, resume, **more), trials=6, prompt_format="chat").to_dict()
 

@@ -31,8 +31,6 @@ from assay.support.settings import Declared, DeclaredFields, Settings, nearest, 
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
 PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.improve, settings.ImproveSettings, options.ImproveOptions),
-    (assay.tune, settings.TuneSettings, options.TuneOptions),
-    (assay.parameter_impact, settings.ImpactSettings, options.ImpactOptions),
     (assay.train, settings.TrainSettings, options.TrainOptions),
     (train_offline, PolicySettings, options.OfflineOptions),
     (assay.train_sft, SFTSettings, options.SFTOptions),
@@ -101,8 +99,7 @@ def test_the_key_of_a_job_depends_only_on_settings_that_affect_its_result() -> N
 
 
 def test_a_field_without_setting_is_internal() -> None:
-    assert "kind" not in settings_of(settings.TuneSettings)
-    assert "worker" not in settings_of(settings.TuneSettings)
+    assert "kind" not in settings_of(settings.ImproveSettings)
 
 
 def test_every_setting_has_a_help_text_and_a_default() -> None:

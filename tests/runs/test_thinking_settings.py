@@ -11,7 +11,6 @@ from aiohttp import web
 from click.testing import CliRunner
 
 import assay
-from assay.api.tune import tune
 from assay.cli.derived import derived_command
 from assay.cli.main import group
 from assay.cli.wording import message_of
@@ -20,6 +19,7 @@ from assay.commands.judge_compile import CompileJudge
 from assay.commands.judge_score import score_rows
 from assay.commands.project import project_settings
 from assay.commands.scoring import score_rollouts
+from assay.commands.tune import tune
 from assay.errors import ConfigError, ProjectError
 from assay.models import Thinking, get_lm
 from assay.programs import Classify

@@ -338,8 +338,10 @@ def _pairs(option: "Option", words: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"must be NAME=VALUE, not {word!r}", field=option.name)
         if name in values:
             raise ConfigError(f"gives {name!r} twice", field=option.name)
-        low, _, high = text.partition(":")
+        low, colon, high = text.partition(":")
         is_text, is_pair = kind is str, kind == Pair
+        if is_pair and not colon:
+            raise ConfigError(f"must be NAME=LOW:HIGH, not {word!r}", field=option.name)
         values[name] = text if is_text else (_number(low), _number(high)) if is_pair else _literal(text)
     return values
 

@@ -20,7 +20,6 @@ _COMMANDS = {
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "train": "Train weights on exported traces.",
-    "tune": "Search the five agent parameters.",
     "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 

@@ -140,7 +140,12 @@ def _derived_arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
         if known[name].type is bool:
             yield flag if value else parameter.secondary_opts[0]
         elif isinstance(value, Mapping) and get_origin(known[name].type) is Mapping:
-            yield from itertools.chain.from_iterable((flag, f"{key}={_text(item)}") for key, item in value.items())
+            pairs = {
+                key: item if isinstance(item, list) else [item] for key, item in value.items()
+            }  # a range is a list
+            yield from itertools.chain.from_iterable(
+                (flag, f"{key}={':'.join(map(_text, items))}") for key, items in pairs.items()
+            )
         elif isinstance(value, tuple):
             texts = [",".join(map(_text, value))] if known[name].flag.commas else map(_text, value)
             yield from itertools.chain.from_iterable((flag, text) for text in texts)

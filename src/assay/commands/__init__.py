@@ -68,6 +68,7 @@ COMMANDS = {
     "traces forget": ("traces.ForgetSubject", "Delete the data of one person."),
     "traces import": ("traces.ImportRollouts", "Import OpenTelemetry spans, or an export of Langfuse or MLflow."),
     "traces export": ("traces.ExportRollouts", "Export rollouts as OpenTelemetry spans."),
+    "tune": ("tune.TuneOrImpact", "Search the five agent parameters."),
     "trust list": ("trust.ListTrusted", "List what is trusted."),
     "trust add": ("trust.AddTrust", "Trust the content of artifacts and files as it is now."),
     "trust remove": ("trust.RemoveTrust", "Remove trust."),

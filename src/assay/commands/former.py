@@ -10,11 +10,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from assay.datasets import SPLITS
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
-    ImpactSettings,
     ImproveSettings,
     ServeSettings,
     TrainSettings,
-    TuneSettings,
     ViewSettings,
 )
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
@@ -22,7 +20,6 @@ from assay.support.settings import Setting, members_of_type, settings_of
 
 _NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
-    "tune": (TuneSettings, ImpactSettings),
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from assay.commands.groups import JobOutput
-from assay.commands.judging import JudgeJob, Rows, SpentReport, need_fields, rated_items, spent_by
+from assay.commands.judging import JudgedReport, JudgeJob, Rows, need_fields, rated_items, spent_by
 from assay.errors import ConfigError, ModelError
 from assay.runs.groups import Cached
 from assay.support.numbers import counted
@@ -22,7 +22,7 @@ _BIAS_ITEMS = 60
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Audit(SpentReport):
+class Audit(JudgedReport):
     """What an audit of a judge found.
 
     Attributes:
@@ -50,8 +50,6 @@ class Audit(SpentReport):
     cases: Mapping[str, Any]
     notes: Sequence[str]
     not_tried: Sequence[str]
-    coverage: float
-    undecided: Mapping[str, Any]
     verdicts: int
     unscored: int
 

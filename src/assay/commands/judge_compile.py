@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.groups import InStore, JobOutput, NewArtifact, Reported, Trusting
 from assay.commands.judging import (
     MEASURES,
+    JudgedReport,
     JudgeSource,
-    SpentReport,
     agreement_table,
     card_lines,
     interval,
@@ -58,7 +58,7 @@ UNPROVEN = "no proof that it agrees better: the baseline is kept; the unproven j
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class JudgeReport(SpentReport):
+class JudgeReport(JudgedReport):
     """What `compile_judge` returns.
 
     Attributes:
@@ -88,8 +88,6 @@ class JudgeReport(SpentReport):
     test: Mapping[str, Any]
     test_openings: Mapping[str, int] | None
     card: Mapping[str, Any]
-    coverage: float | None = None
-    undecided: Mapping[str, Any] = field(default_factory=dict)
     candidates: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
     data: Mapping[str, Any]

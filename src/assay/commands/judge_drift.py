@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from assay.commands.groups import JobOutput
-from assay.commands.judging import OPTIONAL, JudgeJob, Rows, SpentReport, need_fields, preflight_items, spent_by
+from assay.commands.judging import OPTIONAL, JudgedReport, JudgeJob, Rows, need_fields, preflight_items, spent_by
 from assay.errors import ConfigError
 from assay.runs.groups import Preflight
 from assay.support.numbers import counted
@@ -14,7 +14,7 @@ from assay.support.options import Flag, Parse, function_of
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FrozenAnchors(SpentReport):
+class FrozenAnchors(JudgedReport):
     """An anchor set that was frozen.
 
     Attributes:
@@ -26,8 +26,6 @@ class FrozenAnchors(SpentReport):
     frozen: int
     anchors: str
     noise: float
-    coverage: float
-    undecided: Mapping[str, Any]
 
     def lines(self) -> Iterator[str]:
         yield (
@@ -37,7 +35,7 @@ class FrozenAnchors(SpentReport):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Replay(SpentReport):
+class Replay(JudgedReport):
     """Verdicts on an anchor set, compared with the frozen ones.
 
     Attributes:
@@ -69,8 +67,6 @@ class Replay(SpentReport):
     cusum_limit: float | None
     psi: float | None
     psi_limit: float | None
-    coverage: float
-    undecided: Mapping[str, Any]
 
     def lines(self) -> Iterator[str]:
         from assay.reports.cards import drift_facts  # imports numpy

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import JobOutput
-from assay.commands.judging import OPTIONAL, JudgeJob, SpentReport, need_fields, preflight_items, spent_by
+from assay.commands.judging import OPTIONAL, JudgedReport, JudgeJob, need_fields, preflight_items, spent_by
 from assay.errors import BudgetExceeded
 from assay.runs.groups import Cached, Preflight, Resumable
 from assay.support.numbers import counted
@@ -22,7 +22,7 @@ _FEWEST = 5  # verdicts below which no interval is reported
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Verdicts(SpentReport):
+class Verdicts(JudgedReport):
     """Verdicts of a judge on a dataset.
 
     Attributes:
@@ -44,8 +44,6 @@ class Verdicts(SpentReport):
     rows: int
     unscored: int
     why_unscored: Sequence[str]
-    coverage: float
-    undecided: Mapping[str, Any]
     out: str | None
     labelled: int
     missing_labels: int

@@ -182,15 +182,7 @@ def need_fields(judge: "Judge", items: "Sequence[Item]", *, optional: Collection
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SpentReport(Report):
-    """A report of a run that called models.
-
-    Attributes:
-        calls: LM calls.
-        cached: calls answered from the response cache.
-        repeated_calls: calls answered by an equal one of the same run.
-        tokens: prompt and completion tokens.
-        cost_usd: US dollars; null if no price is known.
-    """
+    """A report of a run that called models."""
 
     calls: int
     cached: int
@@ -205,6 +197,14 @@ class SpentReport(Report):
 
         calls = calls_text(self.calls, self.cached)
         return f"LM calls: {calls}, {self.tokens:,} tokens, {cost_words(self.cost_usd)}"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class JudgedReport(SpentReport):
+    """A report on verdicts of a judge: on how many items it gave none, and why."""
+
+    coverage: float | None = None
+    undecided: Mapping[str, Any] = field(default_factory=dict)
 
 
 def spent_by(run: "Run") -> dict[str, Any]:

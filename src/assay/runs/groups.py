@@ -18,8 +18,9 @@ from assay.models.prices import price_text
 from assay.models.roles import check_address
 from assay.models.thinking import short_form
 from assay.optimizers.prompts.config import CompileConfig
+from assay.optimizers.search_settings import Objectives
 from assay.runs.settings.shared import DEFAULT_SALT, ProgramSettings
-from assay.support.options import Count, Flag, Parse, Positive, Seconds, Seed, Settings, options_of
+from assay.support.options import Count, Flag, Pair, Parse, Positive, Seconds, Seed, Settings, options_of
 from assay.support.values import json_text
 
 if TYPE_CHECKING:
@@ -441,6 +442,45 @@ class DecidedJob(FourSplits, ProgramJob):
         from assay.optimizers.budget import Decisions
 
         return Decisions(difference=self.difference, early_stop=self.early_stop, sized=frozenset(self.sizes))
+
+
+class ParameterJob(Objectives, FourSplits, ProgramJob):
+    """Parameters."""
+
+    ranges: Annotated[Mapping[str, Pair], Flag(name="--range", metavar="NAME=LOW:HIGH")] = field(default_factory=dict)
+    """Range to search for a parameter; repeatable. By default all parameters over their whole ranges, and for a program
+    with a thinking budget probe_margin, stable, confidence and samples of its thinking policy."""
+    samples: Positive = 1
+    """Number of runs of each task in a trial."""
+    study: str | None = None
+    """Name of the study to create or join; by default a study of this run alone."""
+    storage: Annotated[str | None, Flag(metavar="URL", job=False)] = None
+    """URL of the study's database; by default a file next to the store."""
+
+    def check(self) -> None:
+        from assay.optimizers.parameters.space import check_ranges
+        from assay.traces.store import check_url
+
+        if self.storage:
+            check_url(self.storage)
+        check_ranges(self.ranges, self.parameters)
+
+    @property
+    def searches_thresholds(self) -> bool:
+        """Whether the thresholds of a thinking policy can be searched."""
+        return True
+
+    @property
+    def artifacts(self) -> Sequence[str | Path]:
+        """Artifacts whose prompts are tried as well."""
+        return ()
+
+    @property
+    def without_passwords(self) -> dict[str, Any]:
+        from assay.traces.store import url_without_password
+
+        storage = {"storage": url_without_password(self.storage)} if self.storage else {}
+        return {**super().without_passwords, **storage}
 
 
 class PromptJob(ReflectionModel, CompileConfig, DecidedJob):

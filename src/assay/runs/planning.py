@@ -3,7 +3,7 @@
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from assay.runs.arguments import named
 from assay.runs.groups import AnyJob, ProgramJob
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.support.numbers import counted
-from assay.support.report import Report
+from assay.support.report import OBJECT, Report
 from assay.traces import Store, store_url
 from assay.traces.store import tables as schema
 from assay.traces.store.sealing import known_splits, resolve_salt
@@ -41,13 +41,12 @@ class Plan(Report):
     cost_usd: float | None
     minutes: float | None
     data: Mapping[str, Any]  # see `assay.datasets.rows.RowFindings`
-    cautions: Sequence[str] = ()  # `warnings` of the JSON object
+    cautions: Sequence[str] = field(default=(), metadata=OBJECT)  # `warnings` of the JSON object
     # of an improvement: `step`, requested `calls`, `share` of the caps (None: does not fit)
     steps: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        data = super().to_dict()
-        return {"warnings" if name == "cautions" else name: value for name, value in data.items()}
+        return {**super().to_dict(), "warnings": list(self.cautions)}
 
     def lines(self) -> Iterator[str]:
         minutes = (
@@ -99,7 +98,7 @@ def plan_of(command: ProgramJob) -> Plan:
     """
     config: Any
     program, lm, config = named(command.prepared())
-    return planned(config, program, config.needed, config.request, rubric=command.rubric, lm=lm, store=command.store)
+    return planned(config, program, config.needed, config.request, rubric=command.rubric, lm=lm, store=config.store)
 
 
 def planned(

@@ -13,18 +13,19 @@ from assay.support.settings import Settings as FormerSettings
 from assay.support.settings import check_value, nearest, settings_of
 
 
-def apply_preset(settings: Settings | FormerSettings, field: str, kind: Any) -> None:
+def apply_preset(settings: Settings | FormerSettings, field: str, *kinds: Any) -> None:
     """Fills in the settings of the preset that a field names; a setting that is not at its default stays as it is.
 
     The preset's own value of the field, such as `optimizer = "gepa"`, replaces its name.
 
     Args:
         field: its value is a path that ends in `.toml`, or the name of a shipped preset; any other value is no preset.
-        kind: the class whose own settings a preset may have.
+        kinds: the classes whose own settings a preset may have.
     Raises:
         ConfigError: no such file, it is not valid TOML, or it has an unknown setting or a value out of range.
     """
     named = getattr(settings, field)
+    owner: Any = type(settings)
     if not isinstance(named, str | Path):
         return
     path = Path(named)
@@ -33,8 +34,8 @@ def apply_preset(settings: Settings | FormerSettings, field: str, kind: Any) -> 
         if not str(named).isidentifier() or not path.is_file():
             return
     values, former = _read(path), isinstance(settings, FormerSettings)
-    declared: Mapping[str, Any] = settings_of(type(settings)) if former else options_of(kind)
-    allowed = [name for name in declared if name in kind.__annotations__]
+    declared: Mapping[str, Any] = settings_of(owner) if former else options_of(owner)
+    allowed = [name for name in declared if any(name in kind.__annotations__ for kind in kinds)]
     if field not in values:
         raise ConfigError(f"{path}: {field} is missing: it says what the settings are for")
     for name, value in values.items():

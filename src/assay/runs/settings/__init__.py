@@ -12,18 +12,15 @@ from assay.runs.settings.traces import (
     StoredJudgeSettings,
 )
 from assay.runs.settings.train import TrainSettings
-from assay.runs.settings.tune import ImpactSettings, TuneSettings
 from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
     "CommonSettings",
-    "ImpactSettings",
     "ImproveSettings",
     "ProgramSettings",
     "ServeSettings",
     "StoredJudgeSettings",
     "TrainSettings",
-    "TuneSettings",
     "ViewSettings",
 ]

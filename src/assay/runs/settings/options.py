@@ -106,43 +106,6 @@ class ImproveOptions(_PromptJob, total=False):
     retention: Sequence[str]
 
 
-class _Parameters(TypedDict, total=False):
-    ranges: Mapping[str, tuple[float, float]]
-    samples: int
-    budget: Mapping[str, float]
-    study: str | None
-    storage: str | None
-    objectives: Sequence[str]
-
-
-class _Tune(TypedDict, total=False):
-    also: Sequence[str]
-    method: str
-    episodes: int
-    tasks_per_episode: int | None
-    learning_rate: float
-    trials: int
-    sampler: str
-    pruner: str
-    prune_at: float
-    block: int
-    workers: int
-    margin: float
-    max_search_calls: int | None
-
-
-class TuneOptions(
-    _Common, _Cache, _Program, _Saved, _Executor, _Decisions, _Parameters, _Tune, _Curriculum, total=False
-):
-    """The keywords of `assay.tune`."""
-
-
-class ImpactOptions(_Common, _Cache, _Program, _Executor, _Parameters, total=False):
-    """The keywords of `assay.parameter_impact`."""
-
-    levels: int
-
-
 class _Policy(TypedDict, total=False):
     algorithm: str
     steps: int
@@ -216,12 +179,3 @@ class SFTOptions(TypedDict, total=False):
     evaluations: int
     seed: int
     report_to: str
-
-
-class PlanOptions(ImproveOptions, _Curriculum, total=False):
-    """The keywords of `assay.api.plan.plan`: those settings of the planned command that change the estimate."""
-
-    split: str
-    n: int
-    samples: int
-    trials: int

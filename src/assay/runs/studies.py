@@ -13,13 +13,13 @@ from assay.evaluation.session import acting_parameters
 from assay.models import Thinking, supports
 from assay.optimizers.parameters import Point, ProgramObjective, Space, open_study
 from assay.optimizers.parameters.objective import set_point
+from assay.optimizers.search_settings import SearchConfig
 from assay.programs import RANGES, AgentParameters, program_version
 from assay.programs.budgets import allocates, set_thinking, thresholds_of
 from assay.programs.thinking import THRESHOLDS
+from assay.runs.groups import ParameterJob
 from assay.runs.jobs import Job
 from assay.runs.opening import home_of
-from assay.runs.settings import TuneSettings
-from assay.runs.settings.tune import ParameterSettings
 from assay.support.values import digest_of
 from assay.traces import store_url, url_without_password
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import optuna
 
 
-def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
+def space_of(job: Job, config: ParameterJob, progress: Progress) -> Space:
     """The parameters that have an effect in the program and in each artifact that is tried as an alternative."""
-    names = [config.program, *(str(path) for path in config.also)]
+    names = [config.program, *(str(path) for path in config.artifacts)]
     acting = {name: _acting(program_at(job, Point(name, {}), config), config) for name in names}
     thresholds = {name: THRESHOLDS[name] for name in THRESHOLDS if any(name in acting[program] for program in names)}
     searched = {**RANGES, **thresholds}
@@ -40,7 +40,7 @@ def space_of(job: Job, config: ParameterSettings, progress: Progress) -> Space:
     return Space(programs=names, acting=acting, ranges=ranges, fixed=dict(config.parameters))
 
 
-def _acting(recorded: RecordedProgram, config: ParameterSettings) -> list[str]:
+def _acting(recorded: RecordedProgram, config: ParameterJob) -> list[str]:
     """The parameters with an effect. Without log-probabilities a thinking policy has no margins."""
     if recorded.session.only_own_models or not (config.searches_thresholds and allocates(recorded.program)):
         return acting_parameters(recorded)
@@ -48,7 +48,7 @@ def _acting(recorded: RecordedProgram, config: ParameterSettings) -> list[str]:
     return [*acting_parameters(recorded), *(name for name in THRESHOLDS if name not in margins)]
 
 
-def program_at(job: Job, point: Point, config: ParameterSettings) -> RecordedProgram:
+def program_at(job: Job, point: Point, config: ParameterJob) -> RecordedProgram:
     """The program at a point: the job's own, or an artifact of the same program."""
     if point.program == config.program:
         recorded = copy.deepcopy(job.recorded)
@@ -119,14 +119,14 @@ def default_program(job: Job, objective: ProgramObjective, default: Point) -> tu
     return job.recorded, [note]
 
 
-def objective_of(job: Job, config: ParameterSettings, space: Space) -> ProgramObjective:
+def objective_of(job: Job, config: ParameterJob, space: Space) -> ProgramObjective:
     """The objective over the programs of a space."""
     return ProgramObjective(
         {name: program_at(job, Point(name, {}), config) for name in space.programs}, job.session, samples=config.samples
     )
 
 
-def storage_of(config: ParameterSettings, store: str | Path | None) -> str:
+def storage_of(config: ParameterJob, store: str | Path | None) -> str:
     """URL of the study's storage: as set, else the store's server, else a file next to the SQLite store."""
     if config.storage:
         return store_url(config.storage)
@@ -134,17 +134,19 @@ def storage_of(config: ParameterSettings, store: str | Path | None) -> str:
     return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
 
 
-def study_of(job: Job, config: TuneSettings, space: Space, url: str, *, stage: str = "") -> "optuna.Study":
+def study_of(
+    job: Job, config: ParameterJob, search: SearchConfig, space: Space, url: str, *, stage: str = ""
+) -> "optuna.Study":
     """Creates or joins the study. All its processes must search the same space on the same tasks.
 
     Args:
         stage: of a curriculum, which has a study of its own.
     """
     name = f"{job.run_id}-{stage}" if stage else config.study or job.run_id
-    return open_study(name, url, space, config.search, of=_searched_on(job, config))
+    return open_study(name, url, space, search, of=_searched_on(job, config))
 
 
-def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -> "optuna.Study | None":
+def study_to_show(job: Job, config: ParameterJob, space: Space, url: str) -> "optuna.Study | None":
     """An existing study: the one named in the settings, else the newest that searched the same; None if there is none.
 
     Raises:
@@ -177,23 +179,23 @@ def study_to_show(job: Job, config: ParameterSettings, space: Space, url: str) -
     return None if newest is None else optuna.load_study(study_name=newest.study_name, storage=url)
 
 
-def facts_of(job: Job, config: ParameterSettings) -> dict[str, Any]:
+def facts_of(job: Job, config: ParameterJob) -> dict[str, Any]:
     """Description of the job for a page of charts."""
     return {
         "program": config.program,
         "rubric": job.session.rubric.name,
-        "model": config.model,
+        "model": config.model_name,
         "data": config.data,
         "val tasks": len(job.splits.val),
     }
 
 
-def _searched_on(job: Job, config: ParameterSettings) -> dict[str, Any]:
+def _searched_on(job: Job, config: ParameterJob) -> dict[str, Any]:
     tasks = sorted(task.key for task in job.splits.val)
-    names = [config.program, *map(str, config.also)]
+    names = [config.program, *map(str, config.artifacts)]
     return {
         "tasks": digest_of(tasks), "salt": config.salt, "rubric": job.session.rubric.version,
-        "model": config.model,
+        "model": config.model_name,
         "judge_model": config.judge_model, "samples": config.samples, "prompt_format": config.prompt_format,
         **({} if config.judge_thinking is None else {"judge_thinking": config.judge_thinking}),
         "versions": [_version(program_at(job, Point(name, {}), config)) for name in names],
