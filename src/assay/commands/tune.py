@@ -438,8 +438,9 @@ class TuneOrImpact(Tune):
             raise ConfigError(f"would have no effect: `impact` {reason}", field=unused[0])
 
     def run(self) -> TuneReport | ImpactReport:  # type: ignore[override]
-        kind: type[Tune] | type[Impact] = Impact if self.impact else Tune  # the job is the same as that of Python
-        return kind(**{name: getattr(self, name) for name in options_of(kind)}).run()
+        kind: Any = Impact if self.impact else Tune  # the job is the same as that of Python
+        report: TuneReport | ImpactReport = kind(**{name: getattr(self, name) for name in options_of(kind)}).run()
+        return report
 
 
 # -- Worker processes on one study
