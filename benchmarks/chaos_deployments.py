@@ -19,7 +19,8 @@ from pathlib import Path
 
 import assay.api.deploy.status
 import assay.api.deployed
-import assay.api.serve  # noqa: F401 - all of it loaded once, before the processes are forked
+import assay.commands.serve
+import assay.traces.gateway.server  # noqa: F401 - all of it loaded once, before the processes are forked
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

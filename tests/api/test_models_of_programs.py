@@ -16,9 +16,9 @@ import assay
 from assay.api.pages import write_compare_page, write_evaluation_page
 from assay.api.registry import register
 from assay.cli.main import group
+from assay.commands.serve import Serve
 from assay.errors import ConfigError, ParameterError
 from assay.reports.markdown import models_text
-from assay.runs.settings import ServeSettings
 from assay.testing import ScriptedEngine, scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.store.listing import usage_of_models
@@ -270,7 +270,7 @@ def test_the_version_of_an_agent_answers_in_place_of_the_models_of_its_program(s
 
 def test_replacing_needs_an_agent_to_serve() -> None:
     with pytest.raises(ConfigError):
-        ServeSettings(replace_lms=True)
+        Serve(replace_lms=True)
 
 
 # -- parameters of the search

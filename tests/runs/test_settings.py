@@ -22,7 +22,6 @@ from assay.api.judge.score import score_rows
 from assay.api.loop.state import schedule_files
 from assay.api.registry import register
 from assay.api.run import run
-from assay.api.serve import serve
 from assay.api.train import train_offline
 from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
@@ -53,7 +52,6 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (run, settings.RunSettings, options.RunOptions),
     (advance_deployment, settings.AdvanceSettings, store_options.StoredJudgeOptions),
     (assay.deployed, settings.StoredJudgeSettings, store_options.StoredJudgeOptions),
-    (serve, settings.ServeSettings, store_options.ServeOptions),
 ]
 EXPLICIT: list[tuple[Callable[..., Any], type[Any]]] = [  # keywords are written in the signature
     (register, settings.RegisterSettings),
@@ -76,7 +74,7 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
         if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
     }
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert "trust" in parameters or function in (train_offline, serve)
+    assert "trust" in parameters or function in (train_offline,)
     for name, field in declared.items():
         assert name in parameters, name
         if name not in own_parameters:

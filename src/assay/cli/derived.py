@@ -122,6 +122,7 @@ def _command(words: str) -> click.Command:
 
     run = _Run(words, command, output, options, path, stored, broken)
     text = (command.__doc__ or "").partition("\n    Raises:")[0]
+    text = spoken(text, lambda name: _flag(options, name))
     return _Command(
         words, callback=run, params=parameters, help=text, epilog=short_forms(words), context_settings=_HELP
     )
@@ -194,10 +195,15 @@ class _Run:
                     demand_trust(self.path, self.words, used)
                 if store := parsed.get("store"):
                     stack.enter_context(default_store(str(store)))
-                shown = {"progress": Console()} if "progress" in options_of(self.command) else {}
-                settings = self.command(**{**used, **parsed, **shown})
+                if "progress" in (known := options_of(self.command)):
+                    parsed["progress"] = Console()
+                if "on_start" in known:
+                    parsed["on_start"] = lambda report: _show(report, names, as_json=as_json)
+                settings = self.command(**{**used, **parsed})
                 stack.enter_context(settings.scope())
                 report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
+                if report is None:
+                    return
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
                     _write_page(page, report, settings.store)
@@ -230,19 +236,20 @@ def _show(report: "Report", names: Names, *, as_json: bool) -> None:
     from assay.cli.wording import in_flags
     from assay.support.terminal import rich_console
 
+    lines = [] if as_json else list(report.lines())
     if as_json:
-        print_json(report.to_dict())
-        return
-    lines = list(report.lines())
-    if not lines and report.none:
+        print_json(report.to_dict(), with_key=report.has_key)
+    elif not lines and report.none:
         echo(spoken(report.none, names), err=True)
     for line in lines:
-        if isinstance(line, str):
-            (echo_line if report.is_list else echo)(in_flags(spoken(line, names)))
-        else:
+        if not isinstance(line, str):
             rich_console().print(_drawn(line))
+        elif report.is_list:
+            echo_line(in_flags(spoken(line, names)))
+        else:
+            echo(in_flags(spoken(line, names)), with_key=report.has_key)
     for line in report.warnings():
-        echo(spoken(line, names), err=True)
+        echo(spoken(line, names), err=True, with_key=report.has_key)
 
 
 def _drawn(table: "Table") -> Any:

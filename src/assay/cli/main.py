@@ -25,10 +25,8 @@ _COMMANDS = {
     "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
     "registry": "Manage versions of agents, their aliases and feature flags.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
-    "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
     "train": "Train weights on exported traces.",
     "tune": "Search the five agent parameters.",
-    "view": "Open the local page: runs, rollouts and comparisons in a browser.",
 }
 
 

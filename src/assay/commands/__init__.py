@@ -1,6 +1,7 @@
 """The commands by their words, with the class that declares each and a line of help; groups and short forms.
 
-A module of this package is imported when its command is used, never to list the commands.
+A class is `module.Name` of this package, or has its full name. The module is imported when its command
+is used, never to list the commands.
 """
 
 import importlib
@@ -26,6 +27,7 @@ COMMANDS = {
     "rubric checks": ("rubric.ListChecks", "List the shipped checks with their arguments."),
     "runs list": ("runs.ListRuns", "List the newest runs, one per line."),
     "runs show": ("runs.ShowRun", "Show one run: its settings, rollouts by phase and result."),
+    "serve": ("serve.Serve", "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs."),
     "traces list": ("traces.ListRollouts", "List the newest rollouts, one per line."),
     "traces show": ("traces.ShowRollout", "Show one rollout with every LM call."),
     "traces stats": ("traces.CountRollouts", "Counts, tokens and dollars of the recorded rollouts."),
@@ -38,6 +40,7 @@ COMMANDS = {
     "trust list": ("trust.ListTrusted", "List what is trusted."),
     "trust add": ("trust.AddTrust", "Trust the content of artifacts and files as it is now."),
     "trust remove": ("trust.RemoveTrust", "Remove trust."),
+    "view": ("assay.web.view.View", "Open the local page: runs, rollouts and comparisons in a browser."),
 }
 GROUPS = {
     "agent": "Run an agent for a training (`assay train … --agent remote`) on another machine.",
@@ -63,8 +66,8 @@ SHORT_FORMS: dict[str, str] = {}
 
 def command_class(words: str) -> Any:
     """The settings class of a command."""
-    module, _, name = COMMANDS[words][0].partition(".")
-    return getattr(importlib.import_module(f"assay.commands.{module}"), name)
+    module, _, name = COMMANDS[words][0].rpartition(".")
+    return getattr(importlib.import_module(module if "." in module else f"assay.commands.{module}"), name)
 
 
 def short_forms(words: str) -> str:

@@ -23,12 +23,10 @@ from assay.runs.settings import (
     JudgeScoreSettings,
     LoopInstallSettings,
     RunSettings,
-    ServeSettings,
     SimulateSettings,
     StartSettings,
     TrainSettings,
     TuneSettings,
-    ViewSettings,
 )
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
 from assay.support.settings import Setting, members_of_type, settings_of
@@ -48,8 +46,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "judge score": (JudgeScoreSettings,),
     "judge drift": (JudgeDriftSettings,),
     "judge fidelity": (FidelitySettings,),
-    "serve": (ServeSettings,),
-    "view": (ViewSettings,),
     "deploy simulate": (SimulateSettings,),
     "deploy start": (StartSettings,),
     "deploy advance": (AdvanceSettings,),

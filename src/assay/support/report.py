@@ -34,6 +34,7 @@ class Report(ReportRepr):
 
     is_list: ClassVar[bool] = False  # each line is an item; in a terminal it is cut at the right edge
     none: ClassVar[str] = ""  # said where there are no lines
+    has_key: ClassVar[bool] = False  # a key that was made for the user, and is not masked
 
     def to_dict(self) -> dict[str, Any]:
         return {field.name: json_value(getattr(self, field.name)) for field in fields(self)}

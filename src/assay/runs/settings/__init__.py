@@ -25,7 +25,6 @@ from assay.runs.settings.judge import (
     JudgeScoreSettings,
 )
 from assay.runs.settings.loop import LoopInstallSettings
-from assay.runs.settings.serve import ServeSettings
 from assay.runs.settings.shared import DEFAULT_MODEL, CommonSettings, ProgramSettings
 from assay.runs.settings.traces import (
     OfRunSettings,
@@ -33,7 +32,6 @@ from assay.runs.settings.traces import (
 )
 from assay.runs.settings.train import TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
-from assay.runs.settings.view import ViewSettings
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -54,12 +52,10 @@ __all__ = [
     "RegisterSettings",
     "RouteSettings",
     "RunSettings",
-    "ServeSettings",
     "SimulateSettings",
     "StartSettings",
     "StoredJudgeSettings",
     "SuiteSettings",
     "TrainSettings",
     "TuneSettings",
-    "ViewSettings",
 ]
