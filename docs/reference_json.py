@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import importlib
+import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +75,11 @@ def _keys(owner: type, method: ast.FunctionDef) -> Iterator[str]:
     if any(isinstance(node, ast.Name) and node.id == "asdict" for node in nodes):
         yield from (item.name for item in dataclasses.fields(owner))
     dictionaries = list(_dicts(method))
+    if any(isinstance(node, ast.Name) and node.id == "super" for node in nodes):
+        base = owner.__mro__[1]
+        inherited = ast.parse(textwrap.dedent(inspect.getsource(getattr(base, method.name)))).body[0]
+        assert isinstance(inherited, ast.FunctionDef)
+        yield from _keys(base, inherited)
     nested = {id(inner) for node in dictionaries for value in node.values for inner in ast.walk(value)}
     for node in dictionaries:
         if id(node) not in nested:

@@ -23,7 +23,7 @@ _WHERE = {
     "Rubric": "assay.rubrics",
     "Store": "assay.traces",
     "Task": "assay.datasets",
-    "collect": "assay.api.collect",
+    "collect": "assay.commands.collect",
     "deployed": "assay.api.deployed",
     "compare": "assay.commands.compare",
     "compile": "assay.api.compile",
@@ -52,7 +52,6 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
-    from assay.api.collect import collect
     from assay.api.compile import compile
     from assay.api.deployed import deployed
     from assay.api.improve.run import improve
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from assay.api.sft import train_sft
     from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
+    from assay.commands.collect import collect
     from assay.commands.compare import compare
     from assay.commands.evaluate import evaluate
     from assay.commands.export import export

@@ -9,10 +9,10 @@ import pytest
 from assay.cli.flags import command_job
 from assay.cli.main import command_of
 from assay.cli.repeat import resume_command, rollout_command, run_command
+from assay.commands.collect import Collect
 from assay.commands.evaluate import Evaluate
 from assay.commands.former import FORMER_COMMANDS as COMMANDS
 from assay.runs.settings import (
-    CollectSettings,
     CompileSettings,
     JudgeCompileSettings,
     TrainSettings,
@@ -28,7 +28,6 @@ CASES: list[Any] = [
         parameters={"temperature": 0.5, "tool": "a b"}, optimizer_settings={"n": 4}, rename={"a": "b"}, max_calls=0,
     ),
     TuneSettings(**JOB, ranges={"max_steps": (1.0, 4.0)}, objectives=("score", "tokens")),
-    CollectSettings(**JOB, n=4),
     JudgeCompileSettings(judge="Is it right?", labels="labels.csv"),
 ]  # fmt: skip
 
@@ -59,6 +58,12 @@ def test_an_evaluation_has_the_settings_of_its_run() -> None:
     stored = Evaluate("p.py:P", rubric="r", data="d", split="test", samples=3, size=7, cache=False).without_passwords
     expected = "assay evaluate p.py:P --rubric r --data d --no-cache --split test --size 7 --samples 3 --resume"
     assert sorted(str(resume_command("evaluate", stored)).split()) == sorted(expected.split())
+
+
+def test_a_collection_has_the_settings_of_its_run() -> None:
+    stored = Collect("p.py:P", rubric="r", data="d", n=4, size=2, parameters={"max_steps": 3}).without_passwords
+    expected = "assay collect p.py:P --rubric r --data d --n 4 --size 2 --set max_steps=3 --resume"
+    assert sorted(str(resume_command("collect", stored)).split()) == sorted(expected.split())
 
 
 def test_a_training_is_resumed_by_its_method() -> None:

@@ -115,7 +115,7 @@ def _tune(address: str, resume: bool, **more: Any) -> dict[str, Any]:
 
 
 def _collect(address: str, resume: bool, **more: Any) -> dict[str, Any]:
-    from assay.api.collect import collect
+    from assay.commands.collect import collect
 
     return collect(
         "p.py:Sums", **_common(address, resume, **more), n=3, prompt_format="chat", parameters={"temperature": 1.0}

@@ -37,7 +37,6 @@ from assay.support.settings import Declared, DeclaredFields, Settings, nearest, 
 NAMED = {"program": "p", "rubric": "r", "data": "d"}
 PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.compile, settings.CompileSettings, options.CompileOptions),
-    (assay.collect, settings.CollectSettings, options.CollectOptions),
     (assay.improve, settings.ImproveSettings, options.ImproveOptions),
     (assay.tune, settings.TuneSettings, options.TuneOptions),
     (assay.parameter_impact, settings.ImpactSettings, options.ImpactOptions),

@@ -116,7 +116,7 @@ def test_a_collection_that_reached_its_cap_resumes_where_it_stopped(program: str
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"n": 0}, "at least 1"), ({"split": "test"}, "train, val"), ({"over": [{"speed": 1}]}, "speed")],
+    [({"n": 0}, "n: must be"), ({"split": "test"}, "train, val"), ({"over": [{"speed": 1}]}, "speed")],
 )
 def test_invalid_settings_of_a_collection_are_refused(program: str, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):

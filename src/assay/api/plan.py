@@ -11,6 +11,7 @@ import dspy
 import sqlalchemy as sa
 
 from assay.api.improve.run import check_improvement, check_name, steps_of
+from assay.commands.collect import Collect
 from assay.commands.evaluate import Evaluate
 from assay.datasets.rows import near_notes
 from assay.errors import ConfigError
@@ -33,11 +34,10 @@ from assay.programs.loading import full_name
 from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import named, program_settings, resolve_model
 from assay.runs.curricula import schedule_of
-from assay.runs.groups import AnyJob, OneSplit
+from assay.runs.groups import AnyJob, OneSplit, Sampled
 from assay.runs.jobs import Job, open_job, salt_at
 from assay.runs.opening import home_of
 from assay.runs.settings import (
-    CollectSettings,
     CompileSettings,
     ImproveSettings,
     ProgramSettings,
@@ -98,10 +98,10 @@ class Plan(Report):
         yield from (f"note: {note}" for note in near_notes(self.data))
 
 
+_COMMANDS = {"evaluate": Evaluate, "collect": Collect}
 _SETTINGS: dict[str, type[ProgramSettings]] = {
     "compile": CompileSettings,
     "tune": TuneSettings,
-    "collect": CollectSettings,
     "improve": ImproveSettings,
 }
 
@@ -127,11 +127,11 @@ def plan(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    if kind == "evaluate":
+    if kind in _COMMANDS:
         values: dict[str, Any] = {"rubric": rubric, "data": data, "lm": lm, "store": store, **options}
-        return plan_command(Evaluate(program, **values))
+        return plan_command(_COMMANDS[kind](program, **values))
     if kind not in _SETTINGS:
-        raise ConfigError(f"kind={kind!r} {one_of(kind, ('evaluate', *_SETTINGS))}")
+        raise ConfigError(f"kind={kind!r} {one_of(kind, (*_COMMANDS, *_SETTINGS))}")
     program = full_name(program) if isinstance(program, str) else program
     lm, settings = resolve_model(program, lm, options)
     if unknown := sorted(settings.keys() - settings_of(_SETTINGS[kind]).keys()):
@@ -146,7 +146,7 @@ def plan(
     return plan_of(config, program, rubric=rubric, lm=lm, store=store)
 
 
-def plan_command(command: Evaluate) -> Plan:
+def plan_command(command: Any) -> Plan:
     """Estimates the job of a command."""
     program, lm, config = named(command)
     return plan_of(config, program, rubric=command.rubric, lm=lm, store=command.store)
@@ -162,8 +162,6 @@ def plan_of(
     """
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     need: tuple[str, ...] = ("val", "gate", "test")
-    if isinstance(config, CollectSettings):
-        need = (config.split,)
     if isinstance(config, OneSplit):
         need = config.needed
     with (
@@ -182,7 +180,7 @@ def plan_of(
         each, sizes = sum(run_calls(job.recorded.program, job.session)), job.splits.sizes()
         warnings, steps = [f"warning: {warning}" for warning in job.warnings], list[dict[str, Any]]()
         small = too_few_to_score(sizes, config.split) if isinstance(config, OneSplit) else too_small(sizes)
-        if small is not None and not isinstance(config, CollectSettings):
+        if small is not None and not isinstance(config, Collect):
             warnings.append(f"warning: {small}")
         if isinstance(config, ImproveSettings):
             grpo = settings_from(PolicySettings, config.grpo or {}, "grpo")
@@ -208,11 +206,11 @@ def plan_of(
 def _runs(job: Job, config: AnyJob, each: float) -> tuple[float, list[str]]:
     """Runs of the program in the job, and lines for the user."""
     sizes = job.splits.sizes()
-    if isinstance(config, CollectSettings):
+    if isinstance(config, Collect):
         if job.splits.curriculum is not None:
             return _staged_collection(job, config), [_ALL_STAGES]
         return config.n * sizes[config.split], []
-    if isinstance(config, OneSplit):
+    if isinstance(config, Sampled):
         return config.samples * sum(sizes[name] for name in config.splits), []
     pair = forecast_pair(job.recorded.program, job.session)
     report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
@@ -229,7 +227,7 @@ def _runs(job: Job, config: AnyJob, each: float) -> tuple[float, list[str]]:
     return search + report.runs, notes
 
 
-def _staged_collection(job: Job, config: CollectSettings) -> float:
+def _staged_collection(job: Job, config: Collect) -> float:
     """Runs of a collection that passes every stage."""
     schedule = schedule_of(job, seed=config.seed, steps=None, progress=SilentProgress())
     runs, step = 0, 0

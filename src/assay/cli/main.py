@@ -17,7 +17,6 @@ from assay.support.scrubbing import scrub_logs
 from assay.support.terminal import echo, protected
 
 _COMMANDS = {
-    "collect": "Collect groups of scored rollouts.",
     "compile": "Compile a program's prompts against a rubric.",
     "deploy": "Replace a version of an agent in stages, and roll back if the new one is worse.",
     "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",

@@ -129,6 +129,7 @@ def _derived_arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
     for parameter in command_of(words.split()).params:
         name = str(parameter.name)
         value = values.get(name)
+        value = tuple(value) if isinstance(value, list) else value
         unset = (None, DEFAULT_MODEL) if name == "model" else (None, known[name].default if name in known else None)
         if name not in known or value in unset:
             continue
@@ -140,6 +141,9 @@ def _derived_arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
             yield flag if value else parameter.secondary_opts[0]
         elif isinstance(value, Mapping) and get_origin(known[name].type) is Mapping:
             yield from itertools.chain.from_iterable((flag, f"{key}={_text(item)}") for key, item in value.items())
+        elif isinstance(value, tuple):
+            texts = [",".join(map(_text, value))] if known[name].flag.commas else map(_text, value)
+            yield from itertools.chain.from_iterable((flag, text) for text in texts)
         else:
             yield from (flag, _text(value))
 

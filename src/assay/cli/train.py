@@ -21,8 +21,9 @@ from assay.cli.options import (
     with_options,
 )
 from assay.cli.shared import Console, pop_values, print_json, print_openings, require_coverage
-from assay.cli.wording import curriculum_lines, in_flags
+from assay.cli.wording import in_flags
 from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
+from assay.reports.markdown import curriculum_lines
 from assay.runs.settings import ProgramSettings, TrainSettings
 from assay.runs.settings.train import ROLLOUTS_ONLY
 from assay.support.numbers import counted, figure

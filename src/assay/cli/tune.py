@@ -16,9 +16,9 @@ from assay.cli.shared import (
     require_coverage,
     warn_of_failures,
 )
-from assay.cli.wording import curriculum_lines, in_flags, stop_note
+from assay.cli.wording import in_flags, stop_note
 from assay.datasets.rows import near_notes
-from assay.reports.markdown import cost_words
+from assay.reports.markdown import cost_words, curriculum_lines
 from assay.runs.settings import ImpactSettings, TuneSettings
 from assay.support.numbers import calls_text, counted, figure, signed
 from assay.support.settings import settings_of

@@ -6,12 +6,9 @@ command that runs. Only what is printed is changed: nothing is decided by a mess
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-
-from assay.support.numbers import counted
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|-?(?:nan|inf)\b|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 # not after the separators of a data spec (`mutants:FILE?seed=1&size=5`), whose options are no flags
@@ -27,21 +24,6 @@ _OPPOSITES = {
     "demos": "without_demos",
     "scale": "no_scale",
 }
-
-
-def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
-    """A line for each stage of the curriculum of a report, and its file; none without a curriculum."""
-    if report is None:
-        return
-    for stage in report["stages"]:
-        line = f"stage {stage['name']}: {stage['status']}"
-        if stage["status"] != "not reached":
-            best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
-            line += f"; val {best}, needed {stage['promote_at']:g}"
-        if stage["drawn"]:
-            line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
-        yield line
-    yield f"order of the tasks: {report['path']}"
 
 
 def stop_note(stopped: str | None) -> list[str]:

@@ -11,6 +11,7 @@ __all__ = ["COMMANDS", "GROUPS", "SHORT_FORMS", "command_class", "short_forms"]
 
 COMMANDS = {
     "agent run": ("agent.RunAgent", "Execute tasks of a trainer with an agent."),
+    "collect": ("collect.Collect", "Collect groups of scored rollouts."),
     "compare": ("compare.Compare", "Compare two programs or artifacts, paired, task by task."),
     "evaluate": ("evaluate.Evaluate", "Score a program or an artifact."),
     "export grpo": ("export.ExportGRPO", "Prompts and the rubric as a reward module for plain `trl grpo`."),

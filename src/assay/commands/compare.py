@@ -1,7 +1,7 @@
 """`assay compare`: two programs or artifacts, paired, task by task."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from assay.commands.evaluate import Evaluate, EvaluationReport, evaluate
 from assay.commands.groups import InStore, JobOutput, Reported, Trusting, WithPage
 from assay.errors import ConfigError
-from assay.runs.groups import JobSettings, OneSplit, Source, State
+from assay.runs.groups import JobSettings, Sampled, Source, State
 from assay.support.numbers import counted
 from assay.support.options import Flag, function_of, options_of
 from assay.support.report import Report, Table
@@ -115,7 +115,7 @@ class ComparisonOutput(WithPage, JobOutput):
     """Output."""
 
 
-class Compare(Reported, Trusting, InStore, OneSplit, JobSettings):
+class Compare(Reported, Trusting, InStore, Sampled, JobSettings):
     """Score A and B (programs' names or artifacts' folders) on the same tasks. The gain is the score of B minus that of
     A, with a 95 % interval.
 
@@ -129,6 +129,7 @@ class Compare(Reported, Trusting, InStore, OneSplit, JobSettings):
     """
 
     OUTPUT: ClassVar[Any] = ComparisonOutput
+    RUNS: ClassVar[Sequence[str]] = ("a", "b")
 
     a: Annotated[Source, Flag(key=False)] = field(kw_only=False)
     """The baseline: a program or an artifact, as in `evaluate`."""

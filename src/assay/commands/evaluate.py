@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from assay.commands.groups import InStore, JobOutput, Planned, Reported, Trusting, WithPage
 from assay.errors import AssayError, BudgetExceeded, ModelError
-from assay.runs.groups import OneSplit, ProgramJob
+from assay.runs.groups import ProgramJob, Sampled
 from assay.support.options import Flag, Share, function_of
 from assay.support.report import Report, Table
 
@@ -21,44 +21,65 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class EvaluationReport(Report):
-    """What `evaluate` returns."""
+class ScoredRuns(Report):
+    """Scored runs of a program in one job."""
 
     program: str
     evaluation: "Evaluation"
     meter: "Meter"
-    split: str
     stopped: str | None
     unrecorded: "Unrecorded"
     dropped_rows: int
-    alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
-    # by criterion, see `assay.api.judge.correction.corrected_means`
-    corrected: Mapping[str, dict[str, Any]]
-    openings: "Openings | None"  # of the test split
     notes: Sequence[str]
     run_id: str
     rows: "RowFindings"
-    tasks: int  # of the split; a cap may have ended the run before all of them were scored
     called: Mapping[str, Any]  # see `Job.models`
-    held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
-            "result": self.unrecorded.priced(self.evaluation.report()), "split": self.split,
-            "tasks": self.tasks, "held_out": self.held_out, "data": self.rows.to_dict(),
+            "result": self.unrecorded.priced(self.evaluation.report()), "data": self.rows.to_dict(),
             "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
             "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
-            "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
-            "corrected": dict(self.corrected), "test_openings": self.openings.to_dict() if self.openings else None,
+            "stopped": self.stopped, "notes": list(self.notes),
             "model": self.called.get("model"), "models": self.called.get("models", []),
             **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
-    def lines(self) -> Iterator[str | Table]:
+    def limiting_lines(self, data: Mapping[str, Any]) -> Iterator[str]:
+        """What limits the result: failed runs, calls that were not recorded, notes."""
         from assay.datasets.rows import near_notes
-        from assay.reports.markdown import failure_lines, gap_lines, models_text
+        from assay.reports.markdown import failure_lines, gap_lines
         from assay.runs.ending import advised
+
+        yield from failure_lines(data["result"], is_error=True)
+        yield from gap_lines(data)
+        stopped = [f"stopped early: {advised(data['stopped'])}"] if data["stopped"] else []
+        for note in [*data["notes"], *near_notes(data["data"]), *stopped]:
+            yield f"note: {note}"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EvaluationReport(ScoredRuns):
+    """What `evaluate` returns."""
+
+    split: str
+    alarms: Sequence[str]  # of compiled judges whose verdicts have drifted
+    # by criterion, see `assay.api.judge.correction.corrected_means`
+    corrected: Mapping[str, dict[str, Any]]
+    openings: "Openings | None"  # of the test split
+    tasks: int  # of the split; a cap may have ended the run before all of them were scored
+    held_out: bool  # only sealed tasks were scored, from which the artifact did not learn
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **super().to_dict(), "split": self.split, "tasks": self.tasks, "held_out": self.held_out,
+            "alarms": list(self.alarms), "corrected": dict(self.corrected),
+            "test_openings": self.openings.to_dict() if self.openings else None,
+        }  # fmt: skip
+
+    def lines(self) -> Iterator[str | Table]:
+        from assay.reports.markdown import models_text
         from assay.traces.store.sealing import openings_line
 
         data = self.to_dict()
@@ -73,11 +94,7 @@ class EvaluationReport(Report):
             )
         if data["test_openings"]:
             yield openings_line(data["test_openings"])
-        yield from failure_lines(data["result"], is_error=True)
-        yield from gap_lines(data)
-        stopped = [f"stopped early: {advised(data['stopped'])}"] if data["stopped"] else []
-        for note in [*data["notes"], *near_notes(data["data"]), *stopped]:
-            yield f"note: {note}"
+        yield from self.limiting_lines(data)
 
     def _table(self, data: Mapping[str, Any]) -> Table:
         from assay.reports.markdown import graded, thinking_row, tool_rows, type_label
@@ -104,11 +121,8 @@ class EvaluationReport(Report):
         return Table(title=title, rows=rows, strong=() if result["score"] is None else ("score",))
 
 
-class EvaluationOutput(WithPage, Planned, JobOutput):
+class ScoredOutput(Planned, JobOutput):
     """Output."""
-
-    fail_under: Annotated[Share | None, Flag(metavar="SCORE")] = None
-    """Exit with code 1 if the score is below this or missing (for CI)."""
 
     def finish(self, command: Any, report: Any) -> None:
         if self.dry_run:
@@ -116,7 +130,19 @@ class EvaluationOutput(WithPage, Planned, JobOutput):
         if (reason := report.evaluation.why_unscored) is not None:
             raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {reason}")
         super().finish(command, report)
-        if self.fail_under is not None and (problem := _below(report.to_dict(), self.fail_under)):
+
+
+class EvaluationOutput(WithPage, ScoredOutput):
+    """Output."""
+
+    fail_under: Annotated[Share | None, Flag(metavar="SCORE")] = None
+    """Exit with code 1 if the score is below this or missing (for CI)."""
+
+    def finish(self, command: Any, report: Any) -> None:
+        super().finish(command, report)
+        if self.dry_run or self.fail_under is None:
+            return
+        if problem := _below(report.to_dict(), self.fail_under):
             raise AssayError(f"the score {problem} `fail_under` {self.fail_under:g}")
 
 
@@ -132,7 +158,7 @@ def _below(data: dict[str, Any], least: float) -> str:
     return f"{score:.3f} is below" if score < least else ""
 
 
-class Evaluate(Reported, Trusting, InStore, OneSplit, ProgramJob):
+class Evaluate(Reported, Trusting, InStore, Sampled, ProgramJob):
     """Score PROGRAM (a program's name or an artifact's folder), with a 95 % interval, by criterion and by task type.
 
     By default the tasks of `val` are scored. With several samples of each task, the agreement of its answers is part

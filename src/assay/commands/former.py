@@ -12,7 +12,6 @@ from assay.deployment.settings import PoolSettings
 from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
-    CollectSettings,
     CompileSettings,
     FidelitySettings,
     ImpactSettings,
@@ -37,7 +36,6 @@ FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "compile": (CompileSettings,),
     "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
-    "collect": (CollectSettings,),
     "improve": (ImproveSettings,),
     "train sft": (SFTSettings,),
     **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},

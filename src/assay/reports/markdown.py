@@ -216,3 +216,18 @@ def failure_lines(report: Mapping[str, Any], *, is_error: bool = False) -> Itera
             f"warning: {name} was not decided on {part['n']} of {part['of']} and is not in their score: "
             f"{part['reason']}"
         )
+
+
+def curriculum_lines(report: Mapping[str, Any] | None) -> Iterator[str]:
+    """A line for each stage of the curriculum of a report, and its file; none without a curriculum."""
+    if report is None:
+        return
+    for stage in report["stages"]:
+        line = f"stage {stage['name']}: {stage['status']}"
+        if stage["status"] != "not reached":
+            best = "not scored" if stage["best_val"] is None else f"{stage['best_val']:.3f}"
+            line += f"; val {best}, needed {stage['promote_at']:g}"
+        if stage["drawn"]:
+            line += f"; {counted(stage['drawn'], 'tasks')}, {stage['replayed']} more as replays"
+        yield line
+    yield f"order of the tasks: {report['path']}"

@@ -4,7 +4,7 @@ The object of a command is the configuration of its job, with names in place of 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
@@ -83,8 +83,6 @@ class OneSplit(Task):
     held out."""
     size: Positive | None = None
     """Maximum number of tasks taken from the split."""
-    samples: Annotated[Positive, Flag(job=False)] = 1
-    """Number of runs of each task; the score of a task is their mean."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -108,6 +106,13 @@ class OneSplit(Task):
             object.__setattr__(self, "sizes", {**self.sizes, self.split: self.size})
 
 
+class Sampled(OneSplit):
+    """Split."""
+
+    samples: Annotated[Positive, Flag(job=False)] = 1
+    """Number of runs of each task; the score of a task is their mean."""
+
+
 class Model(Settings):
     """Model."""
 
@@ -128,12 +133,24 @@ class Model(Settings):
     auto (no limit). It replaces the program's own, and is stored in the artifact. A model or program that cannot keep
     it is refused."""
     lm: Annotated[LM | None, Flag(key=False, shown=False)] = None
-    """The program's model as an object, in place of `model`; by default the one set in DSPy."""
+    """The model as an object, in place of `model`; by default the one set in DSPy."""
+
+    RUNS: ClassVar[Sequence[str]] = ("program",)  # fields that may be an artifact, which has its own model
 
     @property
     def model_name(self) -> str:
         """The model of the job."""
         return self.model or DEFAULT_MODEL
+
+    def check(self) -> None:
+        check_address(self.api_base)
+
+    @classmethod
+    def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the project file sets, without the model if an artifact runs, which has its own."""
+        names = ({**stored, **given}.get(name) for name in cls.RUNS)
+        runs_artifact = any(name and (Path(str(name)) / "manifest.json").is_file() for name in names)
+        return {name: value for name, value in stored.items() if not (runs_artifact and name in _MODEL)}
 
 
 class JudgeModel(Settings):
@@ -156,6 +173,9 @@ class JudgeModel(Settings):
         """Whether compiled judges use the model they were calibrated with, as none is named for judges."""
         return not (self.judge_model or self.judge_api_base or self.judge_api_key_env)
 
+    def check(self) -> None:
+        check_address(self.judge_api_base, "judge_api_base")
+
 
 class Capped(Settings):
     """Caps."""
@@ -171,20 +191,10 @@ class Capped(Settings):
 class Execution(Settings):
     """Execution."""
 
-    parameters: Annotated[Mapping[str, Any], Flag(name="--set", metavar="NAME=VALUE")] = field(default_factory=dict)
-    """Agent parameter and its value, such as temperature=0.1."""
-    prompt_format: Literal["json", "lean", "xml", "chat"] | None = None
-    """Format in which a program's fields are written into messages; by default the program's own."""
-    replace_lms: bool = False
-    """Call the language model in place of the models that the program makes itself. By default these are called as
-    they are, also if a model is named."""
     seed: Seed = 0
     """Seed of the random number generators."""
     threads: Annotated[Positive | None, Flag(job=False)] = None
     """Number of concurrent runs; by default the number that suits the model's engine."""
-    executor: Annotated[Literal["threads", "ray"], Flag(job=False)] = "threads"
-    """Where tasks run. threads: in this process; ray: on the hosts of the Ray cluster at RAY_ADDRESS, or of one that is
-    started on this machine."""
     task_timeout: Annotated[Seconds, Flag(metavar="SECONDS", job=False)] = DEFAULT_S
     """Time limit in seconds of one run with its tools, of one check and of one judge. A run that exceeds it fails; the
     criterion of a check or judge is unscored. The limit of one tool call is a quarter of it."""
@@ -196,38 +206,36 @@ class Execution(Settings):
     """Continue this job's unfinished run."""
 
 
-class JobSettings(Execution, Capped, JudgeModel, Model, Task):
-    """Settings of a job that runs programs against a rubric."""
+class ProgramExecution(Execution):
+    """Execution."""
 
-    def check(self) -> None:
-        for name in ("api_base", "judge_api_base"):
-            check_address(getattr(self, name), name)
+    parameters: Annotated[Mapping[str, Any], Flag(name="--set", metavar="NAME=VALUE")] = field(default_factory=dict)
+    """Agent parameter and its value, such as temperature=0.1."""
+    prompt_format: Literal["json", "lean", "xml", "chat"] | None = None
+    """Format in which a program's fields are written into messages; by default the program's own."""
+    replace_lms: bool = False
+    """Call the language model in place of the models that the program makes itself. By default these are called as
+    they are, also if a model is named."""
+    executor: Annotated[Literal["threads", "ray"], Flag(job=False)] = "threads"
+    """Where tasks run. threads: in this process; ray: on the hosts of the Ray cluster at RAY_ADDRESS, or of one that is
+    started on this machine."""
 
-    @classmethod
-    def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the project file sets, without the model if artifacts run, which have their own."""
-        sides = [{**stored, **given}.get(name) for name in ("program", "a", "b")]
-        runs_artifact = any(side and (Path(str(side)) / "manifest.json").is_file() for side in sides)
-        return {name: value for name, value in stored.items() if not (runs_artifact and name in _MODEL)}
 
-
-class ProgramJob(JobSettings):
-    """Program."""
+class KeyedJob(Execution, Capped, Model):
+    """Settings of a job with a key in the store."""
 
     kind: ClassVar[str]  # of the run in the store
     ROLE: ClassVar[str] = "program"  # role of `model`: the table of assay.toml that sets it
 
-    program: Annotated[Source, Flag(path=True)] = field(kw_only=False)
-    """Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name. In Python also a
-    module, a function of the task's inputs, or an agent with `execute` and `set_parameters`."""
-    state: State = None
-    """State of the program, as DSPy's program.save('x.json') writes it: instructions, field texts and demonstrations.
-    It must have the program's predictors and fields. Not for an artifact, which has its own."""
+    @property
+    def stored_salt(self) -> str | None:
+        """The salt of its splits, which the store keeps; None for a job without splits."""
+        return None
 
     @property
-    def limits(self) -> Mapping[str, int | None]:
-        """Largest number of rows by split, None for all; splits that are not named have the usual limits."""
-        return self.sizes
+    def stored_sizes(self) -> Mapping[str, int]:
+        """Maximum numbers of tasks by split, as they were given."""
+        return {}
 
     @property
     def max_search_calls(self) -> int | None:
@@ -245,7 +253,63 @@ class ProgramJob(JobSettings):
     @property
     def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:
         """Role -> model, base URL and key variable, for the roles other than `model`; None where not set."""
-        return {"judge": (self.judge_model, self.judge_api_base, self.judge_api_key_env)}
+        return {}
+
+    @property
+    def without_passwords(self) -> dict[str, Any]:
+        """The settings as they are stored."""
+        return self._stored()
+
+    @property
+    def key(self) -> str:
+        """12 hex digits that identify the job. Fields with `Flag(job=False)`, such as caps, do not change it."""
+        job = {**self._stored(of_job=True), "salt": self.stored_salt or DEFAULT_SALT}
+        if not job.get("replace_lms"):  # jobs of before this setting keep their key
+            job.pop("replace_lms", None)
+        return hashlib.sha256(json_text(job, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _stored(self, *, of_job: bool = False) -> dict[str, Any]:
+        kind: Any = type(self)
+        options = [option for option in options_of(kind).values() if option.flag.key or option.flag.stored]
+        values = {
+            option.name: getattr(self, option.name)
+            for option in options
+            if option.name not in _SIZES and (option.flag.job or not of_job)
+        }
+        return {**values, "kind": self.kind, "sizes": dict(self.stored_sizes), "model": self.model_name}
+
+
+class JobSettings(ProgramExecution, Capped, JudgeModel, Model, Task):
+    """Settings of a job that runs programs against a rubric."""
+
+
+class ProgramJob(JobSettings, KeyedJob):
+    """Program."""
+
+    program: Annotated[Source, Flag(path=True)] = field(kw_only=False)
+    """Program: path/file.py:Class, package.module:Class, an artifact's folder or a shipped name. In Python also a
+    module, a function of the task's inputs, or an agent with `execute` and `set_parameters`."""
+    state: State = None
+    """State of the program, as DSPy's program.save('x.json') writes it: instructions, field texts and demonstrations.
+    It must have the program's predictors and fields. Not for an artifact, which has its own."""
+
+    @property
+    def stored_salt(self) -> str | None:
+        return self.salt
+
+    @property
+    def stored_sizes(self) -> Mapping[str, int]:
+        sizes: Mapping[str, int] = self.sizes
+        return sizes
+
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """Largest number of rows by split, None for all; splits that are not named have the usual limits."""
+        return self.sizes
+
+    @property
+    def endpoints(self) -> dict[str, tuple[str | None, str | None, str | None]]:
+        return {**super().endpoints, "judge": (self.judge_model, self.judge_api_base, self.judge_api_key_env)}
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -264,24 +328,20 @@ class ProgramJob(JobSettings):
         """Maximum number of demonstrations in a prompt, for estimates."""
         return 0
 
-    @property
-    def without_passwords(self) -> dict[str, Any]:
-        """The settings as they are stored."""
-        return self._stored()
 
-    @property
-    def key(self) -> str:
-        """12 hex digits that identify the job. Fields with `Flag(job=False)`, such as caps, do not change it."""
-        job = {**self._stored(of_job=True), "salt": self.salt or DEFAULT_SALT}
-        if not self.replace_lms:  # jobs of before this setting keep their key
-            job.pop("replace_lms")
-        return hashlib.sha256(json_text(job, sort_keys=True).encode()).hexdigest()[:12]
+class StagedJob(ProgramJob):
+    """Curriculum."""
 
-    def _stored(self, *, of_job: bool = False) -> dict[str, Any]:
-        kind: Any = type(self)
-        options = [option for option in options_of(kind).values() if option.flag.key and option.name not in _SIZES]
-        values = {option.name: getattr(self, option.name) for option in options if option.flag.job or not of_job}
-        return {**values, "kind": self.kind, "sizes": dict(self.sizes), "model": self.model_name}
+    data: Annotated[Source, Flag(metavar="D", path=True)] = None
+    """Tasks, as for other commands. Needed only if a stage of the curriculum names no data."""
+    curriculum: Annotated[str | None, Flag(metavar="FILE", path=True)] = None
+    """Curriculum: a YAML or JSON file of stages of data, or a shipped one (tool_use). A stage is left when its val
+    score is high enough."""
+
+    def check(self) -> None:
+        if self.data is None and self.curriculum is None:
+            hint = "Give the tasks, here or in assay.toml, or a `curriculum` whose stages name them"
+            raise ConfigError("is missing", field="data", hint=hint)
 
 
 AnyJob: TypeAlias = ProgramSettings | ProgramJob  # until all commands have left `assay.runs.settings`

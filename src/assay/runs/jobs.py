@@ -37,7 +37,7 @@ from assay.rubrics.loading import RubricSource
 from assay.runs.arguments import check_state
 from assay.runs.documents import absent_sources
 from assay.runs.finished import FinishedRun
-from assay.runs.groups import AnyJob
+from assay.runs.groups import AnyJob, StagedJob
 from assay.runs.loading import JUDGE_TEMPERATURE, load_rubric
 from assay.runs.opening import Run, budgeted, client_of, open_run
 from assay.runs.settings import DEFAULT_MODEL
@@ -320,7 +320,7 @@ def _splits(
     known: Mapping[str, str],
 ) -> Splits:
     """The splits of the data; with a curriculum those of its stages."""
-    source = config.curriculum if isinstance(config, CurriculumSettings) else None
+    source = config.curriculum if isinstance(config, CurriculumSettings | StagedJob) else None
     curriculum = None if source is None else load_curriculum(source)
     if curriculum is not None and not curriculum.needs_data and not config.data.startswith(PREFIX):
         progress.say(f"note: {config.data} is not used: every stage of {source} names its own data")

@@ -54,6 +54,7 @@ class Flag:
         path: the value may be a path, which the project file gives relative to itself.
         commas: a list is one value with commas; otherwise the flag is repeated.
         key: the project file may set it. False for what one call is about, such as the run whose rollouts are listed.
+        stored: a setting of a job that is stored with it although the project file may not set it.
         job: part of what a job is. False: how far and where it runs, so that another value resumes the same job.
         shown: the command line has it. False for objects, which only Python can give.
     """
@@ -64,6 +65,7 @@ class Flag:
     path: bool = False
     commas: bool = False
     key: bool = True
+    stored: bool = False
     job: bool = True
     shown: bool = True
 

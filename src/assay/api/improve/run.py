@@ -5,16 +5,16 @@ side of a gate) is a run of the store under an id of its own, so that a killed i
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from assay.api.collect import collect
 from assay.api.compile import compile as compile_program
 from assay.api.sft import train_sft
 from assay.api.train import Retained, guards_of, train
+from assay.commands.collect import Collect, collect
 from assay.commands.export import export
 from assay.datasets import SPLITS
 from assay.datasets.rows import NO_ROWS
@@ -56,7 +56,7 @@ from assay.runs.jobs import Job, open_job
 from assay.runs.loading import load_rubric
 from assay.runs.opening import artifact_place, home_of, pinned
 from assay.runs.preflight import checked, preflight, require_predictors
-from assay.runs.settings import DEFAULT_MODEL, CollectSettings, CompileSettings, ImproveSettings, TrainSettings
+from assay.runs.settings import DEFAULT_MODEL, CompileSettings, ImproveSettings, TrainSettings
 from assay.runs.settings.options import ImproveOptions
 from assay.runs.settings.shared import PromptSettings
 from assay.runs.unused import settings_of_another_job, unused_settings
@@ -67,10 +67,11 @@ from assay.support.job_folders import claim_folder, remove_folder
 from assay.support.keywords import takes
 from assay.support.names import place_in
 from assay.support.numbers import counted
+from assay.support.options import options_of
 from assay.support.places import write_whole
 from assay.support.reprs import ReportRepr
 from assay.support.scrubbing import results
-from assay.support.settings import Settings, nearest, settings_of
+from assay.support.settings import nearest, settings_of
 from assay.support.values import json_text, json_value
 from assay.traces.export.selection import Selection
 from assay.traces.export.settings import Gates
@@ -455,9 +456,9 @@ class _Improvement:
         """Usage of all parts except the current one."""
         return spent_in(home_of(self.store) / "runs", self._runs, but=self.part)
 
-    def _options_for(self, kind: type[Settings]) -> dict[str, Any]:
-        """Options for a step, with the remaining caps; only those that its settings class has."""
-        return {name: value for name, value in self._capped().items() if name in settings_of(kind)}
+    def _options_for(self, names: Collection[str]) -> dict[str, Any]:
+        """Options for a step, with the remaining caps; only those that it has."""
+        return {name: value for name, value in self._capped().items() if name in names}
 
     def _trained(self, kind: type[Any], values: Mapping[str, Any] | None, argument: str) -> Any:
         """The settings of a training step."""
@@ -609,7 +610,7 @@ class _Improvement:
                 collected = collect(
                     self.report.program, rubric=self.rubric, data=self.config.data, n=self.config.rollouts,
                     store=self.store, progress=self.progress,
-                    **{**self._options_for(CollectSettings), "model": self.report.model},
+                    **{**self._options_for(options_of(Collect)), "model": self.report.model},
                 )  # fmt: skip
                 self._note_cut(at, "sft", collected.stopped)
                 remove_folder(rows, self.owner)
@@ -625,7 +626,7 @@ class _Improvement:
             settings = asdict(self._trained(PolicySettings, self.config.grpo, "grpo"))
             options = {
                 key: value
-                for key, value in self._options_for(TrainSettings).items()
+                for key, value in self._options_for(settings_of(TrainSettings)).items()
                 if key not in ("model", "seed", "cache")
             }
             parameters = dict(options.get("parameters", {}))

@@ -4,7 +4,6 @@ Imports no heavy package: the command line makes its flags from these classes at
 """
 
 from assay.runs.settings.commands import (
-    CollectSettings,
     CompileSettings,
     ImproveSettings,
     RunSettings,
@@ -36,7 +35,6 @@ from assay.runs.settings.tune import ImpactSettings, TuneSettings
 __all__ = [
     "DEFAULT_MODEL",
     "AdvanceSettings",
-    "CollectSettings",
     "CommonSettings",
     "CompileSettings",
     "FidelitySettings",

@@ -1,13 +1,12 @@
-"""Settings of `compile`, `run`, `collect` and `improve`."""
+"""Settings of `compile`, `run` and `improve`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.errors import ConfigError
 from assay.models.limits import DEFAULT_S
-from assay.models.roles import check_address, is_embedded
+from assay.models.roles import check_address
 from assay.runs.settings.fields import (
     api_base,
     api_key_env,
@@ -16,7 +15,7 @@ from assay.runs.settings.fields import (
     state_of,
     thinking_of,
 )
-from assay.runs.settings.shared import CurriculumSettings, ExecutorSettings, PromptSettings
+from assay.runs.settings.shared import ExecutorSettings, PromptSettings
 from assay.support.settings import Settings, setting
 
 
@@ -56,45 +55,6 @@ class RunSettings(Settings):
     def __post_init__(self) -> None:
         check_address(self.api_base)
         super().__post_init__()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectSettings(ExecutorSettings, CurriculumSettings):
-    """Settings of `assay.collect`."""
-
-    kind: str = "collect"
-    state: str | Path | None = state_of()
-    n: int = setting(8, "Number of rollouts of each task.", ge=1, flag="-n/--n")
-    split: str = setting(
-        "train", "Split of the tasks. Gate and test are not available for training.", choices=("train", "val")
-    )
-    over: Sequence[Mapping[str, Any]] = setting(
-        (),
-        "Values of an agent parameter, taken in turn by the rollouts of a task; repeatable.",
-        metavar="NAME=V,V…",
-        many=True,
-    )
-    untruncated: bool = setting(
-        False,
-        "Sample from the whole distribution of an embedded model, without top-k and top-p. A policy gradient on the "
-        "export needs this.",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.curriculum is not None and self.split != "train":
-            raise ConfigError(
-                f"split={self.split!r} would have no effect: with a curriculum, train tasks are collected, and val "
-                "tasks decide about promotion"
-            )
-        if self.untruncated and not is_embedded(self.model):
-            raise ConfigError(
-                f"untruncated would have no effect on {self.model}: its server sets top-k and top-p. Set them there"
-            )
-
-    @property
-    def generation(self) -> dict[str, Any]:
-        return {"top_p": 1.0} if self.untruncated else {}
 
 
 @dataclass(frozen=True, kw_only=True)

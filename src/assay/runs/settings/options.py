@@ -115,15 +115,6 @@ class RunOptions(_Saved, total=False):
     task_timeout: float
 
 
-class CollectOptions(_Common, _Cache, _Program, _Saved, _Executor, _Curriculum, total=False):
-    """The keywords of `assay.collect`."""
-
-    n: int
-    split: str
-    over: Sequence[Mapping[str, Any]]
-    untruncated: bool
-
-
 class ImproveOptions(_PromptJob, total=False):
     """The keywords of `assay.improve`."""
 

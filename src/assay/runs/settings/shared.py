@@ -119,6 +119,11 @@ class CommonSettings(Settings):
         return self.model
 
     @property
+    def stored_salt(self) -> str | None:
+        """The salt of the job's splits, which the store keeps."""
+        return self.salt
+
+    @property
     def limits(self) -> Mapping[str, int | None]:
         """Largest number of rows by split, None for all; splits that are not named have the usual limits."""
         return self.sizes
