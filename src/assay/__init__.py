@@ -44,8 +44,8 @@ _WHERE = {
     "recorded": "assay.api.record",
     "run": "assay.api.run",
     "side_effects": "assay.traces.listening",
-    "train": "assay.api.train",
-    "train_sft": "assay.api.sft",
+    "train": "assay.commands.train",
+    "train_sft": "assay.commands.train_sft",
     "tune": "assay.api.tune",
 }
 
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from assay.api.judge.compile import compile_judge
     from assay.api.record import record, recorded
     from assay.api.run import load, run
-    from assay.api.sft import train_sft
-    from assay.api.train import train
     from assay.api.tune import parameter_impact, tune
     from assay.commands.collect import collect
     from assay.commands.compare import compare
@@ -67,6 +65,8 @@ if TYPE_CHECKING:
     from assay.commands.export import export
     from assay.commands.index import index
     from assay.commands.project import project_settings
+    from assay.commands.train import train
+    from assay.commands.train_sft import train_sft
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
     from assay.models import get_lm

@@ -9,8 +9,8 @@ import pytest
 from embedded_training import DATA, SMALL
 
 import assay
-from assay.api.model_comparison import check_comparison
-from assay.api.train import train
+from assay.commands.train import train
+from assay.commands.train_sft import check_comparison
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
 from assay.models.embedded import LlamaBackend

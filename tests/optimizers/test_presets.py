@@ -1,18 +1,21 @@
 """Presets: files of settings that an optimizer, a method or an algorithm names."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay.errors import ConfigError
-from assay.runs.settings import CompileSettings, TrainSettings, TuneSettings
+from assay.runs.rl_settings import RLSettings
+from assay.runs.settings import CompileSettings, TuneSettings
 from assay.support.package import CONTENT
 
 JOB: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
 SHIPPED = sorted(path.stem for path in (CONTENT / "optimizers").glob("*.toml"))
-SETTINGS = {"tune": (TuneSettings, "method"), "grpo": (TrainSettings, "algorithm")}
+TRAINING: Any = partial(RLSettings, name="a")
+SETTINGS = {"tune": (TuneSettings, "method"), "grpo": (TRAINING, "algorithm")}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -25,7 +28,7 @@ def test_a_copy_of_a_shipped_preset_does_the_same(name: str, tmp_path: Path) -> 
 
 def test_the_presets_of_defaults_say_what_the_defaults_are() -> None:
     assert TuneSettings(**JOB, method="tune") == TuneSettings(**JOB)
-    assert TrainSettings(**JOB, algorithm="rloo") == replace(TrainSettings(**JOB), algorithm="rloo")
+    assert TRAINING(**JOB, algorithm="rloo") == replace(TRAINING(**JOB), algorithm="rloo")
 
 
 def test_a_light_search_makes_fewer_calls_than_the_default() -> None:

@@ -22,12 +22,10 @@ from assay.api.judge.score import score_rows
 from assay.api.loop.state import schedule_files
 from assay.api.registry import register
 from assay.api.run import run
-from assay.api.train import train_offline
 from assay.commands.evaluate import Evaluate
 from assay.errors import ConfigError
 from assay.models import EMBEDDED
 from assay.models.defaults import DEFAULT_MODEL, DEFAULT_WEIGHTS
-from assay.optimizers.finetuning.settings import PolicySettings, SFTSettings
 from assay.optimizers.prompts.config import CompileConfig
 from assay.runs import settings
 from assay.runs.settings import options, store_options
@@ -40,9 +38,6 @@ PUBLIC: list[tuple[Callable[..., Any], type[Any], type[Any]]] = [
     (assay.improve, settings.ImproveSettings, options.ImproveOptions),
     (assay.tune, settings.TuneSettings, options.TuneOptions),
     (assay.parameter_impact, settings.ImpactSettings, options.ImpactOptions),
-    (assay.train, settings.TrainSettings, options.TrainOptions),
-    (train_offline, PolicySettings, options.OfflineOptions),
-    (assay.train_sft, SFTSettings, options.SFTOptions),
     (assay.compile_judge, settings.JudgeCompileSettings, options.JudgeCompileOptions),
     (audit_judge, settings.JudgeAuditSettings, options.JudgeAuditOptions),
     (score_rows, settings.JudgeScoreSettings, options.JudgeScoreOptions),
@@ -73,7 +68,7 @@ def test_keywords_types_and_defaults_are_those_of_the_settings(
         if not field.declared.named and name not in WITHOUT_SETTINGS.get(function, ())
     }
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert "trust" in parameters or function in (train_offline,)
+    assert "trust" in parameters
     for name, field in declared.items():
         assert name in parameters, name
         if name not in own_parameters:

@@ -1,4 +1,4 @@
-"""Reports of compile, evaluate, compare, tune, train and a judge's card as one HTML file each: `--report FILE.html`."""
+"""Reports of compile, evaluate, compare, tune and a judge's card as one HTML file each: `--report FILE.html`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,16 +11,12 @@ from assay.commands.compare import CompareReport
 from assay.commands.evaluate import EvaluationReport
 from assay.datasets.rows import near_notes
 from assay.errors import StoreError
-from assay.optimizers.finetuning.policy_gradient import PolicyReport
-from assay.optimizers.finetuning.sft import SFTReport
 from assay.reports.cards import card_page
 from assay.reports.compiled import compile_page
 from assay.reports.files import ROWS, scores_of, write_report
 from assay.reports.markdown import cost_words, models_text
 from assay.reports.sides import sides_of
 from assay.reports.studies import tuned_page, tuned_words
-from assay.reports.trained import compared_runs, trained_tasks
-from assay.reports.training import write_sft, write_training
 from assay.sources.artifact_files import read_json, read_manifest
 from assay.support.numbers import calls_text
 from assay.traces import Store
@@ -150,26 +146,6 @@ def write_tune_page(path: str | Path, report: TuneReport, *, words: Words = str)
         path, "report_study.html", title=f"Agent parameters of {_short(report.config.program)}", facts=facts,
         page=page, result=tuned_words(data), notes=list(map(words, data["notes"])),
     )  # fmt: skip
-
-
-def write_training_page(
-    path: str | Path, report: PolicyReport | SFTReport, *, store: str | Path | None = None, words: Words = str
-) -> Path:
-    """Writes the report of a training as one HTML file, with the tasks of the store's evaluations before and after.
-
-    Args:
-        words: as for `write_compile_page`.
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    data = report.to_dict()
-    tasks = []
-    if data["validation"]:  # an offline training has none, and then the store is not needed
-        with Store(store) as opened:
-            tasks = trained_tasks(opened, data["validation"])
-            opened.put_report(path, *compared_runs(data["validation"]))
-    write = write_training if isinstance(report, PolicyReport) else write_sft
-    return write(Path(path), data, tasks=tasks, words=words)
 
 
 def write_card_page(path: str | Path, judge: str | Path) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from assay.commands import COMMANDS, GROUPS, SHORT_FORMS, command_class, short_forms
+from assay.commands import COMMANDS, GROUPS, SHORT_FORMS, command_class, long_form, short_form, short_forms
 from assay.errors import AssayError, ConfigError, Names, spoken
 from assay.support.terminal import echo
 
@@ -40,7 +40,7 @@ def derived_command(words: str) -> click.Command | None:
     """The command or group with these words; None if there is none."""
     if words in GROUPS:
         return _Group(words, help=GROUPS[words], epilog=short_forms(words), context_settings=_HELP)
-    return _command(words) if words in COMMANDS else None
+    return _command(words) if words in {*COMMANDS, *SHORT_FORMS} else None
 
 
 class _Group(click.Group):
@@ -58,14 +58,13 @@ class _Group(click.Group):
         return derived_command(f"{self.name} {cmd_name}")
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if form := SHORT_FORMS.get(f"{self.name} {args[0]}"):
-            args = [*form.removeprefix(f"{self.name} ").split(), *args[1:]]
-        elif args[0] not in (known := self.inner([*COMMANDS, *SHORT_FORMS])):
+        if args[0] not in (known := self.inner([*COMMANDS, *SHORT_FORMS])):
             from assay.support.settings import nearest
 
             hint = f"Did you mean {near!r}?" if (near := nearest(args[0], known)) else f"There are {', '.join(known)}."
             ctx.fail(f"no command is called {args[0]!r}. {hint}")
-        return super().resolve_command(ctx, args)
+        _, _, name = short_form(f"{self.name} {args[0]}", args[1:]).partition(" ")
+        return args[0], self.get_command(ctx, name), args[1:]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -117,10 +116,12 @@ def _command(words: str) -> click.Command:
     own = {name: option for name, option in options_of(command).items() if option.flag.shown}
     takes_keys = any(option.flag.key for option in own.values())
     path, stored, broken = _project(words) if takes_keys else (None, {}, None)
+    _, fixed = long_form(words)
+    own |= {name: replace(own[name], default=value) for name, value in fixed.items()}
     options = {**own, **{name: replace(option, group="Output") for name, option in options_of(output).items()}}
     parameters = [_parameter(option, options, stored, wanted=broken is None) for option in options.values()]
 
-    run = _Run(words, command, output, options, path, stored, broken)
+    run = _Run(words, command, fixed, output, options, path, stored, broken)
     text = (command.__doc__ or "").partition("\n    Raises:")[0]
     text = spoken(text, lambda name: _flag(options, name))
     return _Command(
@@ -148,7 +149,7 @@ class _Run:
 
     Attributes:
         words: of the command.
-        command: its settings class.
+        command: its settings class; `fixed` is what a short form sets.
         output: the class of what only the command line has, such as `--json`.
         options: those of both, by name.
         path: the project file, if there is one; `stored` is what it sets, `broken` what is wrong with it.
@@ -156,6 +157,7 @@ class _Run:
 
     words: str
     command: Any
+    fixed: Mapping[str, Any]
     output: Any
     options: Mapping[str, "Option"]
     path: Path | None
@@ -165,6 +167,7 @@ class _Run:
     def __call__(self, **values: Any) -> None:
         from assay.cli.options import stdout_apart
         from assay.cli.shared import Console
+        from assay.cli.wording import in_flags
         from assay.commands.project import demand_trust
         from assay.sources.trust import trusting
         from assay.support.options import options_of
@@ -187,6 +190,7 @@ class _Run:
                 if as_json:
                     context.meta["stdout"] = stack.enter_context(stdout_apart())
                     stack.enter_context(redirect_stdout(sys.stderr))
+                output.begin(context.meta.get("stdout"))
                 stack.enter_context(trusting(bool(parsed.get("trust"))))
                 if self.broken is not None:
                     raise self.broken
@@ -199,10 +203,12 @@ class _Run:
                     parsed["progress"] = Console()
                 if "on_start" in known:
                     parsed["on_start"] = lambda report: _show(report, names, as_json=as_json)
-                settings = self.command(**{**used, **parsed})
+                if "words" in known:
+                    parsed["words"] = in_flags
+                settings = self.command(**{**self.fixed, **used, **parsed})
                 stack.enter_context(settings.scope())
                 report = _planned(settings) if getattr(output, "dry_run", False) else settings.run()
-                if report is None:
+                if report is None or not output.speaks:
                     return
                 _show(report, names, as_json=as_json)
                 if page := getattr(output, "report", None):
@@ -227,6 +233,9 @@ def _write_page(path: str, report: Any, store: str | Path | None) -> None:
     from assay.api.pages import write_page
     from assay.cli.wording import in_flags
 
+    if hasattr(report, "write_page"):
+        report.write_page(path, store=store, words=in_flags)
+        return
     write_page(path, report, store=store, words=in_flags)
 
 
@@ -289,7 +298,7 @@ def _parameter(
             metavar=_positional(option, required=required, many=many),
         )
     elif option.type is bool:
-        parameter = click.Option([_switch(option), option.name], is_flag=True, help=text)
+        parameter = click.Option([switch(option), option.name], is_flag=True, help=text)
     else:
         flags = (option.flag.name or option.flag_name).split("/")
         parameter = click.Option(
@@ -315,11 +324,11 @@ def _positional(option: "Option", *, required: bool, many: bool) -> str | None:
 
 def _default(option: "Option", value: Any) -> Any:
     if option.type is bool:
-        return (option.flag_name if value else _switch(option).rpartition("/")[2]).removeprefix("--")
+        return (option.flag_name if value else switch(option).rpartition("/")[2]).removeprefix("--")
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _switch(option: "Option") -> str:
+def switch(option: "Option") -> str:
     """The words of a switch; two where it is on by default, so that it can be turned off and, over a file, on."""
     return option.flag.name or (
         f"{option.flag_name}/--no-{option.flag_name[2:]}" if option.default else option.flag_name

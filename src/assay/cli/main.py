@@ -24,7 +24,6 @@ _COMMANDS = {
     "loop": "Improve an agent on its production data: pool tasks, improve, register, deploy, monitor.",
     "registry": "Manage versions of agents, their aliases and feature flags.",
     "run": "Run a program or an artifact on one input, or on a file of inputs.",
-    "train": "Train weights on exported traces.",
     "tune": "Search the five agent parameters.",
 }
 

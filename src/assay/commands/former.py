@@ -9,7 +9,6 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from assay.datasets import SPLITS
 from assay.deployment.settings import PoolSettings
-from assay.optimizers.finetuning.settings import ALGORITHMS, SFTSettings
 from assay.runs.settings import (
     AdvanceSettings,
     CompileSettings,
@@ -24,21 +23,17 @@ from assay.runs.settings import (
     RunSettings,
     SimulateSettings,
     StartSettings,
-    TrainSettings,
     TuneSettings,
 )
 from assay.support.options import Flag, OneOf, Option, Pair, Parse, Positive, option_of
 from assay.support.settings import Setting, members_of_type, settings_of
 
-_NOT_OF_TRAIN = ("algorithm", "cache")  # the command's own name; a policy in training is never answered from a cache
 _UNSIZED = ("judge audit", "judge drift", "judge fidelity", "judge score")  # they read all labels
 FORMER_COMMANDS: dict[str, tuple[type[Any], ...]] = {
     "compile": (CompileSettings,),
     "run": (RunSettings,),
     "tune": (TuneSettings, ImpactSettings),
     "improve": (ImproveSettings,),
-    "train sft": (SFTSettings,),
-    **{f"train {algorithm}": (TrainSettings,) for algorithm in ALGORITHMS},
     "judge compile": (JudgeCompileSettings,),
     "judge audit": (JudgeAuditSettings,),
     "judge score": (JudgeScoreSettings,),
@@ -64,8 +59,7 @@ def former_options(command: str) -> dict[str, Option]:
     options = {name: _as_option(setting) for name, setting in settings.items()}
     if sized:
         options |= {key: option_of(key, Positive, None) for key in _size_keys(command, settings)}
-    hidden: Sequence[str] = _NOT_OF_TRAIN if command.startswith("train ") else ()
-    return {name: option for name, option in options.items() if name not in hidden}
+    return options
 
 
 def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
@@ -74,7 +68,7 @@ def _size_keys(command: str, settings: Mapping[str, Setting]) -> Sequence[str]:
         return ()
     if "split" in settings:
         return ("size",)
-    return [f"{split}_size" for split in SPLITS if split != "gate" or not command.startswith("train ")]
+    return [f"{split}_size" for split in SPLITS]
 
 
 def _as_option(setting: Setting) -> Option:

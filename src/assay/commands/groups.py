@@ -25,6 +25,14 @@ else:
 class NoJson(Settings):
     """Output of a command that changes something and reports a line."""
 
+    @property
+    def speaks(self) -> bool:
+        """Whether the report is shown."""
+        return True
+
+    def begin(self, stdout: Any) -> None:
+        """What is done before the command; `stdout` is standard output if it is JSON. May end the process."""
+
     def finish(self, command: Any, report: Any) -> None:
         """What is done once the report is shown; raises where it ends the command with an error."""
 

@@ -37,6 +37,7 @@ from assay.support.settings import LARGEST_SEED, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+S = TypeVar("S", bound="Settings")
 _SIGNS = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
 _RULES = {"sequence_str": "a list of texts", "finite_number": "a finite number"}  # kinds of errors of pydantic
 _LONGEST = 200  # characters of a value in a message
@@ -130,6 +131,11 @@ class Settings:
     def of_file(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those settings of the project file that hold beside the ones given on the command line."""
         return stored
+
+    def part(self, kind: type[S]) -> S:
+        """The settings of one of the classes that this one inherits, as an object of it."""
+        listed: Any = kind
+        return kind(**{name: getattr(self, name) for name in options_of(listed)})
 
     def changed(self, *names: str) -> list[str]:
         """Those of the named settings whose values are not the defaults."""

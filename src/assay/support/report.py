@@ -3,12 +3,14 @@
 Texts name settings in backticks, see `assay.errors.spoken`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from assay.support.reprs import ReportRepr
 from assay.support.values import json_value
+
+Words = Callable[[str], str]  # changes notes; the command line puts its flags into them, in place of Python arguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,6 @@ from assay.runs.settings.traces import (
     OfRunSettings,
     StoredJudgeSettings,
 )
-from assay.runs.settings.train import TrainSettings
 from assay.runs.settings.tune import ImpactSettings, TuneSettings
 
 __all__ = [
@@ -54,6 +53,5 @@ __all__ = [
     "StartSettings",
     "StoredJudgeSettings",
     "SuiteSettings",
-    "TrainSettings",
     "TuneSettings",
 ]
