@@ -33,6 +33,7 @@ from typing import get_type_hints as types_of
 from annotated_types import BaseMetadata, Ge, Gt, Le
 
 from assay.errors import ConfigError
+from assay.support.meant import keyword_hint
 from assay.support.settings import LARGEST_SEED, nearest
 
 P = ParamSpec("P")
@@ -165,8 +166,8 @@ def function_of(command: Callable[P, Command[R]], name: str) -> Callable[P, R]:
 
     def call(*args: P.args, **values: P.kwargs) -> R:
         if unknown := [key for key in values if key not in known]:
-            near = nearest(unknown[0], known)
-            hint = f"Did you mean {near!r}?" if near else f"It takes {', '.join(known)}."
+            near = keyword_hint(unknown[0], known)
+            hint = f"Did you mean {near}?" if near else f"It takes {', '.join(known)}."
             raise TypeError(f"{name}() got an unexpected keyword {unknown[0]!r}. {hint}")
         try:
             inspect.signature(call).bind(*args, **values)
