@@ -103,7 +103,8 @@ def _arguments(words: str, config: Mapping[str, Any]) -> Iterator[str]:
             values["program"] = None if config.get("agent") else values["program"]
         else:
             values["program"] = config.get("program")
-    for option in options_of(command_class(words)).values():
+    options = options_of(command_class(words)).values()
+    for option in sorted(options, key=lambda option: (not option.positional, not option.required)):
         value = values.get(option.name)
         unset = DEFAULT_MODEL if option.name == "model" else option.default
         if not option.flag.shown or option.name in fixed or value is None or value in (unset, [], {}):
