@@ -112,7 +112,7 @@ def test_a_comparison_has_the_models_of_each_side(job: dict[str, Any]) -> None:
 
 def test_the_pages_name_the_models_and_that_of_one_model_does_not_change(job: dict[str, Any]) -> None:
     report = assay.evaluate(Parts(plan=own("mine/planner")), **job)
-    assert "mine/planner" in write_evaluation_page("own.html", report, program="Parts", store="s.db").read_text()
+    assert "mine/planner" in write_evaluation_page("own.html", report, store="s.db").read_text()
     plain = assay.evaluate(Parts(), **job)
     assert models_text(plain.to_dict()) == ""
     with Store("s.db") as store:

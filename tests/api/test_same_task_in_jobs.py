@@ -229,7 +229,7 @@ def test_all_rows_are_scored_and_the_score_is_not_held_out(job: dict[str, Any], 
     again = assay.evaluate("p.py:P", data="d.csv", split="test", **job).to_dict()
     assert (again["test_openings"], again["held_out"]) == ({"this_job": 1, "this_store": 2}, True)
     assert {split for split in rollouts_by_split("s.db") if split} == {"train", "val", "gate", "test"}
-    page = write_evaluation_page("page.html", report, program="p.py:P", store="s.db")
+    page = write_evaluation_page("page.html", report, store="s.db")
     assert "not held out" in Path(page).read_text()
 
 

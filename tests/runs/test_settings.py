@@ -181,13 +181,14 @@ def test_the_nearest_valid_name_is_found() -> None:
 def test_choices_defined_twice_are_equal() -> None:
     from assay.commands.export import Export
     from assay.judges.quality.agreement import MEASURES
-    from assay.optimizers.finetuning.settings import RETURNS
+    from assay.optimizers.finetuning.settings import PolicySettings
     from assay.runs.settings.judge import MEASURES as SETTINGS_MEASURES
     from assay.support.options import options_of
     from assay.traces.credit import RETURNS as CREDIT_RETURNS
     from assay.traces.store import sealing
 
-    assert set(RETURNS) == set(CREDIT_RETURNS) == set(options_of(Export)["returns"].choices)
+    choices = (set(options_of(kind)["returns"].choices) for kind in (Export, PolicySettings))
+    assert [*choices] == [set(CREDIT_RETURNS)] * 2
     assert SETTINGS_MEASURES == MEASURES
     assert sealing.DEFAULT_SALT == DEFAULT_SALT
 

@@ -4,6 +4,7 @@ The command line reads it; Python functions use it only through `assay.project_s
 else's, or that sends keys or data to another host, must be trusted (`assay.sources.trust`).
 """
 
+import functools
 import os
 import re
 import tomllib
@@ -172,14 +173,16 @@ def _forms(option: Option | None, value: Any) -> list[Any]:
         return [value]
 
 
-def commands_with_settings() -> list[str]:
+@functools.cache
+def commands_with_settings() -> Sequence[str]:
     """The commands that take settings from the file, by their words."""
     from assay.commands.former import FORMER_COMMANDS
 
     return [*FORMER_COMMANDS, *(words for words in (*COMMANDS, *SHORT_FORMS) if _options(words))]
 
 
-def _options(command: str) -> dict[str, Option]:
+@functools.cache
+def _options(command: str) -> Mapping[str, Option]:
     """The options that a command takes from the file, by key."""
     if command not in {*COMMANDS, *SHORT_FORMS}:
         from assay.commands.former import former_options  # they load all settings classes
@@ -233,11 +236,17 @@ def _located(folder: Path, is_path: bool, value: Any) -> Any:
     return f"{folder / name}{colon}{suffix}" if (folder / name).exists() else value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _tables(path, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProjectError(f"{path} cannot be read: {error}") from error
+
+
+@functools.lru_cache(maxsize=4)  # help about an unknown option asks for the settings of every command
+def _tables(path: Path, text: str) -> Mapping[str, Any]:
+    """The tables of a project file, checked."""
+    tables = tomllib.loads(text)
     commands = tuple(dict.fromkeys(name.split()[0] for name in commands_with_settings()))
     for name, table in tables.items():
         if not isinstance(table, dict):
