@@ -107,11 +107,6 @@ def reason_option() -> Decorator:
     return click.option("--reason", default="", help="Reason, stored in the history.")
 
 
-def key_option(help: str, variable: str, flag: str = "--key", *, required: bool = False) -> Decorator:
-    """A secret: from the command line or an environment variable, never stored and no setting."""
-    return click.option(flag, envvar=variable, required=required, help=help)
-
-
 def trust_option() -> Decorator:
     """`--trust`: permanently trust the artifacts that the command loads."""
 

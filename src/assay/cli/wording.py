@@ -22,7 +22,6 @@ _OPPOSITES = {
     "preflight": "no_preflight",
     "portable": "no_portable",
     "demos": "without_demos",
-    "scale": "no_scale",
 }
 
 
