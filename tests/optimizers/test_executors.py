@@ -168,7 +168,7 @@ def test_mean_result_matches_hand_calculation() -> None:
 def test_unpicklable_programs_are_refused(local_settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs the model by its name"):
         assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **local_settings)
-    with pytest.raises(ConfigError, match="executor='mpi' must be one of threads, ray"):
+    with pytest.raises(ConfigError, match="executor: must be one of threads, ray, not 'mpi'"):
         assay.evaluate("math_qa", model="openai/m", executor="mpi", **local_settings)
 
 
