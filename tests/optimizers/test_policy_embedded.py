@@ -209,15 +209,14 @@ def test_old_and_new_weights_are_compared_with_the_program(
     trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
-    comparison = compare_models(
-        "math_qa",
-        rubric="math_qa",
-        data=DATA,
-        models=(embedded, f"{embedded}+two-steps"),
-        sizes={"test": 2},
-        parameters={"max_steps": 2},
-        store="c.db",
-    )
+    settings = {
+        "rubric": "math_qa",
+        "data": DATA,
+        "sizes": {"test": 2},
+        "parameters": {"max_steps": 2},
+        "store": "c.db",
+    }
+    comparison = compare_models("math_qa", (embedded, f"{embedded}+two-steps"), settings)
     assert set(comparison) == {"greedy", "sampled"}
     for result in comparison.values():
         assert (result["before"]["n"], result["after"]["n"]) == (2, 2)

@@ -84,7 +84,7 @@ def test_model_in_training_cannot_be_its_own_judge(embedded: str, tmp_path: Path
                 **SMALL,
             )
         with pytest.raises(ConfigError, match="would learn to satisfy itself"):
-            check_comparison("math_qa", rubric="nice.yaml", data=DATA, model=embedded, **judge)
+            check_comparison("math_qa", {"rubric": "nice.yaml", "data": DATA, "model": embedded, **judge})
         with pytest.raises(ConfigError, match="would learn to satisfy itself"):
             assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
 

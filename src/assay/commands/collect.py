@@ -119,9 +119,14 @@ class Collect(Reported, Trusting, InStore, StagedJob, OneSplit):
                 hint="Set them there",
             )  # fmt: skip
         if self.temperatures:
-            turns = [{**turn, "temperature": value} for turn in self.over or [{}] for value in self.temperatures]
+            turns = [{**turn, "temperature": value} for turn in self.turns or [{}] for value in self.temperatures]
             object.__setattr__(self, "over", turns)
             object.__setattr__(self, "temperatures", ())
+
+    @property
+    def turns(self) -> list[Mapping[str, Any]]:
+        """Agent parameters of the rollouts of a task, in turn."""
+        return [turn for turn in self.over if not isinstance(turn, str)]
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -235,10 +240,10 @@ class _Collection:
         """The program for the `sample`-th rollout of every task, with its parameters from `over`."""
         from assay.programs.isolation import copied
 
-        recorded, over = self.job.recorded.another(sample), self.config.over
-        if over:
+        recorded, turns = self.job.recorded.another(sample), self.config.turns
+        if turns:
             recorded.program = copied(recorded.program)
-            recorded.set_parameters(over[sample % len(over)])
+            recorded.set_parameters(turns[sample % len(turns)])
         recorded.group = self.job.run_id
         return recorded
 

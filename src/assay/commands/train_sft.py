@@ -100,7 +100,8 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
             # refused before a run is stored or a model is asked
             read_sft(self.export, min_quality=self.min_quality, eval_fraction=self.eval_fraction, seed=self.seed)
             if self.program is not None:
-                check_comparison(self.program, model=self.model, seed=self.seed, progress=progress, **measured)
+                settings_before = {**measured, "model": self.model, "seed": self.seed}
+                check_comparison(self.program, settings_before, progress=progress)
         named = {name: None if getattr(self, name) is None else str(getattr(self, name)) for name in _NAMES}
         stored = {name: value for name, value in measured.items() if name != "store"}
         config = {**asdict(settings), **stored, **named, "algorithm": "sft"}
@@ -108,9 +109,9 @@ class TrainSFT(Reported, Trusting, InStore, SFTSettings, JudgeModel, ProgramExec
             report = sft.train_sft(self.export, self.name, settings, resume=self.resume, progress=progress, log=run.log)
             if self.program is not None and report.name and not rank():
                 report.validation[self.program] = compare_models(
-                    self.program, models=(self.model, report.name), seed=self.seed, progress=progress,
+                    self.program, (self.model, report.name),
+                    {**measured, "seed": self.seed, "progress": progress, "preflight": True},
                     on_open=lambda opened: report.test_openings.update({str(self.program): opened.to_dict()}),
-                    **{key: value for key, value in measured.items() if key != "preflight"},
                 )  # fmt: skip
             run.keep(report.to_dict())
         return report
@@ -123,9 +124,7 @@ _OF_PROGRAM = (
 )
 
 
-def check_comparison(
-    program: str, *, store: str | Path | None = None, progress: "Progress | None" = None, **options: Any
-) -> None:
+def check_comparison(program: str, settings: Mapping[str, Any], *, progress: "Progress | None" = None) -> None:
     """Checks before a training what `compare_models` needs after it: data, rubric, program, and each model once.
 
     Raises:
@@ -139,9 +138,9 @@ def check_comparison(
     from assay.runs.preflight import checked
     from assay.runs.unused import unused_settings
 
-    rubric, data = options.pop("rubric"), options.pop("data")
-    settings = {name: value for name, value in options.items() if name not in ("samples", "trust")}
-    config = program_settings(_Comparison, full_name(program), rubric, data, None, settings)
+    rubric, data, store = settings["rubric"], settings["data"], settings.get("store")
+    options = {name: value for name, value in settings.items() if name in options_of(_Comparison)}
+    config = program_settings(_Comparison, full_name(program), rubric, data, None, options)
     independent(rubric, config.judge_model, config.model_name)
     with open_job(
         config, program=config.program, rubric=rubric, progress=default_progress(progress), store=store,
@@ -152,8 +151,8 @@ def check_comparison(
 
 
 def compare_models(
-    program: str, *, rubric: str | Path, models: tuple[str, str], parameters: Mapping[str, Any] | None = None,
-    on_open: "Callable[[Openings], Any] | None" = None, **options: Any,
+    program: str, models: tuple[str, str], settings: Mapping[str, Any], *,
+    on_open: "Callable[[Openings], Any] | None" = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Compares a program under two models on the sealed test split.
 
@@ -162,17 +161,17 @@ def compare_models(
 
     Args:
         models: before and after, by name.
+        settings: the other settings of `evaluate`.
         on_open: called after each run with the number of openings of the test split.
-        options: the other settings of `evaluate`.
     """
     from assay.optimizers.finetuning.comparison import MODES, compared
     from assay.runs.independence import independent
     from assay.traces.records import new_id
 
-    independent(rubric, options.get("judge_model"), models[1])
-    results, common = {}, {"rubric": rubric, "split": "test", "opens_as": f"compare-{new_id()[:12]}", **options}
+    independent(settings["rubric"], settings.get("judge_model"), models[1])
+    results, common = {}, {"split": "test", "opens_as": f"compare-{new_id()[:12]}", **settings}
     for mode in MODES:
-        common["parameters"] = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
+        common["parameters"] = {**settings.get("parameters", {}), **({"temperature": 0.1} if mode == "greedy" else {})}
         before, after = (evaluate(program, model=model, **common) for model in models)
         if on_open is not None and after.openings is not None:
             on_open(after.openings)
